@@ -38,7 +38,7 @@ BREAKS = (
     Break("plan/cluster/mpi.py", "world.rank % nodes if round_robin else", "world.rank % nodes if not round_robin else", "unit/cluster"),
     # the workers of a node
     Break("launcher/decide/node/teardown.py", "deadline = at + state.policy.grace_period", "deadline = at", "unit/supervise"),
-    Break("launcher/decide/node/teardown.py", "in_debugger = state.debugger if", "in_debugger = frozenset() if", "unit/supervise"),
+    Break("launcher/decide/node/teardown.py", "in_debugger = state.terminal_holder if", "in_debugger = frozenset() if", "unit/supervise"),
     Break("launcher/decide/first_failure.py", "key=lambda end: (failed_at(end), end.rank)", "key=lambda end: end.rank", "unit/supervise"),
     Break("launcher/decide/first_failure.py", "end.stopped_at is not None and raised_at < end.stopped_at", "False", "unit/supervise"),
     # the job
@@ -46,7 +46,7 @@ BREAKS = (
     Break("launcher/decide/job/ending.py", "len(state.members) < policy.min_nodes", "len(state.members) <= policy.min_nodes", "unit/supervise"),
     Break("launcher/decide/job/ending.py", "return exitcodes.of_signal(state.signum)", "return exitcodes.OK", "unit/supervise"),
     Break("launcher/decide/job/limits.py", "if at - since < limit or", "if at - since > limit or", "unit/supervise"),
-    Break("launcher/decide/job/restarts.py", 'return "" if follows(failure) else failure.host', "return failure.host", "unit/supervise"),
+    Break("launcher/decide/job/restarts.py", 'return "" if follows_another(failure) else failure.host', "return failure.host", "unit/supervise"),
     Break("launcher/decide/job/restarts.py", "if reached > self.best_step:", "if reached >= self.best_step:", "unit/supervise"),
     # leases, and nodes that are lost
     Break("launcher/decide/job/step.py", "not_before(renewed_at + state.policy.lease)", "not_before(renewed_at)", "unit/supervise"),

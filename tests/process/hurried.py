@@ -9,6 +9,6 @@ from ddplaunch.launcher.start import node
 
 if __name__ == "__main__":
     node._AT_REST = 0.5
-    vars(import_module("ddplaunch.launcher.decide.job.limits"))["NOTICED"] = 2.0
+    vars(import_module("ddplaunch.launcher.decide.job.limits"))["IDLE_LINE_AFTER"] = 2.0
     vars(import_module("ddplaunch.launcher.node.ended_scripts"))["PATIENCE"] = 2.0
     main()

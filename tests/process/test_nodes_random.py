@@ -65,7 +65,9 @@ class Bed:
             run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,),
         )  # fmt: skip
         reporter = Reporter(spec, Stderr(put=self.said.append, put_last=self.said.append), time.time)
-        self.coordinator = Coordinator(self.loop, job.begin(policy, self.loop.now(), 1), draft, JobReporter(reporter))
+        self.coordinator = Coordinator(
+            self.loop, job.first_state(policy, self.loop.now(), 1), draft, JobReporter(reporter)
+        )
         self.agents = Incoming(self.loop, terms, self.coordinator, self.said.append).agents
         own = self.agents.add_own(Hello(0, "here", 1, "gloo", "", "127.0.0.1", FACTS))
         self.coordinator.add_own_agent(self.take, own, self.agents)

@@ -15,7 +15,7 @@ import pytest
 
 from ddplaunch.launcher.look.inspection import Inspection
 from ddplaunch.launcher.look.recorder import read_arrivals
-from ddplaunch.launcher.look.take import Target, take
+from ddplaunch.launcher.look.stacks import Target, capture_stacks
 from ddplaunch.record.seen import Sample
 from ddplaunch.record.seen.merge import where
 from ddplaunch.system.loop.loop import Loop
@@ -89,7 +89,7 @@ def _taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     loop = Loop()
     inspection = Inspection(loop, "here", {}, lambda _rank: "")
     answers: list[list[Sample]] = []
-    inspection.capture(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), made=tuple)
+    inspection.capture(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), convert=tuple)
     while not answers:
         loop.run_once()
     assert not loop.asked_pids
@@ -119,7 +119,7 @@ def test_threads_are_told_apart_from_the_main_one(workers, taken):
 
 
 def test_no_worker_is_missing_when_the_time_is_up():
-    (sample,) = take([Target(0, os.getpid(), None)], until=time.monotonic() - 1)
+    (sample,) = capture_stacks([Target(0, os.getpid(), None)], until=time.monotonic() - 1)
     assert sample.state
 
 
@@ -128,9 +128,9 @@ def test_one_who_asks_waits_for_another_who_asks_already(workers):
     targets = [Target(worker.rank, worker.pid, worker.stacks)]
     with open(f"/proc/self/fd/{worker.stacks}", "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        (sample,) = take(targets, until=time.monotonic() + 0.05)
+        (sample,) = capture_stacks(targets, until=time.monotonic() + 0.05)
         assert sample.state.startswith("it does not answer")
-    (sample,) = take(targets, until=time.monotonic() + LIMIT)
+    (sample,) = capture_stacks(targets, until=time.monotonic() + LIMIT)
     assert re.fullmatch(SLEEPING, where(sample, str(PROGRAM.parent)))
 
 
@@ -173,7 +173,7 @@ def test_a_worker_that_moves_the_offset_of_its_memory_file_hides_no_stack_but_it
     mover.start()
     try:
         targets = [Target(worker.rank, worker.pid, worker.stacks) for worker in (moved, other)]
-        found = take(targets, until=time.monotonic() + 3)
+        found = capture_stacks(targets, until=time.monotonic() + 3)
     finally:
         has_ended.set()
         mover.join()
@@ -185,7 +185,7 @@ def test_a_worker_that_moves_the_offset_of_its_memory_file_hides_no_stack_but_it
 def test_what_fails_with_one_worker_keeps_no_other_from_being_asked(workers):
     other = workers["computes"]
     targets = [Target(0, os.getpid(), 1 << 20), Target(other.rank, other.pid, other.stacks)]
-    failed, found = take(targets, until=time.monotonic() + LIMIT)
+    failed, found = capture_stacks(targets, until=time.monotonic() + LIMIT)
     assert failed.state == "its stack cannot be read (FileNotFoundError)"
     assert re.fullmatch(CASES["computes"], where(found, str(PROGRAM.parent)))
 

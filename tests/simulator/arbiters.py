@@ -45,7 +45,7 @@ class Reporter:
     def __getattr__(self, _name: str) -> Any:
         return lambda *_, **__: None
 
-    def ended(self, _findings: Any) -> tuple[str, None]:
+    def report_end(self, _findings: Any) -> tuple[str, None]:
         return "", None
 
 
@@ -63,7 +63,7 @@ class Arbiter(Coordinator):
         self.refused: set[int] = set()  # machines for which the job had no place
         self.runs: list[Run] = []
         self.began: dict[int, float] = {}  # when, by the number of the generation
-        state = job.begin(scenario.policy, process.now(), first_term(self.world.now))
+        state = job.first_state(scenario.policy, process.now(), first_term(self.world.now))
         super().__init__(cast(Any, process), state, _DRAFT, cast(Any, Reporter(self)))
         terms = Terms(
             keepalive=Keepalive(max_nodes=scenario.policy.max_nodes, timeout=scenario.heartbeat_timeout),
@@ -148,7 +148,7 @@ class Arbiter(Coordinator):
                 self._tell(id, status)
             case job.Release(id, signum):
                 self._tell(id, exitcodes.of_signal(signum))
-            case job.LetGo(id):
+            case job.LeaveBehind(id):
                 self._tell(id, exitcodes.NODE_LOST)
         super()._carry_out(action)
 

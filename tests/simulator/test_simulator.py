@@ -83,9 +83,9 @@ def without_wait(of_state, _lost):
     return of_state
 
 
-def at_once(policy, at, first_term, begin=job.begin):
+def at_once(policy, at, first_term, begin=job.first_state):
     began = begin(policy, at, first_term)
-    return replace(began, rendezvous=replace(began.rendezvous, alone_at=at))
+    return replace(began, rendezvous=replace(began.rendezvous, earliest_if_incomplete=at))
 
 
 def number_alone(generation, at, *, after=-1, after_term=-1, following=restarts.Generation.next):
@@ -99,7 +99,7 @@ def last_written(storage):
 BREAKS: dict[str, tuple[Scenario, Any, str, Any, str]] = {
     "no generation waits for a lease": (
         of("command", Fault(20.0, "reset", 2), slow=(2,), grace_period=30.0),
-        *(step_of_job, "_after_lease", without_wait, "no two generations have living workers"),
+        *(step_of_job, "_wait_for_lease", without_wait, "no two generations have living workers"),
     ),
     "no agent ends its workers when their lease is over": (
         of("by hand", CUT, slow=(2,), grace_period=30.0),
@@ -111,11 +111,16 @@ BREAKS: dict[str, tuple[Scenario, Any, str, Any, str]] = {
     ),
     "a node 0 that is back begins without those that follow the one before": (
         of("by hand", replace(CUT, at=19.9), KILLED, BACK, program="ignores", grace_period=30.0),
-        *(job, "begin", at_once, "no two generations have living workers"),
+        *(job, "first_state", at_once, "no two generations have living workers"),
     ),
     "a spare counts as one that was there": (
         of("by hand", replace(CUT, machine=1, at=19.9), KILLED, BACK, spares=1, program="ignores", grace_period=30.0),
-        *(state, "are_all", lambda policy, members: len(members) >= policy.most_running, "no two generations have"),
+        *(
+            state,
+            "have_all_workers",
+            lambda policy, members: len(members) >= policy.most_running,
+            "no two generations have",
+        ),
     ),
     "a node 0 that is back counts generations anew": (
         of("by hand", KILLED, BACK),

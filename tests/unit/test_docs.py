@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cli.main import application
-from ddplaunch.launcher.decide.job.restarts import SHORT_LIFE, pause
+from ddplaunch.launcher.decide.job.restarts import SHORT_LIFE, pause_after
 from ddplaunch.launcher.decide.node import CAUSE_TIMEOUT, KILL_TIMEOUT
 from ddplaunch.launcher.decide.node.teardown import HANG_GRACE
 from ddplaunch.launcher.job.messages import ToAgent, ToCoordinator
@@ -69,7 +69,7 @@ NUMBERS = [
     ("guides/one-machine.md", f"at most {ROOM >> 30} GiB"),
     ("guides/stopping-and-restarting.md", f"the grace period, {default('grace_period'):g} s unless"),
     ("guides/stopping-and-restarting.md", f"A start that fails within {SHORT_LIFE:g} seconds"),
-    ("guides/stopping-and-restarting.md", f"doubling up to {pause(99):g} s"),
+    ("guides/stopping-and-restarting.md", f"doubling up to {pause_after(99):g} s"),
 ]
 
 ABOUT_THE_CODE = ["CONTRIBUTING.md", "docs/design/architecture.md"]  # whose paths are those of modules

@@ -63,11 +63,11 @@ def first_failure(exits: Sequence[WorkerExit], raised: Mapping[int, WorkerError]
     complete = [
         replace(end, error=errors[end.rank]) if end.error is None and end.rank in errors else end for end in exits
     ]
-    candidates = [end for end in complete if failed_itself(end) or ended_otherwise(end)]
-    uncertain: WorkerExit | None = None  # the first that we had asked to end, but that ended otherwise
-    following: WorkerExit | None = None  # the first that failed by its peers
+    candidates = [end for end in complete if failed_itself(end) or ended_by_another_signal(end)]
+    uncertain: WorkerExit | None = None  # the first that we had asked to end, but that another signal ended
+    following: WorkerExit | None = None  # the first that failed because a peer had ended
     for end in sorted(candidates, key=lambda end: (failed_at(end), end.rank)):
-        if follows(end):
+        if follows_another(end):
             following = following or end
         elif failed_itself(end):
             return end  # without searching the texts of all later failures
@@ -89,8 +89,8 @@ def failed_at(end: WorkerExit) -> float:
     return end.error.at if end.error and end.error.at is not None else end.at
 
 
-def ended_otherwise(end: WorkerExit) -> bool:
-    """Whether a worker that we asked to end was ended by something else, such as the kernel's SIGKILL.
+def ended_by_another_signal(end: WorkerExit) -> bool:
+    """Whether a worker that we asked to end was ended by a signal that we did not send, such as the kernel's SIGKILL.
 
     A killed process closes its connections before the agent can see its end, and with a GPU that takes a while: its peers may
     have failed by then, and we have begun to stop all.
@@ -98,7 +98,7 @@ def ended_otherwise(end: WorkerExit) -> bool:
     return end.stopped_with is not None and end.signal in _NOT_BY_A_STOP and end.signal != end.stopped_with
 
 
-def follows(failure: WorkerExit | WorkerError) -> bool:
+def follows_another(failure: WorkerExit | WorkerError) -> bool:
     """Whether a worker failed because another one has ended or hangs, by the text of its failure."""
     if isinstance(failure, WorkerExit) and failure.error is None and failure.signal not in (None, SIGABRT):
         return False  # whatever it printed before, it did not end by an exception
@@ -122,8 +122,8 @@ def searchable(text: str) -> str:
 
 
 def failure_status(first: WorkerExit) -> int:
-    """Return the status that a first failure stands for, never 0: 1 if it had raised and was then stopped by us."""
-    if first.stopped_with is None or ended_otherwise(first):
+    """Return the status that a first failure gives the job, never 0: 1 for a worker that had raised and that we then stopped."""
+    if first.stopped_with is None or ended_by_another_signal(first):
         return first.status or 1
     return first.code or 1
 

@@ -57,7 +57,7 @@ class Console:
         if len(bars) < len(before):
             self._bar_feed.update(self._loop.now())  # at once, since one may now come as a line
         elif bars != before:
-            self._bar_feed.changed(self._loop.now())
+            self._bar_feed.note_change(self._loop.now())
 
     def forget_bars(self, host: HostConnection) -> None:
         """Show no progress bars of this host any more."""

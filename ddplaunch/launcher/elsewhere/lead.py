@@ -133,7 +133,7 @@ class Lead:
             has_lease=allocation.is_elastic,
         )
         self.coordinator = Coordinator(
-            loop, job.begin(policy, loop.now(), first_term(time.time())), inputs.draft, JobReporter(self.reporter)
+            loop, job.first_state(policy, loop.now(), first_term(time.time())), inputs.draft, JobReporter(self.reporter)
         )
         terms = Terms(
             keepalive=Keepalive.of(spec, most),
@@ -261,7 +261,7 @@ class Lead:
             self.context.make_folder(plan)
             assert self.context.folder is not None
         self._report_generation()
-        self.reporter.use(plan, self.context.folder)
+        self.reporter.use_plan(plan, self.context.folder)
         self._unreported = generation
 
     def _report_generation(self) -> None:
@@ -301,7 +301,7 @@ class Lead:
         """Say what there is to be said of generations, pauses and the folder, of which it is known later where it lies."""
         if self.context.folder is not None and self.context.folder.is_settled:
             self._report_generation()
-        self.reporter.paused(self._loop.clock.pause)
+        self.reporter.report_pause(self._loop.clock.pause)
         self.reporter.report_folder()
 
     def close(self) -> None:

@@ -239,7 +239,7 @@ class Coordinator:
                 members=self._members_at_work,
                 ask=self.questions.ask,
                 offset=lambda id: (0.0, 0.0) if self._agents is None else self._agents.connections.offset(id),
-                report=self._reporter.straggler,
+                report=self._reporter.report_straggler,
                 warn=self._reporter.print,
                 keep=self._reporter.keep_collectives,
             )
@@ -287,22 +287,22 @@ class Coordinator:
             case job.Refuse(id, reason, status, hint, unfit):
                 self.refuse(id, reason, status, hint)
                 if unfit is not None:
-                    self._reporter.left_out(unfit, reason, self.state.policy.names)
+                    self._reporter.report_left_out(unfit, reason, self.state.policy.names)
             case job.Release(id, signum):
                 self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)
-            case job.LetGo(id, text):
+            case job.LeaveBehind(id, text):
                 self._order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
             case job.Drop(id) if self._agents is not None:
                 self._agents.connections.drop(id)
             case job.ReportFailure(wait):
-                self._explainer.explain_end(self.state, lambda findings: self._reporter.failed(findings, wait))
+                self._explainer.explain_end(self.state, lambda findings: self._reporter.report_failure(findings, wait))
             case job.Print(text):
                 self._reporter.print(text)
-            case job.NameIdle(seconds):
+            case job.PrintIdle(seconds):
                 self._report_idle(seconds)
-            case job.NameProgress(seconds):
-                self._reporter.progress_again(seconds)
+            case job.PrintProgress(seconds):
+                self._reporter.report_progress(seconds)
             case job.EndJob(status, error, requeue, hint):
                 advice = f"hint: {hint}" if hint else _NOT_MET_HINT
                 if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
@@ -313,7 +313,7 @@ class Coordinator:
     def _report_idle(self, seconds: float) -> None:
         """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
         if self.stragglers is None:
-            self._reporter.idle(seconds, "")
+            self._reporter.report_idle(seconds, "")
             return
         from ddplaunch.launcher.job.questions import Asker
         from ddplaunch.launcher.job.straggler_check import ON_THE_WAY, WITHIN
@@ -321,7 +321,7 @@ class Coordinator:
 
         samples: list[Sample] = []
         named_at = self.state.idleness.printed_at
-        guard = partial(expendable, failed=lambda _why: self._reporter.idle(seconds, ""))
+        guard = partial(expendable, failed=lambda _why: self._reporter.report_idle(seconds, ""))
 
         def answered(member: Member, answer: Answer) -> None:
             if isinstance(answer, NodeStacks):
@@ -329,7 +329,7 @@ class Coordinator:
 
         def explained(found: Whereabouts) -> None:
             if self._members_at_work() and self.state.idleness.progress_at <= named_at:
-                self._reporter.idle(seconds, found.what)
+                self._reporter.report_idle(seconds, found.what)
 
         def done() -> None:
             guard(lambda: self._explainer.explain_hang(samples, explained))
@@ -466,7 +466,7 @@ class Coordinator:
             if not findings.error:  # which explains the end better than the pace of the workers
                 story, found = self._reporter.story, self.stragglers
                 story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
-        text, outcome = self._reporter.ended(findings)
+        text, outcome = self._reporter.report_end(findings)
         state = findings.state
         status, why = outcome or (status, state.why.value if state.why is not None else "failed")
         self._has_ended = True

@@ -49,7 +49,7 @@ class Explainer:
     def explain_end(self, state: job.State, report: Callable[[Findings], None]) -> None:
         """Call `report` once it is known where the workers were, and, where the cluster may be ending the job, why."""
         self.report_now()
-        question, known = self._reporter.question(state), Findings(state=state, traces=self._traces)
+        question, known = self._reporter.cluster_question(state), Findings(state=state, traces=self._traces)
 
         def explained(found: Whereabouts) -> None:
             findings = replace(known, found=found)

@@ -51,7 +51,7 @@ def coordinate_if_here(
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    state = job.begin(_policy(request), loop.now(), first_term(time.time()))
+    state = job.first_state(_policy(request), loop.now(), first_term(time.time()))
     coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter))
     agents = _listen_if_here(request, coordinator, reporter, loop)
     if agents is None:

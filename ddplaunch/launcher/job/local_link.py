@@ -89,7 +89,7 @@ def job_policy(
 
 def coordinate_alone(spec: JobSpec, draft: Plan, loop: Loop, reporter: Reporter) -> Link:
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
-    state = job.begin(job_policy(spec, 1, 1), loop.now(), first_term(time.time()))
+    state = job.first_state(job_policy(spec, 1, 1), loop.now(), first_term(time.time()))
     coordinator = Coordinator(loop, state, draft, JobReporter(reporter))
     link = LocalLink(loop, coordinator)
     coordinator.add_own_agent(

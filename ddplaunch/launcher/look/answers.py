@@ -111,7 +111,7 @@ def _state(worker: RunningWorker | None, kernel: str, debugged: bool) -> tuple[s
 
 
 def stacks(samples: Sequence[Sample], *, threads: bool) -> Answer:
-    """Return where the workers are; without `threads`, or where those of all are too many, by their main threads alone."""
+    """Return where the workers are; without `threads`, or if all threads make too long an answer, by their main threads alone."""
     answer = _bounded(NodeStacks.of(samples, threads=threads))
     return _bounded(NodeStacks.of(samples, threads=False)) if isinstance(answer, NoAnswer) and threads else answer
 
@@ -125,7 +125,7 @@ def arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> Answe
 
 
 def _bounded(answer: Answer) -> Answer:
-    """Return the answer, if it is no longer than a frame may be."""
+    """Return the answer, or one that says that it is longer than a frame may be."""
     size = len(encode(answer))
     return answer if size <= LIMIT - _ROOM else NoAnswer(f"has an answer of {size} bytes, more than a message holds")
 

@@ -1,6 +1,6 @@
 """Where workers of this node ask for what a debugger needs: an abstract address that they know, never a port. Decides nothing.
 
-Who asks is known by its process, as the kernel names it. A connection lasts as long as the debugger does. Clients that profile a
+The kernel says which process asks. A connection lasts as long as the debugger does. Clients that profile a
 worker come to it in the same way; they hold nothing, and once a worker has its client the agent has no part in a profile.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from ddplaunch.launcher.decide import node
-from ddplaunch.launcher.look.take import has_file, read_status
+from ddplaunch.launcher.look.stacks import has_file, read_status
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.record.window.requests import Attach, Attached, Profile, Reply, Unreached, reached_within
 from ddplaunch.system.errors import below
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 _BACKLOG = 1024
 _LONGEST = 4096  # bytes of what a worker asks
+_FAILED, _COMES, _LISTENS = b"E", b"A", b"P"  # how a packet of a worker begins: see `_on_packet`
+_DEBUGS, _PROFILES = b"A", b"P"  # the wishes of clients, as the worker gets them
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
 _OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/signals.py
 
@@ -53,13 +55,15 @@ class Visitor(Protocol):
 
 
 class _Pending(Struct, frozen=True):
+    """A visitor for whom a worker is to come."""
+
     visitor: Visitor
-    until: float
-    profiles: bool
+    until: float  # then the visitor is refused
+    profiles: bool  # else the visitor debugs
 
 
 class Debuggers:
-    """Takes what workers ask from the moment that it is made."""
+    """The workers of this node that debuggers hold, or that ask for a debugger."""
 
     def __init__(self, loop: Loop, running: Mapping[int, RunningWorker], reporter: Reporter, address: str) -> None:
         """Make ready to listen at this address; `running` are the workers that there are at any time, by rank.
@@ -73,7 +77,7 @@ class Debuggers:
         self._debugpy_ranks: Collection[int] = ()  # of this node
         self._ports: dict[int, tuple[socket.socket, int]] = {}  # of debugpy, with the connection of the worker
         self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
-        self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
+        self._pending: dict[int, _Pending] = {}  # by the rank that is to come
         self._gives_up = loop.timer(None, self._give_up_pending)
         self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
         self._hang_ups = select.epoll()  # of visitors; what they send is the worker's, and not looked at
@@ -105,49 +109,55 @@ class Debuggers:
         self._loop.watch(sock, partial(self._on_packet, sock, rank))
 
     def _on_packet(self, sock: socket.socket, rank: int) -> None:
-        """Take what a worker's debugger says: it wants the terminal, or a client, or listens at a port. Called by the loop."""
+        """Act on what a worker says: it has failed and wants the terminal, comes for a visitor, or listens for debugpy at a port.
+
+        Anything else, or the end of the connection, ends the worker's debugger. Called by the loop.
+        """
         try:
             packet = sock.recv(_LONGEST)
         except BlockingIOError:
             return
         except OSError:
             packet = b""
-        if packet[:1] == b"E" and rank not in self._asking:
+        what, text = packet[:1], packet[1:]
+        if what == _FAILED and rank not in self._asking:
             self._asking[rank] = sock
-            self._loop.post(node.TerminalRequested(rank, below(packet[1:].decode(errors="replace")), self._loop.now()))
-        elif (
-            packet[:1] == b"A"
-            and (pending := self._pending.pop(rank, None)) is not None
-            and (visitor := pending.visitor.hand_over(Attached())) is not None
-        ):
-            with suppress(OSError):  # it has ended, which is read
-                socket.send_fds(sock, [b"P" if pending.profiles else b"A"], [visitor.fileno()])
-            if pending.profiles:
-                visitor.close()
-                self._drop(sock, rank)
-            else:
-                self._attached[rank] = sock, visitor
-                self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)
-                self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
-        elif packet[:1] == b"P" and packet[1:].isdigit() and rank not in self._ports:
-            self._ports[rank] = sock, int(packet[1:])
+            self._loop.post(node.TerminalRequested(rank, below(text.decode(errors="replace")), self._loop.now()))
+        elif what == _COMES and rank in self._pending:
+            self._introduce(sock, rank, self._pending.pop(rank))
+        elif what == _LISTENS and text.isdigit() and rank not in self._ports:
+            self._ports[rank] = sock, int(text)
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
             self._announce()
         else:
             self._drop(sock, rank)
 
+    def _introduce(self, sock: socket.socket, rank: int, pending: _Pending) -> None:
+        """Give a worker the connection of the visitor for whom it comes, unless the visitor has left."""
+        visitor = pending.visitor.hand_over(Attached())
+        if visitor is None:
+            self._drop(sock, rank)
+            return
+        with suppress(OSError):  # the worker has ended, as the next packet says
+            socket.send_fds(sock, [_PROFILES if pending.profiles else _DEBUGS], [visitor.fileno()])
+        if pending.profiles:
+            visitor.close()
+            self._drop(sock, rank)
+        else:
+            self._attached[rank] = sock, visitor
+            self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)
+            self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
+
     def _on_hang_up(self) -> None:
-        """Signal workers whose visitors have left: a worker that runs to a breakpoint would read of that only there."""
-        left = {fd for fd, _ in self._hang_ups.poll(0)}
+        """Signal workers whose visitors have left: a worker that runs to a breakpoint would learn of that only there."""
+        departed = {fd for fd, _ in self._hang_ups.poll(0)}
         for rank, (sock, visitor) in list(self._attached.items()):
-            if visitor.fileno() in left:
-                self._on_packet(sock, rank)  # perhaps it was the worker who left
-                if (
-                    (worker := self._running.get(rank)) is not None
-                    and rank in self._attached
-                    and not _why_deadly(worker)
-                ):
-                    worker.signal(ATTACH_SIGNAL)
+            if visitor.fileno() not in departed:
+                continue
+            self._on_packet(sock, rank)  # perhaps the worker has left: then it is attached no more
+            worker = self._running.get(rank)
+            if worker is not None and rank in self._attached and not _why_deadly(worker):
+                worker.signal(ATTACH_SIGNAL)
 
     def _announce(self) -> None:
         """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
@@ -175,22 +185,22 @@ class Debuggers:
     def lend_terminal(self, rank: int) -> None:
         """Lend the terminal to a worker that has asked for it."""
         if (sock := self._asking.get(rank)) is not None:
-            with suppress(OSError):  # it has ended, which is read
+            with suppress(OSError):  # the worker has ended, as the next packet says
                 socket.send_fds(sock, [b"T"], _TERMINAL)
 
     def refuse_terminal(self, rank: int) -> None:
-        """Let it end without."""
+        """Let a worker that has asked for the terminal end without its debugger."""
         if (sock := self._asking.get(rank)) is not None:
             self._drop(sock, rank)
 
-    def attach(self, asked: Attach | Profile, visitor: Visitor) -> None:
-        """Have a worker come for a client, which is told if that cannot be, or if the worker does not come by."""
-        rank, until = asked.rank, self._loop.now() + reached_within(asked)
+    def attach(self, request: Attach | Profile, visitor: Visitor) -> None:
+        """Have a worker come for a client; tell the client if none can come, or if the worker does not come in time."""
+        rank, until = request.rank, self._loop.now() + reached_within(request)
         if why := self._why_unreachable(rank):
             visitor.refuse(f"rank {rank} {why}")
             return
         self.listen()
-        self._pending[rank] = _Pending(visitor, until, isinstance(asked, Profile))
+        self._pending[rank] = _Pending(visitor, until, isinstance(request, Profile))
         self._gives_up.set_by(until)
         self._running[rank].signal(ATTACH_SIGNAL)
 
@@ -205,7 +215,7 @@ class Debuggers:
             return "has a debugger already"
         if rank in self._pending:
             return "is about to be profiled"
-        return _why_not(worker)
+        return _why_no_debugger(worker)
 
     def forget(self, client: int) -> None:
         """Have no worker come for the client of this number any more."""
@@ -214,7 +224,7 @@ class Debuggers:
                 del self._pending[rank]
 
     def _give_up_pending(self) -> None:
-        """Refuse the worker to visitors for whom it has not come in time."""
+        """Tell visitors for whom no worker has come in time that none will."""
         now = self._loop.now()
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:
@@ -223,13 +233,13 @@ class Debuggers:
         self._gives_up.set(min((pending.until for pending in self._pending.values()), default=None))
 
     def detach_all(self) -> None:
-        """Have workers that are asked to end go on with that: their visitors are gone."""
+        """Disconnect all visitors, so that the workers that these hold can end, as they were asked to."""
         for _, visitor in self._attached.values():
             with suppress(OSError):
                 visitor.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Take nothing any more."""
+        """Close all connections with workers and visitors, and the address."""
         self._acceptor.close()
         held = [*self._attached.items(), *self._ports.items()]
         for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in held)]:
@@ -239,8 +249,8 @@ class Debuggers:
         self._hang_ups.close()
 
 
-def _why_not(worker: RunningWorker) -> str:
-    """Say, as a predicate, why a worker would not come, or would be killed by the signal; "" if it does."""
+def _why_no_debugger(worker: RunningWorker) -> str:
+    """Return, as a predicate, why a worker would not come, or would be killed by the signal; "" if it would come."""
     status = read_status(worker.pid)
     if status is not None and status.is_stopped:
         return "is stopped" if status.state == "T" else "is held by a debugger"
@@ -264,14 +274,14 @@ def _why_deadly(worker: RunningWorker) -> str:
 
 
 def announcement(ports: Mapping[int, int]) -> str:
-    """Say which ranks wait for a client of debugpy, with the file that VS Code needs; `ports` are those of debugpy, by rank."""
+    """Return a message on which ranks wait for a client of debugpy, at these ports, with the file that VS Code needs."""
     who = f"rank {compress(list(ports))} waits" if len(ports) == 1 else f"ranks {compress(list(ports))} wait"
     what = "for a client of debugpy; for VS Code, this is .vscode/launch.json"
     return f"ddplaunch: {who} {what}:\n{_launch_json(ports)}\n"
 
 
 def _launch_json(ports: Mapping[int, int]) -> str:
-    """Write VS Code's launch.json: a configuration for each rank, and, for several ranks, one that attaches to all."""
+    """Return VS Code's launch.json: a configuration for each rank, and, for several ranks, one that attaches to all."""
     import json  # a job that is debugged otherwise needs none
 
     names = [f"rank {rank}" for rank in ports]

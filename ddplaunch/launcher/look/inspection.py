@@ -1,11 +1,11 @@
-"""What looks into the workers of this node while they run: their stacks, whether they move, what is asked about them.
+"""What looks into the workers of this node while they run: their stacks, whether they make progress, what users ask of them.
 
-It is made when it is first needed. It decides nothing, and waits for nothing: children ask the workers, and what they find
-becomes events.
+It is made when it is first needed. It decides nothing, and waits for nothing: children ask the workers, and their answers
+become events.
 
-A worker moves if it, or a process below it, has written to its pipes, read or written files, computed, started or ended a
-process. One that computes and does nothing else moves too, unless it waits in a collective, and in the same one as at the look
-before: that may be all that keeps the CPU busy. A worker that cannot be judged counts as moving.
+A worker makes progress if it, or a process below it, has written to its pipes, read or written files, started or ended a
+process. A busy worker, which only computes, makes progress too, unless it waits in the same collective as at the check before:
+the wait may be all that keeps the CPU busy. A worker that cannot be judged counts as making progress.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LEAST_BYTES = 1 << 16  # that are more than one thread telling another to wake 
 
 
 class Inspection:
-    """Of one generation after another: what was asked about the workers of one is not told of those of the next."""
+    """What looks into the workers of one generation after another; answers about the workers of the last one are dropped."""
 
     def __init__(
         self, loop: Loop, host: str, running: Mapping[int, RunningWorker], printed: Callable[[int], str]
@@ -64,11 +64,11 @@ class Inspection:
     def begin(self) -> None:
         """Forget what was seen of the last generation."""
         self._generation = object()
-        self._before: tuple[Sample, ...] = ()  # where the workers were when they had to end
-        self.samples: tuple[Sample, ...] = ()  # the same, if it is to be told
+        self._before_stop: tuple[Sample, ...] = ()  # where the workers were when they had to end
+        self.samples: tuple[Sample, ...] = ()  # the same, if the user is to see them
         self._observed_at = 0.0
-        self._footprints: dict[int, Footprint] = {}  # at the last look
-        self._waits: dict[int, object] = {}  # in which collective those wait that are busy
+        self._footprints: dict[int, Footprint] = {}  # at the last check, by rank
+        self._waits: dict[int, object] = {}  # in which collective busy workers waited then, by rank
 
     def capture(
         self,
@@ -76,15 +76,15 @@ class Inspection:
         within: float,
         reply: Callable[[T | None], None],
         *,
-        made: Callable[[Sequence[Sample]], T],
+        convert: Callable[[Sequence[Sample]], T],
         native: bool = False,
         stacks: bool = True,
         ras: bool = False,
     ) -> Pending[T | None]:
         """Capture the stacks of these workers and of their children in so many seconds.
 
-        A child asks them, and `made` turns the samples there into the value for `reply`; without room for a child, `reply` gets
-        None. `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is signalled.
+        A child asks them, and `convert` turns the samples there into the value for `reply`, which gets None if there can be no
+        child. `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is signalled.
         `ras`: with what NCCL tells of all ranks.
         """
         found = list(workers)
@@ -92,16 +92,16 @@ class Inspection:
         until, host, printed = time.monotonic() + within, self._host, self._printed
 
         def question() -> T:
-            from ddplaunch.launcher.look.take import Target, take
+            from ddplaunch.launcher.look.stacks import Target, capture_stacks
             from ddplaunch.record.seen.reasons import last_error  # the loop does not wait for imports
 
-            left = iter(range(FIRST, FIRST + len(files)))
-            targets = [
-                Target(one.rank, one.pid, next(left) if one.stacks is not None and stacks else None, one.recorder)
-                for one in found
-            ]
-            taken = take(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
-            return made([one if one.child else replace(one, said=last_error(printed(one.rank))) for one in taken])
+            descriptors = iter(range(FIRST, FIRST + len(files)))  # the numbers that the files have in the child
+            targets = []
+            for worker in found:
+                file = next(descriptors) if worker.stacks is not None and stacks else None
+                targets.append(Target(worker.rank, worker.pid, file, worker.recorder))
+            samples = capture_stacks(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
+            return convert([one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples])
 
         return self._ask(question, within, reply, files)
 
@@ -112,6 +112,8 @@ class Inspection:
         reply: Callable[[T | None], None],
         descriptors: Sequence[int] = (),
     ) -> Pending[T | None]:
+        """Have a child find the answer to a question; `reply` gets None if that fails."""
+
         def guarded() -> T | None:
             try:
                 return question()
@@ -122,36 +124,36 @@ class Inspection:
 
     # --- where workers are that have to end
 
-    def take_stacks(self, within: float, *, ras: bool, silently: bool) -> None:
-        """Find out where the workers are; `silently`: to be told only if some do not move any more."""
-        reply = partial(self._on_stacks, self._generation, silently=silently)
-        self.capture(self._running.values(), within, reply, made=tuple, ras=ras)
+    def capture_before_stop(self, within: float, *, ras: bool, silently: bool) -> None:
+        """Find out where the workers are before a stop; `silently`: the user sees it only if some do not move any more."""
+        reply = partial(self._on_stacks_before_stop, self._generation, silently=silently)
+        self.capture(self._running.values(), within, reply, convert=tuple, ras=ras)
 
-    def _on_stacks(self, generation: object, samples: Sequence[Sample] | None, *, silently: bool) -> None:
-        """Keep the stacks of this generation, and post who is known to wait in a collective."""
+    def _on_stacks_before_stop(self, generation: object, samples: Sequence[Sample] | None, *, silently: bool) -> None:
+        """Keep the stacks of this generation, and post which workers wait in a collective."""
         if generation is self._generation and self._running:  # those of the generation before have ended by themselves
-            self._before = tuple(samples or ())
-            self.samples = () if silently else self._before
-            known = _of_workers(self._before)
+            self._before_stop = tuple(samples or ())
+            self.samples = () if silently else self._before_stop
+            known = _of_workers(self._before_stop)
             waiting = frozenset(rank for rank, sample in known.items() if is_waiting(sample))
             self._loop.post(node.StacksCaptured(self._loop.now(), frozenset(known), waiting))
 
-    def look_for_stuck(self, ranks: Collection[int]) -> None:
-        """Find out which of these workers stand where they did when their stacks were taken."""
+    def find_stuck(self, ranks: Collection[int]) -> None:
+        """Find out which of these workers stand where they did when their stacks were captured before the stop."""
         running = [self._running[rank] for rank in ranks if rank in self._running]
-        self.capture(running, _STUCK_WITHIN, partial(self._on_stuck, self._generation), made=tuple)
+        self.capture(running, _STUCK_WITHIN, partial(self._on_stuck, self._generation), convert=tuple)
 
     def _on_stuck(self, generation: object, samples: Sequence[Sample] | None) -> None:
         """Post which workers stand where they stood when their stacks were captured before the stop."""
         if generation is self._generation and self._running:
-            before, now = _of_workers(self._before), _of_workers(samples or ())
+            before, now = _of_workers(self._before_stop), _of_workers(samples or ())
             stuck = frozenset(rank for rank in before.keys() & now if standing(before[rank]) == standing(now[rank]))
-            self.samples = self._before if stuck else self.samples
+            self.samples = self._before_stop if stuck else self.samples
             self._loop.post(node.StuckFound(stuck, self._loop.now()))
 
     @property
     def stacks(self) -> bytes:
-        """A text for the folder of the run: where the workers were when they had to end; empty if that is not known."""
+        """A text for the run folder: where the workers were when they had to end; empty if that is not known."""
         if not self.samples:
             return b""
         from ddplaunch.record.seen.merge import lines, merge
@@ -161,7 +163,7 @@ class Inspection:
 
     # --- whether workers make progress
 
-    def observe(self, has_written: Callable[[int, float], bool], *, asks: bool) -> None:
+    def check_progress(self, has_written: Callable[[int, float], bool], *, asks: bool) -> None:
         """Post whether any worker has made progress since the last check, at once or after the busy workers have answered.
 
         `has_written` says whether a rank has written to its pipes since a time. `asks`: busy workers give their stacks; else only
@@ -176,14 +178,14 @@ class Inspection:
             least = 1 if worker.terminal else _LEAST_BYTES
             if is_exempt or has_written(rank, since) or _has_progressed(before[rank], self._footprints[rank], least):
                 self._waits.clear()
-                return self._observed(True)
+                return self._post_checked(True)
             used = self._footprints[rank].cpu_seconds - before[rank].cpu_seconds
             if used > max(_LEAST_CPU, _IDLE * (self._observed_at - since)):
                 busy.append(worker)
         if not busy:
-            return self._observed(False)
-        reply = partial(self._on_busy_stacks, self._generation, busy, is_waiting if asks else _has_called)
-        self.capture(busy, _STACKS_WITHIN, reply, made=tuple, stacks=asks)
+            return self._post_checked(False)
+        reply = partial(self._on_busy_stacks, self._generation, busy, is_waiting if asks else _is_in_collective)
+        self.capture(busy, _STACKS_WITHIN, reply, convert=tuple, stacks=asks)
         return None
 
     def _on_busy_stacks(
@@ -193,17 +195,17 @@ class Inspection:
         waits: Callable[[Sample], bool],
         samples: Sequence[Sample] | None,
     ) -> None:
-        """Post whether any busy worker has made progress: it has if it waits nowhere, or elsewhere than before."""
+        """Post whether any busy worker has made progress: it has unless it waits, by `waits`, and where it waited before."""
         if generation is self._generation and self._running:
             now = {one.rank: standing(one) for one in samples or () if not one.child and waits(one)}
             progressed = any(one.rank not in now or now[one.rank] != self._waits.get(one.rank) for one in busy)
             self._waits = now
-            # an answer to our question is no progress
+            # what a worker did to answer is no progress
             self._footprints |= _footprints({one.rank: one for one in busy})
-            self._observed(progressed)
+            self._post_checked(progressed)
 
-    def _observed(self, progressed: bool) -> None:
-        self._loop.post(node.Observed(progressed, self._loop.now()))
+    def _post_checked(self, progressed: bool) -> None:
+        self._loop.post(node.ProgressChecked(progressed, self._loop.now()))
 
     # --- questions about workers
 
@@ -250,13 +252,13 @@ class Inspection:
                 answers.status(plan.workers, self._running, exits, written, progress, debugged, gpus(), folder)
             )
         if isinstance(question, AskStacks):
-            made = partial(answers.stacks, threads=question.threads)
+            convert = partial(answers.stacks, threads=question.threads)
             workers = self._running.values()
             asked = self.capture(
                 workers,
                 question.within,
                 answered,
-                made=made,
+                convert=convert,
                 native=question.native,
                 stacks=question.frames,
                 ras=question.frames,
@@ -291,6 +293,6 @@ def _has_progressed(before: Footprint, now: Footprint, least: int) -> bool:
     return now.is_held or now.pids != before.pids or now.transferred - before.transferred >= least
 
 
-def _has_called(sample: Sample) -> bool:
-    """Return whether a worker has called a collective that is not completed."""
+def _is_in_collective(sample: Sample) -> bool:
+    """Whether a worker has called a collective that is not completed."""
     return any(not (call.done or call.is_p2p) for group in sample.groups or () for call in group.calls)

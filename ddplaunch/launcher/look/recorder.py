@@ -19,25 +19,25 @@ from ddplaunch.record.seen.recorder import parse, parse_members
 _LIMIT = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
 # that of gloo, since 2.13, and that of NCCL, where torch is built with it: each knows its own collectives only
 _NAMES = (b"fr_trace_json", b"dump_nccl_trace_json")
-_PACE = 0.005  # seconds between two looks
-_LOOKS = 5  # at both clocks: the quickest counts
+_PACE = 0.005  # seconds from one step of all questions to the next
+_READINGS = 5  # of both clocks: the quickest counts
 _PORT = 28028  # of RAS, unless NCCL_RAS_ADDR names another
 _RAS_LIMIT = 20_000  # bytes of an answer
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
-def ask(path: str, found: list[list[Group]]) -> Iterator[bool]:
-    """Add what a worker's recorders know to `found`, as one; yields to wait. Nothing where there is none, or no answer."""
+def ask_recorders(path: str, found: list[list[Group]]) -> Iterator[bool]:
+    """Add the groups that a worker's recorders know to `found`, as one list, if any recorder answers; yield to wait."""
 
-    def take(body: bytes) -> None:
+    def add(body: bytes) -> None:
         groups = parse(body, members_of(path))
         found[:] = [[*(found[0] if found else ()), *groups]]
 
-    yield from answers(path, take)
+    yield from ask_each_recorder(path, add)
 
 
-def answers(path: str, take: Callable[[bytes], None]) -> Iterator[bool]:
-    """Ask each recorder of a worker, and call `take` with each answer; yield to wait."""
+def ask_each_recorder(path: str, on_answer: Callable[[bytes], None]) -> Iterator[bool]:
+    """Ask each recorder of a worker, and call `on_answer` with each answer; yield to wait."""
     for name in _NAMES:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as asked:
             try:
@@ -59,11 +59,11 @@ def answers(path: str, take: Callable[[bytes], None]) -> Iterator[bool]:
                 received += data
         head, _, body = bytes(received).partition(b"\r\n\r\n")
         if b" 200 " in head[:16]:
-            take(body)
+            on_answer(body)
 
 
 def members_of(path: str) -> Mapping[str, str]:
-    """Read which ranks each group has; `path` is that of the worker's socket."""
+    """Return which ranks each group has, by its name; `path` is that of the worker's socket."""
     try:
         fd = os.open(f"{path}.groups", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:
@@ -76,30 +76,32 @@ def members_of(path: str) -> Mapping[str, str]:
 
 
 def read_arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> list[Arrivals]:
-    """Ask the recorders whose sockets exist, until the time `until` (CLOCK_MONOTONIC) at the latest."""
+    """Return the arrivals in the recorders whose sockets exist, read until the time `until` (CLOCK_MONOTONIC) at the latest."""
     found: list[Arrivals] = []
-    pending = [_of_worker(rank, path, every, found) for rank, path in recorders.items() if os.path.exists(path)]
-    while (pending := [one for one in pending if next(one, None) is not None]) and time.monotonic() < until:
+    pending = [_read_worker(rank, path, every, found) for rank, path in recorders.items() if os.path.exists(path)]
+    while pending := [asking for asking in pending if next(asking, None) is not None]:
+        if time.monotonic() >= until:
+            break
         time.sleep(_PACE)
     return found
 
 
-def _of_worker(rank: int, path: str, every: int, found: list[Arrivals]) -> Iterator[bool]:
+def _read_worker(rank: int, path: str, every: int, found: list[Arrivals]) -> Iterator[bool]:
     """Add the arrivals in a worker's recorders to `found`; yield to wait. Any error drops this worker alone."""
     from ddplaunch.record.seen.arrivals import arrivals  # who takes stacks does without
 
     # parses at once: kept whole, the answers of a node's workers would be a gigabyte
-    def take(body: bytes) -> None:
+    def add(body: bytes) -> None:
         found.extend(arrivals(rank, [body], members_of(path), every))
 
     with suppress(Exception):
-        yield from answers(path, take)
+        yield from ask_each_recorder(path, add)
 
 
 def wall_ahead() -> int:
     """Return the nanoseconds that the time of day is ahead of CLOCK_MONOTONIC."""
-    looks = ((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_LOOKS))
-    before, wall, after = min(looks, key=lambda look: look[2] - look[0])
+    readings = ((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_READINGS))
+    before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])
     return wall - (before + after) // 2
 
 
@@ -108,7 +110,7 @@ def wall_ahead() -> int:
 # Its sockets are read from /proc here, without psutil: stacks are taken when things hang, maybe the disk that psutil lies on
 
 
-class Service(Struct, frozen=True):
+class RasService(Struct, frozen=True):
     """A socket where a worker listens."""
 
     rank: int
@@ -118,11 +120,11 @@ class Service(Struct, frozen=True):
 
 
 def ask_ras(pids: Mapping[int, int], found: dict[int, str], *, until: float, port: int | None = None) -> Iterator[bool]:
-    """Add the state that RAS tells until then to `found`, by the rank that listens; yields to wait. `pids` are those of ranks.
+    """Add the state that RAS tells by the time `until` to `found`, under the rank that listens; yield to wait.
 
-    Nobody is asked but a worker of ours. An answer that does not come to its end counts as far as it has come.
+    `pids` are those of our workers, by rank: no other process is asked. A part of an answer counts too.
     """
-    if (service := _service(pids, port)) is None:
+    if (service := _ras_service(pids, port)) is None:
         return
     with socket.socket(service.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as asked:
         received = bytearray()
@@ -140,18 +142,19 @@ def ask_ras(pids: Mapping[int, int], found: dict[int, str], *, until: float, por
                     yield True
 
 
-def _service(pids: Mapping[int, int], port: int | None) -> Service | None:
-    """Find the worker that listens for RAS."""
-    wanted = port or next((named for pid in pids.values() if (named := _named_port(pid))), _PORT)
+def _ras_service(pids: Mapping[int, int], port: int | None) -> RasService | None:
+    """Return the socket where a worker listens for RAS; None if none does."""
+    wanted = port or next(filter(None, map(_named_port, pids.values())), _PORT)
     for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         for host, inode in _listeners(family, table, wanted):
             for rank, pid in pids.items():
                 if _holds(pid, inode):
-                    return Service(rank, family, host, wanted)
+                    return RasService(rank, family, host, wanted)
     return None
 
 
 def _named_port(pid: int) -> int | None:
+    """Return the port in the worker's NCCL_RAS_ADDR; None if it has none."""
     with suppress(OSError, ValueError), open(f"/proc/{pid}/environ", "rb") as file:
         for variable in file.read(1 << 20).split(b"\0"):
             if variable.startswith(b"NCCL_RAS_ADDR="):
@@ -173,6 +176,7 @@ def _listeners(family: int, table: str, port: int) -> Iterator[tuple[str, str]]:
 
 
 def _holds(pid: int, inode: str) -> bool:
+    """Whether a process has the socket with this inode."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):

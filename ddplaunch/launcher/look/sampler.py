@@ -1,8 +1,8 @@
 """What the workers use while they run: CPU, memory and steps from /proc and their files, GPUs by a child that asks NVML.
 
 A sampler never wakes the agent: it takes a sample when the agent is awake for something else, at most once a second. At rest that
-is each 10 s, when the agent looks whether the workers move. The samples become lines of samples.jsonl. The longer that file,
-the rarer they are.
+is each 10 s, when the agent checks for progress. The samples become lines of samples.jsonl. The longer that file, the rarer
+the samples are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.spec.outcome import Progress
 
 _INTERVAL = 1.0  # seconds from one sample to the next, at least
-_DOUBLES = 1 << 17  # bytes of samples after which that doubles: 8 workers write 1 MB a day
+_DOUBLES = 1 << 17  # bytes of samples after which the interval doubles: 8 workers write 1 MB a day
 _SHARE = 0.005  # of a core that samples may take
 _MIB = 1 << 20
 _FRESH = 30.0  # seconds for which an answer of NVML counts
@@ -50,10 +50,12 @@ class GpuGauge:
         """The child starts with the first question; `devices` are those of this node."""
         self._loop = loop
         self._devices = devices
-        self._places = {device.uuid or str(device): place for place, device in enumerate(devices)}
+        self._indices = {device.uuid or str(device): index for index, device in enumerate(devices)}
         self._socket: socket.socket | None = None
         self._is_asked = False
-        self._answer: list[tuple[int | None, int | None]] = []
+        self._answer: list[
+            tuple[int | None, int | None]
+        ] = []  # percent and bytes in use, as in `GpuUse`, of each device
         self._answered_at = -inf
 
     def ask(self) -> None:
@@ -70,6 +72,7 @@ class GpuGauge:
             self._devices = ()
 
     def _start(self) -> None:
+        """Start the child, with the other end of a socket pair."""
         devices = self._devices
 
         def serve() -> None:
@@ -82,8 +85,8 @@ class GpuGauge:
         with theirs:
             self._loop.ask(serve, None, descriptors=(theirs.fileno(),))
 
-    def take(self) -> bool:
-        """Take the answer, if it is there; return whether all questions are answered."""
+    def receive(self) -> bool:
+        """Receive the answer, if it is there; return whether all questions are answered."""
         if self._is_asked and self._socket is not None:
             try:
                 answer = self._socket.recv(_LONGEST_ANSWER)
@@ -98,12 +101,12 @@ class GpuGauge:
             self._answer, self._answered_at = marshal.loads(answer), self._loop.now()
         return True
 
-    def of(self, names: Iterable[str]) -> GpuUse:
+    def use_of(self, names: Iterable[str]) -> GpuUse:
         """Return what these devices do, as the last answer says; names are those of `WorkerPlan.devices`."""
-        places = [self._places[name] for name in names if name in self._places]
-        if not places or len(self._answer) <= max(places) or self._loop.now() - self._answered_at > _FRESH:
+        indices = [self._indices[name] for name in names if name in self._indices]
+        if not indices or len(self._answer) <= max(indices) or self._loop.now() - self._answered_at > _FRESH:
             return GpuUse(None, None)
-        percents, memories = zip(*(self._answer[place] for place in places), strict=True)
+        percents, memories = zip(*(self._answer[index] for index in indices), strict=True)
         known = [percent for percent in percents if percent is not None]
         used = [memory for memory in memories if memory is not None]
         return GpuUse(round(sum(known) / len(known)) if known else None, sum(used) if used else None)
@@ -134,7 +137,7 @@ class Sampler:
         progress: Mapping[int, Progress],
         generation: int,
     ) -> None:
-        """Take a sample of the workers that live; one that the kernel is ending has no memory any more."""
+        """Take a sample of the workers that live; a worker that the kernel is ending has no memory any more."""
         began = time.process_time()
         self.flush()
         found = [(plan, running[plan.rank], usage(running[plan.rank].pid)) for plan in plans if plan.rank in running]
@@ -144,17 +147,17 @@ class Sampler:
             if used is not None and used.state not in "ZX" and used.rss
         ]
         now = time.monotonic()
-        shares = []
+        percents = []  # of a core, since the last sample
         for _, worker, used in alive:
             at, seconds = self._cpu.get(worker.pid, (worker.started_at, 0.0))
-            shares.append(round(100 * max(used.cpu_seconds - seconds, 0.0) / max(now - at, 0.001)))
+            percents.append(round(100 * max(used.cpu_seconds - seconds, 0.0) / max(now - at, 0.001)))
         self._cpu = {worker.pid: (now, used.cpu_seconds) for _, worker, used in alive}
         row = {
             "v": VERSION,
             "mono": round(now, 2),
             "generation": generation,
             "ranks": compress(plan.rank for plan, _, _ in alive),
-            "cpu": shares,
+            "cpu": percents,
             "memory": [used.rss // _MIB for _, _, used in alive],
         }
         steps = [progress[plan.rank].step if plan.rank in progress else None for plan, _, _ in alive]
@@ -162,16 +165,16 @@ class Sampler:
             row["step"] = steps
         self._gpus.ask()
         self._unwritten = row, [plan for plan, _, _ in alive]
-        took = time.process_time() - began
-        self.due = self._loop.now() + max(_INTERVAL * 2 ** (self._written // _DOUBLES), took / _SHARE)
+        cpu_seconds = time.process_time() - began
+        self.due = self._loop.now() + max(_INTERVAL * 2 ** (self._written // _DOUBLES), cpu_seconds / _SHARE)
 
     def flush(self) -> None:
         """Write the last sample, with what the GPUs did if NVML has answered since."""
         if self._unwritten is None:
             return
         (row, plans), self._unwritten = self._unwritten, None
-        if self._gpus.take():
-            uses = [self._gpus.of(plan.devices) for plan in plans]
+        if self._gpus.receive():
+            uses = [self._gpus.use_of(plan.devices) for plan in plans]
             if any(use.percent is not None for use in uses):
                 row["gpu"] = [use.percent for use in uses]
             if any(use.memory is not None for use in uses):
@@ -181,8 +184,8 @@ class Sampler:
 
     def gpus(self, plans: Iterable[WorkerPlan]) -> dict[int, GpuUse]:
         """Return what the GPUs of each worker did a moment ago, and ask for what they do now."""
-        self._gpus.take()
-        uses = {plan.rank: self._gpus.of(plan.devices) for plan in plans}
+        self._gpus.receive()
+        uses = {plan.rank: self._gpus.use_of(plan.devices) for plan in plans}
         self._gpus.ask()
         return uses
 

@@ -163,9 +163,9 @@ class Agent:
             self._workers.pause_output(backpressure.holds or self._context.files.holds)
         output.muted = backpressure.mutes
         if not output.muted:
-            self._reporter.output_dropped(output.dropped)
+            self._reporter.report_dropped_output(output.dropped)
         self._generations.before_sleep()
-        self._reporter.paused(self._loop.clock.pause)
+        self._reporter.report_pause(self._loop.clock.pause)
         self._reporter.report_folder()
 
     @property
@@ -217,7 +217,7 @@ class Agent:
             case orders.Leased(left):
                 self._pipes.note_lease(left)
             case orders.Waits(text):
-                self._reporter.waits(text)
+                self._reporter.report_waiting(text)
             case orders.Listening(port):
                 context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
             case orders.Generation():
@@ -313,18 +313,21 @@ class Agent:
                 workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.KillWorkers(ranks):
                 workers.end(SIGKILL, ranks, time.monotonic())
-            case node.CaptureStacks(within, if_joined, ras, silently):
-                may_wait = workers.may_have_joined or not if_joined
+            case node.CaptureStacks(within, if_in_group, ras, silently):
+                may_wait = workers.may_have_joined or not if_in_group
                 if not may_wait or not generations.guard(
-                    "stacks are missing", lambda: generations.inspection.take_stacks(within, ras=ras, silently=silently)
+                    "stacks are missing",
+                    lambda: generations.inspection.capture_before_stop(within, ras=ras, silently=silently),
                 ):
                     loop.post(node.StacksCaptured(loop.now()))  # else they would be stopped late
             case node.FindStuck(ranks):
                 without = "workers that hang get the whole grace period"
-                generations.guard(without, lambda: generations.inspection.look_for_stuck(ranks))
-            case node.Observe(asks):
+                generations.guard(without, lambda: generations.inspection.find_stuck(ranks))
+            case node.CheckProgress(asks):
                 without = "a job in which nothing moves is no longer noticed"
-                generations.guard(without, lambda: generations.inspection.observe(workers.has_written, asks=asks))
+                generations.guard(
+                    without, lambda: generations.inspection.check_progress(workers.has_written, asks=asks)
+                )
             case node.NameRunning(ranks, seconds):
                 self._reporter.print(render_still_running(workers.written_since_stop(ranks), seconds))
             case node.NameStuck(ranks, seconds):
@@ -430,11 +433,11 @@ class Agent:
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
             event = replace(event, silent=self._generations.silent)
         elif isinstance(event, node.StopOrdered) and self._generations.plan.nnodes > 1:
-            self._generations.output.failed(elsewhere=True)
+            self._generations.output.note_failed(elsewhere=True)
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)
-        self._rest.set(self._state.rest_until)
+        self._rest.set(self._state.lazy_deadline)
         if not self._state.pending:
             self._generations.start_no_more()
         for action in actions:
@@ -536,12 +539,12 @@ class Agent:
         assert self._link is not None
         self._reporter.tell_all = None  # the coordinator says nothing more
         self._exits = self._generations.reap(self._state) or self._exits
-        self._reporter.output_dropped(self._generations.output.dropped)
+        self._reporter.report_dropped_output(self._generations.output.dropped)
         end = self._link.end
         if end is None:  # the coordinator did not answer, and the user does not wait for it
             self._link.leave()
         if end is None or (end.why == "signalled" and self._link.coordinator is None and not end.text):
-            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.end.signum))
+            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped_line(self._state.end.signum))
         if end.why == "lost" and self._is_left_in_charge():
             end = self._link.end = replace(end, requeue=self._state.notice)
         self._shutdown.conclude(self._ended(self._link), self._link, time.monotonic())

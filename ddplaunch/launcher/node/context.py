@@ -242,7 +242,7 @@ class AgentContext:
             caller=CallerReporter(partial(_send, queue)) if to_caller else None,
         )
         if inputs.spec.simulate and not inputs.leads:
-            reporter.also_tell(partial(_tell_of_workers, queue))
+            reporter.add_reader(partial(_tell_of_workers, queue))
         return reporter
 
     def _keep_last(self, text: str) -> None:

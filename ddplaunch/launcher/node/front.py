@@ -320,9 +320,9 @@ class FrontOutput:
             return
         bars = unpack(message)
         if any(bar.row == ANSWERED for bar in bars):
-            self._write(self._terminals[-1], memoryview(self._area.answer(self._terminal_size())))
+            self._write(self._terminals[-1], memoryview(self._area.keep_prompt(self._terminal_size())))
         else:
-            self._area.show(bars)
+            self._area.show_bars(bars)
 
     def _open_area(self) -> None:
         """Have an area below the lines, if there is none and stdout or stderr is a terminal."""

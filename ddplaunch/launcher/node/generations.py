@@ -98,7 +98,7 @@ class Generations:
             failure = StartFailure(min(generation.ranks), host, error.message, error.status)
             self._loop.post(node.StartFailed(failure, self._loop.now()))
         else:
-            context.reporter.use(setup.plan, setup.folder)
+            context.reporter.use_plan(setup.plan, setup.folder)
             self.starter.prepare(setup.plan, setup.env)
             setup.error_files.forget_all_but(generation.number)
             if (notified := setup.error_files.notified) >= 0:
@@ -189,7 +189,7 @@ class Generations:
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
-            self.output.failed(lambda: self._context.error_files.written(self._number))
+            self.output.note_failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
 
     def _note_ended_scripts(self) -> None:
@@ -212,7 +212,7 @@ class Generations:
                 self._context.reporter.tell(text)
 
         workers = [self.running[rank] for rank in ranks if rank in self.running]
-        self.guard(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, say, made=tuple))
+        self.guard(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, say, convert=tuple))
 
     def end_of(self, rank: int, *, tells_why: bool) -> list[node.Event]:
         """Return how a worker has ended, after reading all that the worker wrote before; None while the worker lives.
@@ -230,7 +230,7 @@ class Generations:
             return []
         self.start_notice.end()
         if exit.status != 0:
-            self.output.failed(lambda: {rank})
+            self.output.note_failed(lambda: {rank})
         raised = workers.newly_raised() if exit.status != 0 and tells_why else ()
         others = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
         return [*others, node.WorkerExited(exit, now)]

@@ -44,11 +44,11 @@ def begin(loop: Loop, context: AgentContext, coordinator: Coordinator) -> list[E
     spec, reporter, found = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
-        reporter.also_tell(notifier)
+        reporter.add_reader(notifier)
         found.append(notifier.errands)
     if spec.metrics_file:
         file = MetricsFile(loop, os.path.abspath(spec.metrics_file), Look(loop, context, coordinator), reporter.warn)
-        reporter.also_tell(lambda event: file.ended() if event.name == "job_ended" else None)
+        reporter.add_reader(lambda event: file.ended() if event.name == "job_ended" else None)
         found.append(file.errands)
     return found
 

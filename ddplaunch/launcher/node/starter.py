@@ -106,10 +106,10 @@ class Pipe:
                 return
             self._has_ended = True
             self._loop.unwatch(self.fd)
-            self._output.ended(*self._stream, self._loop.now())
+            self._output.end_stream(*self._stream, self._loop.now())
 
     def _received(self, data: bytes) -> None:
-        self._output.received(*self._stream, data, self._loop.now())
+        self._output.on_output(*self._stream, data, self._loop.now())
 
     def drain(self) -> None:
         """Take in everything that was written so far, and no more: what a worker left behind may write for ever."""
@@ -123,7 +123,7 @@ class Pipe:
         """Take in the rest, and close the pipe."""
         self._loop.unwatch(self.fd)
         self.drain()
-        self._output.ended(*self._stream, at)
+        self._output.end_stream(*self._stream, at)
         self.close()
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class Starter:
                 starts.extend(self._make_ready(worker, setup, pipes, devnull, of_mps) for worker in workers)
             except OSError as error:
                 # fresh ones are started as far as there are files, of which they then hold fewer
-                if not starts or (self._forker is not None and self._forker.is_there):
+                if not starts or (self._forker is not None and self._forker.forks_workers):
                     number = error.errno or errno.EMFILE
                     raise StartError(number, "cannot open its pipes and files", len(starts)) from None
             children = self._make_processes(starts)

@@ -228,7 +228,7 @@ class Workers:
         `by_cluster`: the cluster has sent it to all processes that it listed, so only workers that have just started lack it.
         """
         if signum == signal.SIGINT:
-            self._output.interrupted()
+            self._output.note_interrupt()
         addressed = [self.running[rank] for rank in ranks if rank in self.running]
         members = self._members_to_signal(signum, addressed)
         for running in addressed:

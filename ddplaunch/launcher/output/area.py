@@ -13,14 +13,15 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from ddplaunch.launcher.output.bars import LONGEST, OPEN, Bar, condense, kinds
+from ddplaunch.launcher.output.bars import LONGEST, OPEN, Bar, by_kind, condense
 from ddplaunch.system.console.streams import RESET
 from ddplaunch.system.fields import COLOUR, TERMINAL_ESCAPE
 from ddplaunch.system.words import compress
 
 _SHARE = 3  # a third of the screen at most
 _WIDEST_RANKS = 14  # characters; others are counted
-_NAMES = ("slowest", "between", "fastest")
+_SLOWEST, _BETWEEN, _FASTEST = "slowest", "between", "fastest"
+_PRIORITIES = {_SLOWEST: 0, _FASTEST: 1, _BETWEEN: 2}  # the highest go first if there are too many rows
 
 
 class StatusArea:
@@ -36,25 +37,25 @@ class StatusArea:
         self._is_open = False  # the cursor stands behind the last of them: a prompt, and what is typed
         self._midline = False  # what was written last has not ended its line
 
-    def show(self, bars: tuple[Bar, ...]) -> None:
-        """Take bars that are shown in place of those before, from the next `draw` on."""
+    def show_bars(self, bars: tuple[Bar, ...]) -> None:
+        """Show these bars in place of those before, from the next `draw` on."""
         self._bars = bars
 
     def show_live(self, rows: list[str]) -> None:
-        """Take rows of --live in place of those before, from the next `draw` on."""
+        """Show these rows of --live in place of those before, from the next `draw` on."""
         self._live = rows
 
     def write(self, data: bytes, size: os.terminal_size | None) -> bytes:
-        """Return what to write so that this stands above the area, which is gone until `draw`; the size is as for `draw`."""
+        """Return what to write so that `data` stands above the area, which is gone until `draw`; the size is as for `draw`."""
         self._midline = not data.endswith(b"\n") if data else self._midline
         return self._erase(size) + data
 
     def forget(self) -> None:
-        """Take what is drawn for lines: another program has written below it, as the shell after Ctrl-Z."""
+        """Leave the drawn rows as lines: another program has written below them, as the shell after Ctrl-Z."""
         self._drawn, self._is_open = [], False
 
-    def answer(self, size: os.terminal_size | None) -> bytes:
-        """Return what to write once a prompt was answered: it stays as a line, with what was typed behind it.
+    def keep_prompt(self, size: os.terminal_size | None) -> bytes:
+        """Return what to write once a prompt was answered, so that it stays as a line, with what was typed behind it.
 
         Enter has moved the cursor to the next row, Ctrl-D has not. As many spaces as there are columns leave a cursor in the
         first column in its row, and bring any other to the next one.
@@ -64,7 +65,7 @@ class StatusArea:
         return b" " * size.columns + b"\r\x1b[K" if was_open and size is not None else b""
 
     def draw(self, size: os.terminal_size | None) -> bytes:
-        """Return what to write so that the area is there, and up to date; None: the terminal is not ours at present."""
+        """Return what to write so that the area is there, and up to date; a size of None: the terminal is not ours at present."""
         if size is None:
             self.forget()
             return b""
@@ -76,8 +77,10 @@ class StatusArea:
         rows += [cut(row, size.columns - 1).encode(errors="replace") for row in live]
         if rows == drawn:
             return b""
-        is_laid_out_anew = not len(rows) == len(drawn) == self._height(size)
-        if is_laid_out_anew or is_open != self._is_open or (is_open and rows[-1] != drawn[-1]):
+        # rows are drawn over the old ones only where no other row moves, and no open row goes, with what was typed behind it
+        has_same_height = len(rows) == len(drawn) == self._height(size)
+        open_row_changed = is_open != self._is_open or (is_open and rows[-1] != drawn[-1])
+        if not has_same_height or open_row_changed:
             erase, self._drawn, self._columns, self._is_open = self._erase(size), rows, size.columns, is_open
             return erase + b"\n".join(rows) + (b"" if is_open or not rows else b"\n")
         self._drawn, self._columns = rows, size.columns
@@ -88,9 +91,10 @@ class StatusArea:
         return b"\x1b7\r\x1b[%dA%b\x1b8" % (len(rows), b"".join(new))
 
     def _erase(self, size: os.terminal_size | None) -> bytes:
+        """Return what to write so that no row of the area is left."""
         if not self._drawn:
             return b""
-        above = self._height(size) - self._is_open
+        above = self._height(size) - self._is_open  # rows above the cursor
         self._drawn, self._is_open = [], False
         return b"\r%b\x1b[J" % (b"\x1b[%dA" % above if above else b"")
 
@@ -107,30 +111,29 @@ class StatusArea:
 def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
     """Lay the bars out in rows that fit: at most a third of the lines, none of them as wide as the screen."""
     rows: list[_Row] = []
-    for kind in kinds(condense(bars)):
-        for place, bar in enumerate(kind):
-            which = 0 if place == 0 else 2 if place == len(kind) - 1 else 1
-            priority = -1 if bar.row == OPEN else (0, 2, 1)[which]
-            rows.append(
-                _Row(priority, _ranks(bar.ranks), bar.text, _NAMES[which] if len(kind) > 1 else "", bar.row == OPEN)
-            )
+    for kind in by_kind(condense(bars)):
+        for index, bar in enumerate(kind):
+            pace = _SLOWEST if index == 0 else _FASTEST if index == len(kind) - 1 else _BETWEEN
+            is_open = bar.row == OPEN
+            priority = -1 if is_open else _PRIORITIES[pace]
+            rows.append(_Row(priority, _ranks(bar.ranks), bar.text, pace if len(kind) > 1 else "", is_open))
     most = size.lines // _SHARE
-    kept = sorted(sorted(range(len(rows)), key=lambda index: rows[index].priority)[:most])
-    chosen = [rows[index] for index in kept]
-    before = max((len(row.ranks) + 1 for row in chosen), default=0)
-    return [_laid_out(row, before, size.columns - 1).encode(errors="replace") for row in chosen]
+    by_priority = sorted(range(len(rows)), key=lambda index: rows[index].priority)
+    kept = [rows[index] for index in sorted(by_priority[:most])]
+    before = max((len(row.ranks) + 1 for row in kept), default=0)
+    return [_lay_out(row, before, size.columns - 1).encode(errors="replace") for row in kept]
 
 
 class _Row(Struct, frozen=True):
-    priority: int  # the highest go first if there are too many
+    priority: int
     ranks: str
     text: str
-    name: str  # for the slowest and so on, else ""
+    name: str  # which bar of its kind this is: "slowest"; "" if the kind has no other
     is_open: bool
 
 
-def _laid_out(row: _Row, before: int, cells: int) -> str:
-    """Return the ranks, the text in the columns that are left, and behind it the name, if there is room for a part of each."""
+def _lay_out(row: _Row, before: int, cells: int) -> str:
+    """Return the ranks in `before` cells, the text in the cells that are left, and the name behind it, if there is room."""
     room = cells - before
     if row.is_open:
         return cut(row.ranks.ljust(before), cells) + _end_of(row.text, room)
@@ -139,7 +142,7 @@ def _laid_out(row: _Row, before: int, cells: int) -> str:
 
 
 def _end_of(text: str, cells: int) -> str:
-    """Cut at the front what does not fit: at the end of a prompt is what is asked, of dots the last."""
+    """Return the end of a text that fits: there a prompt has its question, and a row of dots the last one."""
     text = cut(text, LONGEST * 2)
     while text and cut(text, cells) != text:
         text = text[1:]
@@ -178,7 +181,7 @@ def _wrapped(text: str, columns: int) -> int:
 
 
 def _width(char: str) -> int | None:
-    """How many cells a character takes; None for one that is no picture, or that changes the one before."""
+    """Return how many cells a character takes; None for one that shows nothing, or that changes the one before."""
     category = unicodedata.category(char)
     if category[0] == "C" or category in ("Zl", "Zp") or "\ufe00" <= char <= "\ufe0f":
         return None

@@ -44,7 +44,7 @@ class Bar(Struct, frozen=True):
 
 
 def row_text(row: bytes) -> str:
-    """As much of a row as is passed on."""
+    """Return as much of a row as is passed on."""
     return row[: 4 * LONGEST].decode(errors="replace")[:LONGEST]
 
 
@@ -54,12 +54,12 @@ class _Read(Struct, frozen=True, kw_only=True):
     bar: Bar
     kind: tuple[int, str, int]  # row, letters of the label, how many figures it has; bars of one kind are compared
     outer: tuple[int, ...]  # the figures of the label, which stands before the progress: an epoch, or a rank
-    value: float  # the progress
-    same: float  # what may be between values that count as equal
+    value: float  # the progress: from 0 to 1, or a figure if nothing says how large the whole is
+    same: float  # by how much values may differ that count as equal
 
 
 def _read(bar: Bar) -> _Read:
-    """Return how far a bar is: a value from 0 to 1, and by how much two bars of this kind may differ and count as the same."""
+    """Return what a bar says: its kind, how far it is, and by how much two bars of its kind may differ and count as the same."""
     if bar.row == OPEN:
         letters = "".join(filter(str.isalpha, bar.text))
         return _Read(bar=bar, kind=(OPEN, letters, 0), outer=(), value=0.0, same=0.0)
@@ -89,55 +89,56 @@ def is_complete(text: str) -> bool:
     return any(int(done) == int(whole) > 0 for done, whole in re.findall(_COUNT, plain))
 
 
-def said(text: str) -> str:
+def wording(text: str) -> str:
     """Return what a row says, without its colours, times and speeds, which differ between bars that are equal."""
     return " ".join(re.sub(_PACE, "", re.sub(COLOUR, "", text)).split())
 
 
-def kinds(bars: Iterable[Bar]) -> list[list[Bar]]:
-    """Group the bars by what they count; of each kind the slowest first, those as far as one another as one."""
+def by_kind(bars: Iterable[Bar]) -> list[list[Bar]]:
+    """Return the bars of each kind, that is of the same row and label: the slowest first, equal ones as one."""
     found: dict[tuple[int, str, int], list[_Read]] = {}
     for read in map(_read, bars):
         found.setdefault(read.kind, []).append(read)
     groups = sorted(found.items(), key=lambda item: (item[0][0], min(one.bar.ranks[0] for one in item[1]), item[0][1]))
-    return [_merged(group) for _, group in groups]
+    return [_merge_kind(group) for _, group in groups]
 
 
-def _merged(group: list[_Read]) -> list[Bar]:
+def _merge_kind(group: list[_Read]) -> list[Bar]:
     """Return the bars of one kind, the slowest first; ranks that are equally far share a bar."""
-    says = [which for which in range(len(group[0].outer)) if not _names_rank(group, which)]
+    counting = [which for which in range(len(group[0].outer)) if not _is_rank(group, which)]
 
-    def place(one: _Read) -> tuple[tuple[int, ...], float, tuple[int, ...]]:
-        return tuple(one.outer[which] for which in says), one.value, one.bar.ranks
+    def epoch(read: _Read) -> tuple[int, ...]:
+        return tuple(read.outer[which] for which in counting)
 
     together: list[list[_Read]] = []
-    for one in sorted(group, key=place):
+    for read in sorted(group, key=lambda read: (epoch(read), read.value, read.bar.ranks)):
         first = together[-1][0] if together else None
-        if first and place(first)[0] == place(one)[0] and one.value - first.value <= max(first.same, one.same):
-            together[-1].append(one)
+        if first and epoch(first) == epoch(read) and read.value - first.value <= max(first.same, read.same):
+            together[-1].append(read)
         else:
-            together.append([one])
-    # each place is shown by the one that is nearest to it
-    return [_one(some, -1 if some is together[-1] and len(together) > 1 else 0) for some in together]
+            together.append([read])
+    # of the fastest ones, the fastest is shown, of all others the slowest
+    return [_as_one_bar(reads, -1 if reads is together[-1] and len(together) > 1 else 0) for reads in together]
 
 
-def _names_rank(group: Sequence[_Read], which: int) -> bool:
+def _is_rank(group: Sequence[_Read], which: int) -> bool:
     """Whether this figure of the labels says who draws the bar, and not how far it is: epochs differ by one at most."""
-    figures = {one.outer[which] for one in group}
-    return len(figures) > 1 and (
-        max(figures) - min(figures) > 1 or len({one.outer[which] - one.bar.ranks[0] for one in group}) == 1
-    )
+    figures = {read.outer[which] for read in group}
+    differ_too_much = max(figures) - min(figures) > 1
+    follow_ranks = len({read.outer[which] - read.bar.ranks[0] for read in group}) == 1
+    return len(figures) > 1 and (differ_too_much or follow_ranks)
 
 
-def _one(some: Sequence[_Read], shown: int) -> Bar:
-    ranks = tuple(sorted({rank for one in some for rank in one.bar.ranks}))
-    return Bar(ranks, some[shown].bar.text, some[shown].bar.row)
+def _as_one_bar(reads: Sequence[_Read], shown: int) -> Bar:
+    """Return the bar with index `shown` for the ranks of all."""
+    ranks = tuple(sorted({rank for read in reads for rank in read.bar.ranks}))
+    return Bar(ranks, reads[shown].bar.text, reads[shown].bar.row)
 
 
 def condense(bars: Iterable[Bar]) -> tuple[Bar, ...]:
-    """Leave of each kind the slowest, the fastest, and one for all between; of several nodes, condense what is left again."""
+    """Return the slowest bar of each kind, the fastest, and one for all between; bars of several nodes may be condensed again."""
     left: list[Bar] = []
-    for merged in kinds(bars)[:MOST_KINDS]:
+    for merged in by_kind(bars)[:MOST_KINDS]:
         if between := merged[1:-1]:
             ranks = tuple(sorted({rank for bar in between for rank in bar.ranks}))
             merged[1:-1] = [Bar(ranks, between[len(between) // 2].text, between[0].row)]
@@ -149,7 +150,7 @@ def condense(bars: Iterable[Bar]) -> tuple[Bar, ...]:
 
 
 def pack(bars: Iterable[Bar]) -> bytes:
-    """Write bars as a message: a line each, as many as fit."""
+    """Return a message of bars: a line each, as many as fit."""
     packed = bytearray()
     for bar in bars:
         text = bar.text[:LONGEST].translate({10: " ", 13: " "}).encode(errors="replace")
@@ -160,10 +161,10 @@ def pack(bars: Iterable[Bar]) -> bytes:
 
 
 def unpack(message: bytes) -> tuple[Bar, ...]:
-    """Read a message.
+    """Return the bars in a message.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the message is no message of bars.
     """
     bars: list[Bar] = []
     left = _MOST_RANKS
@@ -178,7 +179,7 @@ def unpack(message: bytes) -> tuple[Bar, ...]:
 
 
 def _ranks(text: str, most: int) -> tuple[int, ...]:
-    """Read ranks and ranges, "0-3,7"; raise ValueError for more than `most`."""
+    """Return the ranks in ranks and ranges, "0-3,7"; raise ValueError for more than `most`."""
     ranks: list[int] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")
@@ -193,7 +194,7 @@ class BarFeed:
     """Passes bars on: at once, then each `interval` at most, less often if they are many, and only if they have changed."""
 
     def __init__(self, bars: Callable[[], Iterable[Bar]], send: Callable[[bytes], bool], interval: float = INTERVAL):
-        """`bars` gives them, `send` takes a message; False: not now."""
+        """`bars` returns the bars that there are; `send` takes a message, and returns False if it cannot take one now."""
         self._bars = bars
         self._send = send
         self._interval = self._pause = interval  # seconds
@@ -201,17 +202,17 @@ class BarFeed:
         self._sent_at = -inf
         self.deadline: float | None = None  # when to call `flush`
 
-    def changed(self, at: float) -> None:
-        """Note that bars have moved."""
+    def note_change(self, at: float) -> None:
+        """Note that bars have changed: they are due at once, or a pause after the last message."""
         self.deadline = soonest(self.deadline, max(at, self._sent_at + self._pause))
 
     def flush(self, at: float) -> None:
-        """Pass on what is due at this time."""
+        """Pass the bars on if that is due."""
         if self.deadline is not None and at >= self.deadline:
             self.update(at)
 
     def update(self, at: float) -> None:
-        """Pass on what has changed: a bar that has become a line is to be gone before that is shown."""
+        """Pass the bars on now, if they have changed: a bar that has become a line is to be gone before the line is shown."""
         self.deadline = None
         bars = tuple(self._bars())
         self._pause = self._interval * max(1.0, len(bars) / _AT_ONCE)
@@ -224,10 +225,10 @@ class BarFeed:
                 self.deadline = at + self._pause
 
     def repeat(self, at: float) -> None:
-        """Pass on what there is even if it is the same: the terminal has another size."""
+        """Pass the bars on again, even if they have not changed: the terminal has another size."""
         if self._sent:
             self._sent = b""
-            self.changed(at)
+            self.note_change(at)
 
 
 WAIT = 0.5  # seconds
@@ -239,7 +240,7 @@ _Writer = tuple[int, Stream]
 class _Line:
     """A line that several ranks may share."""
 
-    __slots__ = ("due", "is_out", "key", "line", "ranks", "stream")
+    __slots__ = ("due", "is_released", "key", "line", "ranks", "stream")
 
     def __init__(self, stream: Stream, line: bytes, key: str, due: float) -> None:
         self.stream = stream
@@ -247,11 +248,11 @@ class _Line:
         self.key = key
         self.due = due
         self.ranks: list[int] = []
-        self.is_out = False
+        self.is_released = False
 
 
 class FinishedBars:
-    """The lines of one node on their way to the console.
+    """The lines that finished bars leave, on their way from one node to the console.
 
     Such a line waits for those of the other ranks that draw bars, WAIT seconds at most. The lines of each rank keep their order:
     what a rank writes after its bar waits with it.
@@ -259,8 +260,8 @@ class FinishedBars:
 
     def __init__(self) -> None:
         self._drawing: dict[Stream, set[int]] = {stream: set() for stream in Stream}  # the ranks that draw bars
-        self._waiting: list[_Line] = []  # the one that is due first, first
-        self._held: dict[_Writer, list[_Line | bytes]] = {}
+        self._waiting: list[_Line] = []  # the first is due first
+        self._held: dict[_Writer, list[_Line | bytes]] = {}  # lines and other blocks behind them, in order
 
     @property
     def deadline(self) -> float | None:
@@ -279,17 +280,17 @@ class FinishedBars:
         for line in re.findall(rb"[^\n]*\n", block):
             # a longer line is no bar, and of one of megabytes the search takes seconds
             text = line.decode(errors="replace") if len(line) <= 4 * LONGEST else ""
-            held.append(self._join(rank, stream, line, said(text), at) if is_complete(text) else line)
-        return self._released(at)
+            held.append(self._join(rank, stream, line, wording(text), at) if is_complete(text) else line)
+        return self._release_due(at)
 
-    def draws(self, rank: int, stream: Stream) -> None:
-        """Note that a rank draws bars: the others' wait for its."""
+    def note_drawing(self, rank: int, stream: Stream) -> None:
+        """Note that a rank draws bars: the lines of other ranks wait for those that its bars will leave."""
         self._drawing[stream].add(rank)
 
     def _join(self, rank: int, stream: Stream, line: bytes, key: str, at: float) -> _Line:
         """Add a rank to a waiting line with this key, or let the line wait for other ranks."""
-        own = [at for at, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
-        # an earlier one would come before what the rank wrote before
+        own = [index for index, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
+        # a line before the rank's last one would come before lines that the rank wrote before
         for waiting in self._waiting[own[-1] + 1 if own else 0 :]:
             if waiting.stream is stream and waiting.key == key:
                 waiting.ranks.append(rank)
@@ -299,49 +300,50 @@ class FinishedBars:
         self._waiting.append(new)
         return new
 
-    def end(self, rank: int, stream: Stream, at: float) -> list[Block]:
-        """Note that a stream has ended; return what need not wait for it."""
+    def end_stream(self, rank: int, stream: Stream, at: float) -> list[Block]:
+        """Note that a stream has ended; return the lines that have waited for it alone."""
         self._drawing[stream].discard(rank)
-        return self._released(at)
+        return self._release_due(at)
 
     def flush(self, at: float) -> list[Block]:
-        """Return what has waited until this time."""
-        return self._released(at)
+        """Return the lines that have waited long enough at this time."""
+        return self._release_due(at)
 
-    def _released(self, at: float) -> list[Block]:
+    def _release_due(self, at: float) -> list[Block]:
         """Return the lines that have waited long enough, or that all ranks have joined."""
         blocks: list[Block] = []
         # a line may stand behind another that waits: then it waits for as long
         for line in self._waiting:
             is_due = at >= line.due or self._drawing[line.stream].issubset(line.ranks)
-            if is_due and not line.is_out:  # it may have gone with another
-                self._release(line, blocks)
-        self._waiting = [line for line in self._waiting if not line.is_out]
+            if is_due and not line.is_released:  # else it stood before another that was due
+                self._release_line(line, blocks)
+        self._waiting = [line for line in self._waiting if not line.is_released]
         for writer in list(self._held):
-            self._pass(writer, blocks)
+            self._pass_on(writer, blocks)
         return blocks
 
-    def _release(self, line: _Line, blocks: list[Block]) -> None:
-        """Show a line, after all that its ranks have written before."""
-        line.is_out = True
+    def _release_line(self, line: _Line, blocks: list[Block]) -> None:
+        """Add a line to `blocks`, behind all that its ranks have written before."""
+        line.is_released = True
         for rank in line.ranks:
             held = self._held.get((rank, line.stream), [])
             while line in held and held[0] is not line:
                 first = held[0]
-                if isinstance(first, _Line) and not first.is_out:
-                    self._release(first, blocks)
+                if isinstance(first, _Line) and not first.is_released:
+                    self._release_line(first, blocks)
                 else:
-                    self._pass_first(rank, line.stream, blocks)
+                    self._pass_on_first(rank, line.stream, blocks)
         blocks.append((tuple(sorted(line.ranks)), line.stream, line.line))
 
-    def _pass(self, writer: _Writer, blocks: list[Block]) -> None:
+    def _pass_on(self, writer: _Writer, blocks: list[Block]) -> None:
+        """Add to `blocks` what no longer stands behind a line that waits."""
         held = self._held[writer]
-        while held and (isinstance(held[0], bytes) or held[0].is_out):
-            self._pass_first(*writer, blocks)
+        while held and (isinstance(held[0], bytes) or held[0].is_released):
+            self._pass_on_first(*writer, blocks)
         if not held:
             del self._held[writer]
 
-    def _pass_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
+    def _pass_on_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
         first = self._held[rank, stream].pop(0)
         if isinstance(first, bytes):
             blocks.append(((rank,), stream, first))

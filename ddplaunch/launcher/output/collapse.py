@@ -14,6 +14,8 @@ Group = tuple[Stream, tuple[int, ...], bytes]  # the ranks, ascending, that wrot
 
 
 class _Entry:
+    """A line and the ranks that have written it."""
+
     __slots__ = ("at", "last_of", "line", "ranks", "stream")
 
     def __init__(self, stream: Stream, line: bytes, at: float, rank: int) -> None:
@@ -25,9 +27,9 @@ class _Entry:
 
 
 class _Writers:
-    """The ranks that write to a stream: the last entry of each, and how many live ones have joined none of those held."""
+    """The ranks that write to a stream: the last entry of each, and how many live ones have joined none that is held."""
 
-    __slots__ = ("behind", "last", "live")
+    __slots__ = ("last", "live", "number_missing")
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.last = dict.fromkeys(ranks, -1)
@@ -36,7 +38,7 @@ class _Writers:
     def expect_all(self) -> None:
         """Wait for all of them; no line is held."""
         self.live = set(self.last)
-        self.behind = len(self.live)
+        self.number_missing = len(self.live)
 
 
 class Collapse:
@@ -50,7 +52,7 @@ class Collapse:
         """Wait for lines of these ranks on these streams, until each stream has ended."""
         self._entries: dict[int, _Entry] = {}  # by number, ascending without gaps
         self._oldest = 0  # number of the first entry
-        self._next = 0
+        self._next = 0  # number of the next entry
         self._held = 0  # bytes
         self._numbers: dict[tuple[Stream, bytes], list[int]] = {}  # where a line stands; the first may be gone
         ranks: dict[Stream, list[int]] = {stream: [] for stream in Stream}
@@ -73,16 +75,17 @@ class Collapse:
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
         if rank in writers.live:
-            self._leave(writers, rank)
+            self._leave_last_entry(writers, rank)
             self._entries[number].last_of += 1
         writers.last[rank] = number
         return self.flush(at)
 
-    def _leave(self, writers: _Writers, rank: int) -> None:
+    def _leave_last_entry(self, writers: _Writers, rank: int) -> None:
+        """Count a live rank no longer where it stood: at its last entry, or among those that have joined none."""
         if (entry := self._entries.get(writers.last[rank])) is not None:
             entry.last_of -= 1
         else:
-            writers.behind -= 1
+            writers.number_missing -= 1
 
     def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
         """Add a rank to the same line of other ranks, behind the entry `after`; return the number of the entry."""
@@ -102,12 +105,12 @@ class Collapse:
         self._held += len(line) + 1
         return number
 
-    def end(self, rank: int, stream: Stream, at: float) -> list[Group]:
-        """Wait for this rank no longer."""
+    def end_stream(self, rank: int, stream: Stream, at: float) -> list[Group]:
+        """Wait for this rank no longer on this stream; return the groups that need no longer wait."""
         ended = self._writers[stream]
         if rank in ended.live:
             ended.live.remove(rank)
-            self._leave(ended, rank)
+            self._leave_last_entry(ended, rank)
         groups = self.flush(at)
         if not any(writers.live for writers in self._writers.values()):
             for writers in self._writers.values():  # the next generation, if there is one
@@ -121,7 +124,7 @@ class Collapse:
         key: tuple[Stream, list[int]] | None = None
         while self._entries:
             entry = self._entries[self._oldest]
-            if self._writers[entry.stream].behind and at < entry.at + WAIT and self._held <= MAX_HELD:
+            if self._writers[entry.stream].number_missing and at < entry.at + WAIT and self._held <= MAX_HELD:
                 break
             self._forget(entry)
             entry.ranks.sort()
@@ -135,10 +138,11 @@ class Collapse:
         return groups
 
     def _forget(self, entry: _Entry) -> None:
+        """Hold the oldest entry no more; live ranks that wrote it last have now joined none that is held."""
         same = (entry.stream, entry.line)
         if self._numbers[same][-1] == self._oldest:
             del self._numbers[same]
-        self._writers[entry.stream].behind += entry.last_of
+        self._writers[entry.stream].number_missing += entry.last_of
         del self._entries[self._oldest]
         self._oldest += 1
         self._held -= len(entry.line) + 1

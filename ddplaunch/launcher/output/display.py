@@ -92,29 +92,30 @@ class Display:
             shown = {rank: worker for rank, worker in shown.items() if rank == 0}
         self._shown = shown
         self._terminal = terminal
-        self._bare = mode in ("raw", "rank0")
-        self._templated = bool(template)
+        self._unprefixed = mode in ("raw", "rank0")
+        self._has_template = bool(template)
         self._stamp = stamp
         # other nodes may share the console, so a single worker of this node need not be the only one there
         here = world_size is None or len(ranks) >= world_size
-        self._alone = len(shown) == 1 and (mode == "rank0" or here) and stamp is None
+        # whether one worker has the console for itself
+        self._is_only = len(shown) == 1 and (mode == "rank0" or here) and stamp is None
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
-        self._due: float | None = None  # not after the first of these: each piece would cost as much as all of them
+        # not after the first deadline of these; to find the first for each piece would cost too much
+        self._due: float | None = None
         self._whole_lines = whole_lines
-        self._live = () if self._bare and not whole_lines else live
+        self._live = () if self._unprefixed and not whole_lines else live
         self._bars: dict[_Writer, Lines] = {}  # those that draw one
         self.bars_moved = False  # since the caller has set this to False
-        self.bar_ended = False
+        self.bar_ended = False  # the same
         self._tracebacks: Tracebacks | None = None  # where some are folded
-        self._folds_equal = folds_following and not self._alone and not self._bare
+        self._folds_equal = folds_following and not self._is_only and not self._unprefixed
         self._folds_following = self._folds_equal and Stream.ERR in terminal
-        self.is_kept: Callable[[], bool] = lambda: (
-            False
-        )  # whether all that is shown is in logs too; set by whom writes them
+        # whether all that is shown is in logs too; the writer of the logs sets this
+        self.is_kept: Callable[[], bool] = lambda: False
         self._finished: FinishedBars | None = None  # since the first bar
         self._collapse: Collapse | None = None
-        if mode == "collapse" and not self._alone:
+        if mode == "collapse" and not self._is_only:
             from ddplaunch.launcher.output.collapse import Collapse  # few jobs ask for it
 
             self._collapse = Collapse((rank, stream) for rank, worker in shown.items() for stream in worker.streams)
@@ -132,39 +133,39 @@ class Display:
     def feed(self, rank: int, stream: Stream, data: bytes, at: float) -> Chunks:
         """Take what was read from a worker at this time (monotonic seconds); return what to write, in order."""
         reader = self._reader(rank, stream)
-        return [] if reader is None else self._show(rank, stream, reader.feed(data, at), at, reader)
+        return [] if reader is None else self._pass_block(rank, stream, reader.feed(data, at), at, reader)
 
-    def end(self, rank: int, stream: Stream, at: float) -> Chunks:
-        """Take the end of a stream; its last line is shown even without a newline."""
+    def end_stream(self, rank: int, stream: Stream, at: float) -> Chunks:
+        """Take the end of a stream; return what to write: its last line too, even without a newline."""
         reader = self._reader(rank, stream)
         if reader is None:
             return []
         del self._streams[rank, stream]  # a restarted worker gets a new one
-        self._wait_no_more(rank, stream)
+        self._forget_deadline(rank, stream)
         self._note_bar(rank, stream, None)
-        chunks = self._show(rank, stream, reader.end(), at, reader, has_ended=True)
+        chunks = self._pass_block(rank, stream, reader.end(), at, reader, has_ended=True)
         if self._tracebacks is not None and stream is Stream.ERR:
-            chunks += self._put(rank, stream, self._tracebacks.end(rank, at), at)
+            chunks += self._prefix_block(rank, stream, self._tracebacks.end_stream(rank, at), at)
         if self._finished is not None:
-            chunks += self._put_blocks(self._finished.end(rank, stream, at), at)
+            chunks += self._prefix_blocks(self._finished.end_stream(rank, stream, at), at)
         if self._collapse is not None:
-            chunks += self._label(self._collapse.end(rank, stream, at), at)
+            chunks += self._prefix_groups(self._collapse.end_stream(rank, stream, at), at)
         return chunks
 
-    def interrupted(self) -> None:
-        """Note that the workers get Ctrl-C: of the tracebacks that this brings about, one line is shown for all."""
-        if (tracebacks := self._foldable()) is not None:
-            tracebacks.interrupted()
+    def note_interrupt(self) -> None:
+        """Note that the workers get Ctrl-C: one line is shown for all tracebacks that follow from it."""
+        if (tracebacks := self._make_tracebacks()) is not None:
+            tracebacks.note_interrupt()
 
     @property
     def folds_following(self) -> bool:
-        """Whether `failed` is to be called."""
+        """Whether `note_failed` is to be called."""
         return self._folds_following
 
-    def failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
+    def note_failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
         """Note that these workers have failed, or one of another node: tracebacks of others may follow from that."""
-        if self._folds_following and (tracebacks := self._foldable()) is not None:
-            tracebacks.failed(ranks, elsewhere=elsewhere)
+        if self._folds_following and (tracebacks := self._make_tracebacks()) is not None:
+            tracebacks.note_failed(ranks, elsewhere=elsewhere)
 
     def restart(self) -> None:
         """Note that other workers take the places of those that have ended."""
@@ -173,10 +174,11 @@ class Display:
 
     def release(self, at: float) -> Chunks:
         """Return the tracebacks that are still held, since no worker is left that could explain them."""
-        return self._put_blocks(_of_stderr(self._tracebacks.flush(inf)), at) if self._tracebacks is not None else []
+        return self._prefix_blocks(_of_stderr(self._tracebacks.flush(inf)), at) if self._tracebacks is not None else []
 
-    def _foldable(self) -> Tracebacks | None:
-        if self._tracebacks is None and not self._alone and not self._bare:
+    def _make_tracebacks(self) -> Tracebacks | None:
+        """Return what folds tracebacks, made at the first call; None where each traceback is shown."""
+        if self._tracebacks is None and not self._is_only and not self._unprefixed:
             with suppress(Exception):  # its file may be gone, or of another version: then each traceback is shown
                 from ddplaunch.launcher.output.tracebacks import Tracebacks  # most jobs end by themselves
 
@@ -194,18 +196,18 @@ class Display:
         chunks: Chunks = []
         if self._due is not None and at >= self._due:
             for (rank, stream), reader in list(self._waiting.items()):
-                chunks += self._show(rank, stream, reader.flush(at), at, reader)
+                chunks += self._pass_block(rank, stream, reader.flush(at), at, reader)
             self._due = soonest(*(reader.deadline for reader in self._waiting.values()))
         if self._tracebacks is not None:
-            chunks += self._put_blocks(_of_stderr(self._tracebacks.flush(at)), at)
+            chunks += self._prefix_blocks(_of_stderr(self._tracebacks.flush(at)), at)
         if self._finished is not None:
-            chunks += self._put_blocks(self._finished.flush(at), at)
+            chunks += self._prefix_blocks(self._finished.flush(at), at)
         if self._collapse is not None:
-            chunks += self._label(self._collapse.flush(at), at)
+            chunks += self._prefix_groups(self._collapse.flush(at), at)
         return chunks
 
     def bars(self) -> list[Bar]:
-        """The bars that are to be shown in place."""
+        """Return the bars that are to be shown in place."""
         from ddplaunch.launcher.output.bars import OPEN, Bar, row_text  # most jobs draw none
 
         return [
@@ -227,6 +229,7 @@ class Display:
                 self._note_bar(rank, stream, reader)
 
     def _note_bar(self, rank: int, stream: Stream, reader: _Reader | None) -> None:
+        """Note whether the reader of this stream has a bar now, or an open line, to be shown in place."""
         if isinstance(reader, Lines) and reader.is_bar:
             self._bars[rank, stream] = reader
             self.bars_moved = True
@@ -234,7 +237,7 @@ class Display:
             self.bars_moved = self.bar_ended = True
 
     def _reader(self, rank: int, stream: Stream) -> _Reader | None:
-        """Return the reader that makes lines of a worker's stream, a new one at first; None if the stream is not shown."""
+        """Return the reader that makes lines of a worker's stream, made at the first call; None if the stream is not shown."""
         worker = self._shown.get(rank)
         if worker is None or stream not in worker.streams:
             return None
@@ -247,78 +250,82 @@ class Display:
         """Return a reader as the mode of the console wants it: the class has a table of them."""
         if self._whole_lines:
             return Lines(live=stream in self._live)
-        if self._alone and self._bare:
+        if self._is_only and self._unprefixed:
             return _RawReader(terminal=stream in self._terminal)
-        if self._alone and stream not in self._live:
+        if self._is_only and stream not in self._live:
             return LoneLines(self._prefixes[stream].of((rank,)))
-        if self._bare and self._stamp is None:
+        if self._unprefixed and self._stamp is None:
             return LoneLines(_NO_PREFIX)
         return Lines(live=stream in self._live)
 
-    def _show(
+    def _pass_block(
         self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader, *, has_ended: bool = False
     ) -> Chunks:
-        """Return what to show of a block: bars, tracebacks and equal lines of several ranks are put together."""
+        """Return what to show now of a block from a reader; bars, tracebacks and equal lines of several ranks become one."""
         if not has_ended:
             self._note_drawn(rank, stream, reader)
             if stream in self._live:
                 self._note_bar(rank, stream, reader)
             if reader.deadline is None:
-                self._wait_no_more(rank, stream)
+                self._forget_deadline(rank, stream)
             else:
                 self._waiting[rank, stream] = reader
                 self._due = soonest(self._due, reader.deadline)
         if not block:
             return []
-        if not self._bare and not self._templated:
+        if not self._unprefixed and not self._has_template:
             block = without_torchs(rank, block)
         if stream is Stream.ERR:
             if self._tracebacks is None and self._folds_equal and b"Traceback (" in block:
-                self._foldable()
+                self._make_tracebacks()
             if self._folds_equal and _MODULES in block and self.is_kept():
                 block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
             if self._tracebacks is not None:
                 block = self._tracebacks.feed(rank, block, at)
         if self._finished is None or not block:
-            return self._put(rank, stream, block, at)
+            return self._prefix_block(rank, stream, block, at)
         drawn = isinstance(reader, Lines) and reader.drew
-        return self._put_blocks(self._finished.feed(rank, stream, block, at, drawn=drawn), at)
+        return self._prefix_blocks(self._finished.feed(rank, stream, block, at, drawn=drawn), at)
 
     def _note_drawn(self, rank: int, stream: Stream, reader: _Reader) -> None:
-        """Have the end of a bar wait for those of other ranks."""
-        if self._alone or self._bare or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
+        """Note that a rank draws bars, so that the lines that they leave wait for those of other ranks."""
+        if self._is_only or self._unprefixed or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
             return
         if self._finished is None:
             from ddplaunch.launcher.output.bars import FinishedBars  # most jobs draw none
 
             self._finished = FinishedBars()
-        self._finished.draws(rank, stream)
+        self._finished.note_drawing(rank, stream)
 
-    def _put_blocks(self, blocks: list[Block], at: float) -> Chunks:
+    def _prefix_blocks(self, blocks: list[Block], at: float) -> Chunks:
+        """Return blocks with the prefix of their ranks; those of one rank may wait for other ranks to join."""
         chunks: Chunks = []
         for ranks, stream, block in blocks:
-            chunks += (
-                self._put(ranks[0], stream, block, at) if len(ranks) == 1 else self._label([(stream, ranks, block)], at)
-            )
+            if len(ranks) == 1:
+                chunks += self._prefix_block(ranks[0], stream, block, at)
+            else:
+                chunks += self._prefix_groups([(stream, ranks, block)], at)
         return chunks
 
-    def _wait_no_more(self, rank: int, stream: Stream) -> None:
+    def _forget_deadline(self, rank: int, stream: Stream) -> None:
+        """Note that the reader of this stream holds nothing back."""
         self._waiting.pop((rank, stream), None)
         if not self._waiting:
             self._due = None
 
-    def _put(self, rank: int, stream: Stream, block: bytes, at: float) -> Chunks:
+    def _prefix_block(self, rank: int, stream: Stream, block: bytes, at: float) -> Chunks:
         """Return a block with the prefix of its rank, or keep its lines for other ranks to join."""
         if not block:
             return []
         if self._collapse is not None:
-            return self._label(self._collapse.feed(rank, stream, block, at), at)
+            return self._prefix_groups(self._collapse.feed(rank, stream, block, at), at)
         before = self._stamp(at) if self._stamp is not None else b""
-        if self._alone or self._bare:
+        if self._is_only or self._unprefixed:
             return [(stream, _NO_PREFIX.add(block, before) if before else block)]
         return [(stream, self._prefixes[stream].of((rank,)).add(block, before))]
 
-    def _label(self, groups: list[Group], at: float) -> Chunks:
+    def _prefix_groups(self, groups: list[Group], at: float) -> Chunks:
+        """Return blocks with the prefix of their ranks."""
         before = self._stamp(at) if self._stamp is not None else b""
         return [(stream, self._prefixes[stream].of(ranks).add(block, before)) for stream, ranks, block in groups]
 

@@ -17,7 +17,7 @@ from ddplaunch.system.loop.deadline import soonest
 if TYPE_CHECKING:
     from ddplaunch.launcher.output.bars import Bar, BarFeed
 
-_NODES_AT_ONCE = 8  # whose bars pass on as often as is seen; of more nodes, less often
+_NODES_AT_ONCE = 8  # nodes that pass their bars on at the full rate; more nodes do so less often
 TAIL = 1 << 16  # bytes of stderr kept: faulthandler writes some thousands after the reason of a crash
 _RECENT = 500  # bytes kept of what each worker wrote last
 
@@ -27,10 +27,10 @@ Put = Callable[[Stream, bytes], None]
 
 
 class LineFilter:
-    """Pass on the lines that contain any needle; case-sensitive, no patterns.
+    """Passes on the lines that contain any needle; case-sensitive, no patterns.
 
     As in torchrun (torch/distributed/elastic/multiprocessing/tail_log.py, which reads with universal newlines) a
-    carriage return ends a line too, and each line comes out with a newline. One that is too long to be held is cut.
+    carriage return ends a line too, and each line comes out with a newline. A line that is too long to be held is cut.
     """
 
     __slots__ = ("_needles", "_rest", "_returned")
@@ -63,6 +63,7 @@ class LineFilter:
         return self._matching(block)
 
     def _matching(self, block: bytes) -> bytes:
+        """Return the lines of a block that contain a needle."""
         if not any(needle in block for needle in self._needles):
             return b""  # nearly always, and much faster than line by line
         return b"".join(
@@ -76,16 +77,16 @@ def without_escapes(data: bytes) -> bytes:
 
 
 class PlainText:
-    """One stream: each piece is passed on at once, except while a bar is drawn, of which a state comes now and then.
+    """Passes on the pieces of one stream at once, but of a bar that is drawn only a state now and then.
 
-    A state ends with a carriage return, as tqdm's do in any log: whatever renders the log finds the last.
+    A state ends with a carriage return, as tqdm's do in any log: whatever renders the log finds the last one.
     """
 
     __slots__ = ("_lines", "_passed")
 
     def __init__(self) -> None:
         self._lines = Lines(end_of_state=b"\r")
-        self._passed = b""  # of the line that has not ended
+        self._passed = b""  # the part of the unended line that was passed on
 
     @property
     def deadline(self) -> float | None:
@@ -94,29 +95,30 @@ class PlainText:
 
     def feed(self, data: bytes, at: float) -> bytes:
         """Take a piece read at this time; return what the log gets."""
-        return self._pass(self._lines.feed(data, at), self._lines.beginning)
+        return self._pass_on(self._lines.feed(data, at), self._lines.beginning)
 
     def flush(self, at: float) -> bytes:
         """Return what is due at this time."""
-        return self._pass(self._lines.flush(at), self._lines.beginning)
+        return self._pass_on(self._lines.flush(at), self._lines.beginning)
 
     def end(self) -> bytes:
         """Return what is left; the last line ends as the worker left it."""
         beginning = self._lines.beginning
         last = self._lines.end()
-        return self._pass(last[:-1] if beginning and last == beginning + b"\n" else last, b"")
+        return self._pass_on(last[:-1] if beginning and last == beginning + b"\n" else last, b"")
 
-    def _pass(self, block: bytes, beginning: bytes) -> bytes:
+    def _pass_on(self, block: bytes, beginning: bytes) -> bytes:
+        """Return what the log gets of ended lines, and of the beginning of the next line."""
         if block:
-            block, self._passed = _after(self._passed, block), b""
-        # of a link only the whole is known
+            block, self._passed = _continue_line(self._passed, block), b""
+        # a link is removed once it is whole
         if beginning and len(beginning) <= _LONGEST and b"\x1b]" not in beginning:
-            block, self._passed = block + _after(self._passed, beginning), beginning
+            block, self._passed = block + _continue_line(self._passed, beginning), beginning
         return without_escapes(block)
 
 
-def _after(passed: bytes, text: bytes) -> bytes:
-    """Return what follows the part of a line that was passed on, or what overwrites it."""
+def _continue_line(passed: bytes, text: bytes) -> bytes:
+    """Return the rest of a line of which `passed` was passed on; the whole, behind a carriage return, if it has changed."""
     return text[len(passed) :] if text.startswith(passed) else b"\r" + text
 
 
@@ -157,7 +159,7 @@ class Output:
         self.dropped = 0  # bytes so far
         self._hidden = False  # nothing is shown: a debugger has the terminal
         self._status: tuple[Bar, ...] = ()  # shown in place until a worker writes
-        self._asker = -1  # the rank that reads the terminal
+        self._terminal_rank = -1  # that reads the terminal
         self._awaited_input: Callable[[], str | None] | None = None
         self._awaited: str | None = None  # what `_awaited_input` returned when the prompt appeared
 
@@ -170,8 +172,11 @@ class Output:
         self._logs.update(((rank, stream), log) for stream, log in zip(Stream, logs or (), strict=False))
 
     def expect_prompts(self, rank: int, awaited_input: Callable[[], str | None]) -> None:
-        """Take which worker reads the terminal, and what says that it waits there, as `terminal.awaited_input` does."""
-        self._asker, self._awaited_input, self._awaited = rank, awaited_input, None
+        """Leave the answered prompts of this worker, which reads the terminal, on the screen.
+
+        `awaited_input` returns in which read(2) it waits there, as `terminal.awaited_input` does.
+        """
+        self._terminal_rank, self._awaited_input, self._awaited = rank, awaited_input, None
 
     def _note_answer(self, at: float) -> None:
         """Leave a prompt and its answer on the screen once the user has answered, so that no bar is drawn over them.
@@ -181,15 +186,15 @@ class Output:
         if self._put_bars is None or self._awaited_input is None:
             return
         if self._awaited is None:
-            self._awaited = self._awaited_input() if self._display.has_prompt(self._asker) else None
-        elif not self._display.has_prompt(self._asker):
+            self._awaited = self._awaited_input() if self._display.has_prompt(self._terminal_rank) else None
+        elif not self._display.has_prompt(self._terminal_rank):
             self._awaited = None
         elif self._awaited_input() != self._awaited:
             from ddplaunch.launcher.output.bars import ANSWERED, Bar, pack
 
             self._awaited = None
-            if not self._hidden and self._put_bars(pack([Bar((self._asker,), "", ANSWERED)])):
-                self._display.answered(self._asker)
+            if not self._hidden and self._put_bars(pack([Bar((self._terminal_rank,), "", ANSWERED)])):
+                self._display.answered(self._terminal_rank)
                 self._note_bars(self._put_bars, at)
 
     def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], log: Log) -> None:
@@ -198,8 +203,8 @@ class Output:
         for rank, header in headers.items():
             self._filters[rank, stream] = (LineFilter(needles), Prefix(header.encode()), log)
 
-    def received(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
-        """Take what a worker wrote."""
+    def on_output(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
+        """Write what a worker wrote to its logs, and show it."""
         self._note_answer(at)
         self.written_at[rank] = at
         self.written[rank] += len(data)
@@ -230,31 +235,31 @@ class Output:
             if lines := filter_.feed(data):
                 file.write(header.add(lines))
 
-    def interrupted(self) -> None:
+    def note_interrupt(self) -> None:
         """Note that the workers get Ctrl-C."""
-        self._display.interrupted()
+        self._display.note_interrupt()
 
-    def failed(self, ranks: Callable[[], Collection[int]] = tuple, *, elsewhere: bool = False) -> None:
-        """Note that workers have failed, those that `ranks` finds, or one of another node."""
+    def note_failed(self, ranks: Callable[[], Collection[int]] = tuple, *, elsewhere: bool = False) -> None:
+        """Note that workers have failed: those that `ranks` returns, or one on another node."""
         if self._display.folds_following and self.is_kept:
-            self._display.failed(ranks(), elsewhere=elsewhere)
+            self._display.note_failed(ranks(), elsewhere=elsewhere)
 
     def release(self, at: float) -> None:
-        """Show what waits for other workers to explain it: all have ended."""
+        """Show the tracebacks that are still held: all workers have ended."""
         self._show(self._display.release(at), at)
 
     def restart(self) -> None:
         """Note that a generation begins."""
         self._display.restart()
 
-    def ended(self, rank: int, stream: Stream, at: float) -> None:
-        """Note that the stream has ended."""
+    def end_stream(self, rank: int, stream: Stream, at: float) -> None:
+        """Note that a stream has ended: show and write what is left of it, and close its log."""
         if (rank, stream) in self._ended:
             return
         self._ended.add((rank, stream))
         if (plain := self._plain.pop((rank, stream), None)) is not None:
             self._write(rank, stream, plain.end())
-        self._show(self._display.end(rank, stream, at), at)
+        self._show(self._display.end_stream(rank, stream, at), at)
         if (rank, stream) in self._filters:
             filter_, header, file = self._filters[rank, stream]
             if lines := filter_.end():
@@ -271,7 +276,7 @@ class Output:
         self._filters.clear()
 
     def tail(self, rank: int) -> str:
-        """The last lines of a worker's stderr."""
+        """Return the last lines of a worker's stderr."""
         tail = bytes(self._tails.get(rank, b"")[-TAIL:])
         if len(tail) == TAIL:
             tail = tail.partition(b"\n")[2]
@@ -304,15 +309,15 @@ class Output:
         from ddplaunch.launcher.output.bars import Bar  # none without a terminal
 
         self._status = (Bar(ranks, text),) if text else ()
-        self._feed(self._put_bars).update(at)
+        self._bar_feed(self._put_bars).update(at)
 
     def show_bars_again(self, at: float) -> None:
-        """Pass on the bars once more: the terminal has another size, or other things on it."""
+        """Pass the bars on once more: the terminal has another size, or another program has written to it."""
         if self._bars is not None and not self._hidden:
             self._bars.repeat(at)
 
     def hide(self, hidden: bool) -> None:
-        """Show nothing, not even progress bars, or go on: the logs have all."""
+        """Show nothing, not even progress bars, or show again what comes; the logs have all."""
         if hidden and not self._hidden and self._put_bars is not None and self._bars is not None:
             self._put_bars(b"")
         self._hidden = hidden
@@ -330,13 +335,15 @@ class Output:
                 self._put(stream, shown)
 
     def _note_bars(self, put_bars: Callable[[bytes], bool], at: float) -> None:
+        """Have bars that have changed passed on."""
         if self._display.bar_ended:
-            self._feed(put_bars).update(at)  # first, since it may now come as a line
+            self._bar_feed(put_bars).update(at)  # before the line that the bar may have become
         else:
-            self._feed(put_bars).changed(at)
+            self._bar_feed(put_bars).note_change(at)
         self._display.bars_moved = self._display.bar_ended = False
 
-    def _feed(self, put_bars: Callable[[bytes], bool]) -> BarFeed:
+    def _bar_feed(self, put_bars: Callable[[bytes], bool]) -> BarFeed:
+        """Return what passes bars on, made at the first call."""
         if self._bars is None:
             from ddplaunch.launcher.output.bars import INTERVAL, BarFeed  # most jobs draw none
 

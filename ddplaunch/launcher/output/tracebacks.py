@@ -1,7 +1,7 @@
-"""Folds tracebacks that say what is told already, each into a line: of Ctrl-C, of a peer that ended, of an error shown before.
+"""Folds tracebacks that say nothing new, each into a line: of Ctrl-C, of a peer that ended, of an error shown before.
 
-Pure. The logs have all of them whole. A traceback that may follow from the failure of another worker is held until that failure
-is known, for LONGEST seconds at most; of those that follow from each other, the first is shown whole.
+Pure. The logs have all tracebacks whole. A traceback that may follow from another worker's failure is held until that failure is
+known, for LONGEST seconds at most; of those that follow from each other, the first is shown whole.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import inf
 
 from msgspec import Struct
 
-from ddplaunch.launcher.decide.first_failure import follows
+from ddplaunch.launcher.decide.first_failure import follows_another
 from ddplaunch.spec.outcome import WorkerError
 
 SETTLE = 0.2  # seconds in which other tracebacks of the same failure come
@@ -34,13 +34,13 @@ Shown = tuple[tuple[int, ...], bytes]  # the ranks, ascending, whose lines these
 
 
 class _Traceback:
-    """One of a rank, from its first line on, with what the rank has written after it."""
+    """A traceback of a rank, from its first line on, with what the rank has written after it."""
 
     __slots__ = ("at", "exception", "follows", "later", "lines", "rank")
 
     def __init__(self, rank: int, line: bytes, at: float) -> None:
         self.rank = rank
-        self.at = at  # of its last line
+        self.at = at  # when its last line came
         self.lines = [line]
         self.exception = b""  # the line that ends it, once that is there
         self.follows = False
@@ -71,19 +71,19 @@ class _Traceback:
 
 
 class _Folded(Struct):
-    """Equal ones of several ranks."""
+    """Equal tracebacks of several ranks."""
 
     first: _Traceback
     due: float
     ranks: list[int]
 
     def shown(self) -> Shown:
-        """Return the line that stands for all of them."""
+        """Return the line that stands for all these tracebacks."""
         ranks = tuple(sorted(self.ranks))
         if self.first.is_interrupt:
             return ranks, b"KeyboardInterrupt%b\n" % self.first.place
         text = _summary(self.first.exception)
-        if len(ranks) > 1:  # each has lost another connection
+        if len(ranks) > 1:  # each rank names the address of another connection
             text = re.sub(rb" \[[^][]*\]:\d+", b"", text)
         return ranks, b"%b,%b   (-v shows the traceback)\n" % (text, self.first.place)
 
@@ -99,24 +99,24 @@ class Tracebacks:
         self._folds_interrupts = False
         self._open: dict[int, _Traceback] = {}  # by rank: being written
         self._held: dict[int, _Traceback] = {}  # by rank: follows from a failure that is not known yet
-        self._folded: dict[bytes, _Folded] = {}  # what is to be shown of those that are folded
-        self._failed: set[int] = set()
-        self._is_told = False  # a failure from which others follow is known, or shown
+        self._folded: dict[bytes, _Folded] = {}  # whose line is to be shown, by what equal ones have in common
+        self._failed: set[int] = set()  # ranks
+        self._cause_is_shown = False  # a failure from which others follow was shown, or is on another node
 
     def restart(self) -> None:
         """Forget which workers have failed: others take their places."""
         self._failed.clear()
         self._shown.clear()
-        self._is_told = False
+        self._cause_is_shown = False
 
-    def interrupted(self) -> None:
+    def note_interrupt(self) -> None:
         """Note that the workers get Ctrl-C."""
         self._folds_interrupts = True
 
-    def failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
+    def note_failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
         """Note that these workers have failed, or one on another node has."""
         self._failed.update(ranks)
-        self._is_told = self._is_told or elsewhere
+        self._cause_is_shown = self._cause_is_shown or elsewhere
 
     @property
     def deadline(self) -> float | None:
@@ -131,7 +131,8 @@ class Tracebacks:
 
     @property
     def _knows_cause(self) -> bool:
-        return self._is_told or not self._failed.issubset(self._held)
+        """Whether a failure is known from which the held tracebacks follow: a rank has failed without a held one."""
+        return self._cause_is_shown or not self._failed.issubset(self._held)
 
     def feed(self, rank: int, block: bytes, at: float) -> bytes:
         """Take whole lines of a rank; return what to show now, which may begin with lines that were held back before."""
@@ -143,14 +144,14 @@ class Tracebacks:
         lines = block.splitlines(keepends=True)
         shown = b""
         for number, line in enumerate(lines):
-            shown += self._line(rank, line, at)
+            shown += self._feed_line(rank, line, at)
             if rank in self._held:
                 self._held[rank].later += lines[number + 1 :]
                 break
         return shown
 
-    def _line(self, rank: int, line: bytes, at: float) -> bytes:
-        """Take one line; return what to show now: nothing while the line belongs to a traceback that may be folded."""
+    def _feed_line(self, rank: int, line: bytes, at: float) -> bytes:
+        """Take one line of a rank; return what to show now: nothing while the line belongs to a traceback that may be folded."""
         text = line.rstrip(b"\r\n")
         one = self._open.get(rank)
         if one is None:
@@ -159,57 +160,58 @@ class Tracebacks:
                 return b""
             return line
         one.at = at
-        if text == _BEGINS and one.exception and not one.lines[-1].strip():  # chained to the one before
+        is_chained = text == _BEGINS and one.exception and not one.lines[-1].strip()  # to the traceback before
+        is_behind = one.exception and text and not text.startswith(_CHAINED) and not _CPP.match(text)
+        if is_chained:
             one.exception = b""
-        elif text == _BEGINS or (one.exception and text and not text.startswith(_CHAINED) and not _CPP.match(text)):
-            shown = self._resolve(rank, at)
+        elif text == _BEGINS or is_behind:
+            shown = self._decide(rank, at)
             if rank not in self._held:
-                return shown + self._line(rank, line, at)
+                return shown + self._feed_line(rank, line, at)
             self._held[rank].later.append(line)
             return shown
         elif not one.exception and not text.startswith(b" "):
             one.exception = text
         one.lines.append(line)
-        return self._show(rank) if len(one.lines) > _MOST_LINES else b""
+        return self._pop_text(rank) if len(one.lines) > _MOST_LINES else b""
 
-    def _show(self, rank: int) -> bytes:
-        one = self._open.pop(rank)
-        return one.text
+    def _pop_text(self, rank: int) -> bytes:
+        return self._open.pop(rank).text
 
-    def _resolve(self, rank: int, at: float) -> bytes:
+    def _decide(self, rank: int, at: float) -> bytes:
         """Decide about a complete traceback: fold it, keep it until its cause is known, or return it to be shown whole."""
         one = self._open[rank]
         if self._folds_interrupts and one.is_interrupt:
             del self._open[rank]
             self._fold(one, b"interrupt", at)
-        elif self._folds_following and one.exception and _follows(one):
+        elif self._folds_following and one.exception and _may_follow(one):
             one.at = at
             self._held[rank] = self._open.pop(rank)
-        elif self._folds_equal and one.exception and self._shown_by_another(one):
+        elif self._folds_equal and one.exception and self._was_shown_by_another(one):
             del self._open[rank]
             self._fold(one, one.error, at)
         else:
-            return self._show(rank)
+            return self._pop_text(rank)
         return b""
 
-    def _shown_by_another(self, one: _Traceback) -> bool:
+    def _was_shown_by_another(self, one: _Traceback) -> bool:
         """Whether another rank has shown this error; else note that this rank shows it now."""
         if len(self._shown) >= _MOST_ERRORS:
             self._shown.clear()
         return self._shown.setdefault(one.error, one.rank) != one.rank
 
     def _fold(self, one: _Traceback, key: bytes, at: float) -> None:
-        if key in self._folded:
-            self._folded[key].ranks += [one.rank] if one.rank not in self._folded[key].ranks else []
-        else:
-            self._folded[key] = _Folded(first=one, due=at + SETTLE, ranks=[one.rank])
+        """Have a line shown for this traceback and for others with the same key."""
+        folded = self._folded.setdefault(key, _Folded(first=one, due=at + SETTLE, ranks=[]))
+        if one.rank not in folded.ranks:
+            folded.ranks.append(one.rank)
 
-    def end(self, rank: int, at: float) -> bytes:
-        """Note that the stream of a rank has ended; return what is left of it."""
-        return self._resolve(rank, at) if rank in self._open else b""
+    def end_stream(self, rank: int, at: float) -> bytes:
+        """Note that the stderr of a rank has ended; return what to show of its last traceback."""
+        return self._decide(rank, at) if rank in self._open else b""
 
     def flush(self, at: float) -> list[Shown]:
-        """Return what is due at this time; inf: all that is left."""
+        """Return what is due at this time, by ranks; inf: all that is left."""
         shown = [*self._end_silent(at), *self._release_held(at)]
         due = [key for key, one in self._folded.items() if at >= one.due]
         return [*shown, *(self._folded.pop(key).shown() for key in due)]
@@ -217,7 +219,7 @@ class Tracebacks:
     def _end_silent(self, at: float) -> list[Shown]:
         """Take tracebacks as complete if their last line is SETTLE seconds old; return those that are not folded."""
         silent = [(rank, one.at + SETTLE) for rank, one in self._open.items() if at >= one.at + SETTLE]
-        texts = [(rank, self._resolve(rank, min(at, since))) for rank, since in silent]
+        texts = [(rank, self._decide(rank, min(at, since))) for rank, since in silent]
         return [((rank,), text) for rank, text in texts if text]
 
     def _release_held(self, at: float) -> list[Shown]:
@@ -226,21 +228,25 @@ class Tracebacks:
         has_settled = any(at >= one.at + SETTLE for rank, one in self._held.items() if rank in self._failed)
         for rank, one in sorted(self._held.items(), key=lambda item: item[1].at):
             is_failure = rank in self._failed or at == inf
-            if self._knows_cause and is_failure and has_settled:  # equal ones go together
+            if (
+                self._knows_cause and is_failure and has_settled
+            ):  # together with equal ones, which may come a moment later
                 del self._held[rank]
                 self._fold(one, re.sub(rb"\d+", b"#", _summary(one.exception) + one.place), one.at)
                 if one.later:
                     shown.append(((rank,), b"".join(one.later)))
             elif at >= one.at + LONGEST:
                 del self._held[rank]
-                self._is_told = self._is_told or is_failure
+                self._cause_is_shown = self._cause_is_shown or is_failure
                 shown.append(((rank,), one.text))
         return shown
 
 
-def _follows(one: _Traceback) -> bool:
+def _may_follow(one: _Traceback) -> bool:
+    """Whether an exception follows from the failure of another worker, by its text."""
     kind, _, message = one.exception.decode(errors="replace").partition(": ")
-    return follows(WorkerError(type=kind, message=message, traceback=b"".join(one.lines).decode(errors="replace")))
+    traceback = b"".join(one.lines).decode(errors="replace")
+    return follows_another(WorkerError(type=kind, message=message, traceback=traceback))
 
 
 def _summary(exception: bytes) -> bytes:

@@ -59,7 +59,7 @@ def _warm(plan: Plan, env: Mapping[str, str]) -> str:
 
     raise_open_files()  # as the job would do, whose workers inherit it
     try:
-        found = show.kept(warm.interpreter_for(plan, token.public(env)).name)
+        found = show.state_of(warm.interpreter_for(plan, token.public(env)).name)
     except warm.CannotKeep as error:
         return f"nothing: {error}"
     except OSError:

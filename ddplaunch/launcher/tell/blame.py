@@ -9,8 +9,8 @@ from msgspec import Struct
 from ddplaunch.launcher.decide.job import SELF_ID, AgentLost, Member, Phase, State
 from ddplaunch.spec.outcome import CLOSED
 
-# how reasons begin for which an agent is lost, but for what it has sent
 OUT_OF_CONTACT = ("silent for", "has heard nothing")  # which of both sides says so first is chance
+# how the reason for a loss begins, by the kind of fault; other reasons, such as a bad message, are no fault of a machine
 KINDS = {**dict.fromkeys(OUT_OF_CONTACT, "lost"), "connection": "lost", "its health check failed": "unfit"}
 
 
@@ -33,31 +33,32 @@ class Loss(Struct, frozen=True):
 
 
 def kind_of(reason: str) -> str | None:
-    """Return of which kind of record/bad_nodes.py the fault is for which a node was lost; None: it is not the machine's."""
+    """Return the kind of fault, as in record/bad_nodes.py, for which a node was lost; None: it is no fault of the machine."""
     return next((kind for begin, kind in KINDS.items() if reason.startswith(begin)), None)
 
 
 def suspect_of(member: Member, names: Sequence[str]) -> Suspect:
-    """Return the machine of a node: by its name among those of who has started the nodes, by rank, else by its own word."""
+    """Return the machine of a node: by the name that its starter gave it, as `names` has it by rank, else by its own word."""
     if member.fixed_rank is not None and member.fixed_rank < len(names):
         return Suspect(names[member.fixed_rank], None)
     return Suspect(member.host, None if member.id == SELF_ID else member.address)
 
 
 def blamed(own: Suspect | None, others: int, losses: Sequence[Loss]) -> dict[Suspect, str]:
-    """Return who is at fault for the losses of one generation, which had so many `others`, and why; none if that cannot be told.
+    """Return which machines are at fault for the losses of one generation, and why; {} if that cannot be told.
 
-    `own` is this machine; None: the coordinator is no node of the job.
-    Nodes that are out of contact are, if more are in contact with this one. If none is, this one is: its cable may be out, and
-    the others are well. Of two nodes each has lost the other, unless one is known to have ended.
+    `own` is this machine; None: the coordinator is no node of the job. `others` is the number of other nodes.
+    The lost nodes are at fault if fewer nodes are out of contact than in contact. If all others are out of contact, this one
+    is at fault: its cable may be out. Of two nodes each has lost the other, unless one is known to have ended.
     """
-    out = max(len(losses), 1 + losses[0].silent)
-    in_contact = 1 + others - out
-    if out < in_contact or (out == in_contact == 1 and losses[0].has_ended):
+    out_of_contact = max(len(losses), 1 + losses[0].silent)
+    in_contact = 1 + others - out_of_contact
+    other_has_ended = out_of_contact == in_contact == 1 and losses[0].has_ended
+    if out_of_contact < in_contact or other_has_ended:
         return {loss.suspect: loss.reason for loss in losses if loss.while_running}
-    have_ended = out == len(losses) and all(loss.has_ended for loss in losses)
-    if own is not None and in_contact == 1 < out and not have_ended:
-        return {own: f"it lost all {out} others: {losses[0].reason}"}
+    have_ended = out_of_contact == len(losses) and all(loss.has_ended for loss in losses)
+    if own is not None and in_contact == 1 < out_of_contact and not have_ended:
+        return {own: f"it lost all {out_of_contact} others: {losses[0].reason}"}
     return {}
 
 

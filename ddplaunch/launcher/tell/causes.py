@@ -11,7 +11,7 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SI
 
 from msgspec import Struct
 
-from ddplaunch.launcher.decide.first_failure import failure_text, follows, searchable
+from ddplaunch.launcher.decide.first_failure import failure_text, follows_another, searchable
 from ddplaunch.spec.outcome import OUT_OF_WALLTIME, PREEMPTED, Traces, WorkerExit
 from ddplaunch.system.net.addresses import WITHOUT_INTERFACE
 from ddplaunch.system.words import count, signal_name, size
@@ -58,11 +58,11 @@ class Row(Struct, frozen=True):
     name: str
     predicate: Predicate
     advice: str
-    fault: str = ""  # of the machine, if it was that: a kind of record/bad_nodes.py
+    fault: str = ""  # the kind of fault, as in record/bad_nodes.py; "": not the machine's
 
 
 def matches(pattern: str) -> Predicate:
-    """Fit by what the failure says, with all that led to it; the groups that took part are values for the advice.
+    """Return a predicate on what the failure says, with all that led to it; the groups that took part are values for the advice.
 
     The lines of code in a traceback do not count: they may name an error that they handle.
     """
@@ -70,7 +70,7 @@ def matches(pattern: str) -> Predicate:
 
 
 def says_itself(pattern: str) -> Predicate:
-    """Return a test of what a failure says itself, or names as its cause; an exception handled before does not count.
+    """Return a predicate on what a failure says itself, or names as its cause; an exception handled before does not count.
 
     A program that tries to import a module and goes on without is not ended by that.
     """
@@ -86,7 +86,7 @@ def says_itself(pattern: str) -> Predicate:
 
 
 def code_matches(pattern: str) -> Predicate:
-    """Fit by the whole text of the failure, the files and lines of code in its traceback included."""
+    """Return a predicate on the whole text of the failure, the files and lines of code in its traceback included."""
     return lambda end, _: _search(pattern, failure_text(end))
 
 
@@ -104,7 +104,7 @@ def of_rendezvous(end: WorkerExit, facts: Evidence) -> Found | None:
 
 
 def stderr_matches(pattern: str) -> Predicate:
-    """Fit by the end of its stderr, beside the exception."""
+    """Return a predicate on the end of the worker's stderr, whatever the exception is."""
     return lambda end, _: _search(pattern, end.stderr_tail)
 
 
@@ -124,12 +124,12 @@ def _search(pattern: str, text: str, without: str = "") -> Found | None:
 
 
 def killed_by(*signals: int) -> Predicate:
-    """Fit an end by one of these signals, unless ddplaunch sent it."""
+    """Return a predicate that fits an end by one of these signals, unless ddplaunch sent it."""
     return lambda end, _: {} if end.signal in signals and end.signal != end.stopped_with else None
 
 
 def all_of(*predicates: Predicate) -> Predicate:
-    """Fit where all do."""
+    """Return a predicate that fits where all of these do."""
 
     def fits(end: WorkerExit, facts: Evidence) -> Found | None:
         values: dict[str, str] = {}
@@ -143,7 +143,7 @@ def all_of(*predicates: Predicate) -> Predicate:
 
 
 def fact(holds: Callable[[Evidence], bool]) -> Predicate:
-    """Fit by the facts alone."""
+    """Return a predicate on the facts about the node alone."""
     return lambda _, facts: {} if holds(facts) else None
 
 
@@ -153,8 +153,8 @@ def no_exception(end: WorkerExit, _: Evidence) -> Found | None:
 
 
 def lost_peer(end: WorkerExit, _: Evidence) -> Found | None:
-    """Fit a failure that merely follows another."""
-    return {} if follows(end) else None
+    """Fit a failure that merely follows from another worker's."""
+    return {} if follows_another(end) else None
 
 
 # --- the table
@@ -374,13 +374,13 @@ class Cause(Struct, frozen=True, kw_only=True):
     name: str
     advice: str  # one line
     line: str = ""  # of what the worker said, as evidence; "" if that is a fact of the node
-    fault: str = ""  # of the machine: a kind of record/bad_nodes.py
+    fault: str = ""  # as in `Row`
 
 
 def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     """Return the cause of a failure by the first row of the table that fits; None if no row fits."""
     shm_size, shm_free = facts.traces.shm or (0, 0)
-    general = {
+    values = {
         "device": end.device,
         "rank": end.rank,
         "workers": facts.workers,
@@ -394,6 +394,6 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     }
     for row in CAUSES:
         if (found := row.predicate(end, facts)) is not None:
-            advice = row.advice.format(**general | dict(found))
+            advice = row.advice.format(**values | dict(found))
             return Cause(name=row.name, advice=advice, line=found.get("line", ""), fault=row.fault)
     return None

@@ -33,20 +33,20 @@ _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
 
 
 def render_finished(workers: int, seconds: float, *, restarts: int = 0, nodes: int = 1) -> str:
-    """Say that all workers ended with 0: "4 workers finished in 12.3 s"."""
+    """Return the line for a job whose workers all ended with 0: "4 workers finished in 12.3 s"."""
     on = f" on {count(nodes, 'node')}" if nodes > 1 else ""
     after = f" after {count(restarts, 'restart')}" if restarts else ""
     return f"{count(workers, 'worker')}{on} finished in {duration(seconds)}{after}"
 
 
 def render_after_notice(workers: int, notice: int, seconds: float, *, nodes: int = 1) -> str:
-    """Say that all workers left after a notice: "4 workers left after SIGUSR1, 12.3 s after the start"."""
+    """Return the line for a job whose workers all left after a notice: "4 workers left after SIGUSR1, 12.3 s after the start"."""
     on = f" on {count(nodes, 'node')}" if nodes > 1 else ""
     return f"{count(workers, 'worker')}{on} left after {signal_name(notice)}, {duration(seconds)} after the start"
 
 
 def starting_again(wait: float, number: int, used: int, most: int, window: float | None) -> str:
-    """Say that another generation follows: "starting all workers again in 2 s (restart 1 of 3)".
+    """Return the line before another generation: "starting all workers again in 2 s (restart 1 of 3)".
 
     `used` of `most` restarts are used, which a generation that makes progress gives back; a `window` is the time of the budget.
     """
@@ -59,19 +59,19 @@ def starting_again(wait: float, number: int, used: int, most: int, window: float
 
 
 def render_start_failure(who: str, failure: StartFailure) -> str:
-    """Write the report of a worker that could not be started."""
+    """Return the report of a worker that could not be started."""
     hint = _START_HINTS.get(failure.errno)
     return f"error: {who} could not be started: {below(failure.reason)}\n" + (f"\nhint: {hint}\n" if hint else "")
 
 
 def render_stopping(grace_period: float, running: int, nnodes: int, *, is_ctrl_c: bool) -> str:
-    """Say what is being stopped, and that Ctrl-C kills if a person types it again; of other nodes no number is known."""
+    """Return a line on what is being stopped, and that a second Ctrl-C kills; of other nodes no number of workers is known."""
     what = count(running, "worker") if nnodes == 1 else f"the workers on {nnodes} nodes"
     return f"stopping {what}, up to {duration(grace_period)}{'; Ctrl-C again kills' if is_ctrl_c else ''}"
 
 
 def render_repeated(event: SignalReceived, front: int) -> str:
-    """Say which request to stop a signal repeats, and how to kill the workers now; `front` is the pid of the command."""
+    """Return a line on which request to stop a signal repeats, and how to kill now; `front` is the pid of the command."""
     again, first = signal_name(event.signum), signal_name(event.taken_for)
     sent = f"`kill -QUIT {front}`" if event.quit_kills else f"{again} once more"
     kills = f"{sent} kills the workers at once"
@@ -81,20 +81,20 @@ def render_repeated(event: SignalReceived, front: int) -> str:
 
 
 def render_still_running(written: Mapping[int, int], left: float) -> str:
-    """Say who still runs after a stop, with the bytes that each has written since, and how long they have."""
-    rank, most = max(written.items(), key=lambda one: one[1], default=(0, 0))
+    """Return a line on who still runs after a stop, with the bytes that each has written since, and how long they have."""
+    rank, most = max(written.items(), key=lambda item: item[1], default=(0, 0))
     saves = f"; rank {rank} has written {size(most)} since" if most >= _VISIBLE else ""
     return f"{these_ranks(sorted(written))} still {'runs' if len(written) == 1 else 'run'}{saves}; up to {duration(left)} more"
 
 
 def render_stuck(ranks: Sequence[int], seconds: float) -> str:
-    """Say who is killed before the grace period is over: "rank 0 was asked to end and has not moved for 5 s: SIGKILL"."""
+    """Return a line on who is killed early: "rank 0 was asked to end and has not moved for 5 s: SIGKILL"."""
     was, has = ("was", "has") if len(ranks) == 1 else ("were", "have")
     return f"{these_ranks(ranks)} {was} asked to end and {has} not moved for {duration(seconds)}: SIGKILL"
 
 
 def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]) -> str:
-    """Say that a signal ended the job: "stopped by SIGINT (Ctrl-C) after 3 min 2 s; 4 workers ended in 0.2 s".
+    """Return the line for a job that a signal ended: "stopped by SIGINT (Ctrl-C) after 3 min 2 s; 4 workers ended in 0.2 s".
 
     `after` is the number of seconds from the start of the job to the signal; None: no worker had been started yet.
     """
@@ -103,7 +103,7 @@ def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]
 
 
 def render_short(first: WorkerExit, why: str) -> str:
-    """Write what can be said of a failure where the full report cannot be made; `why` is what that has raised."""
+    """Return what can be said of a failure where the full report cannot be made; `why` is what that has raised."""
     ended = f"ended with status {first.status}" if first.signal is None else f"was {first.how}"
     lines = [f"error: rank {first.rank} (pid {first.pid} on {first.host}) {ended}"]
     if first.error is not None:
@@ -115,12 +115,12 @@ def render_short(first: WorkerExit, why: str) -> str:
 
 
 def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:
-    """Say that --timeout was reached: "stopped: --timeout of 2 h was reached; 4 workers ended in 0.2 s"."""
+    """Return the line for a job at its --timeout: "stopped: --timeout of 2 h was reached; 4 workers ended in 0.2 s"."""
     return f"stopped: --timeout of {duration(timeout)} was reached{_ends(exits)}"
 
 
 def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mapping[int, Traces], home: str) -> str:
-    """Write the report of a hang: what is wrong, who is where, what became of the workers, where their stacks are.
+    """Return the report of a hang: what is wrong, who is where, what became of the workers, where their stacks are.
 
     Each node keeps the stacks of its workers: those of the node are named whose rank the others wait for.
     """
@@ -144,7 +144,7 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
 
 
 def _ends(exits: Sequence[WorkerExit]) -> str:
-    """Say how long the workers took to end, and which of them had to be killed."""
+    """Return how long the workers took to end, and which of them had to be killed: "; 4 workers ended in 0.2 s"; "" if none."""
     stopped = [end for end in exits if end.stopped_with is not None]
     if not stopped:
         return ""

@@ -9,7 +9,7 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself, follows, searchable
+from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself, follows_another, searchable
 from ddplaunch.launcher.tell.causes import Cause
 from ddplaunch.record.seen import stack
 from ddplaunch.record.seen.dump import FATAL, NOISE, Crash, parse_crash
@@ -24,9 +24,8 @@ _MESSAGE_LINES = 20  # of an exception's message, besides the first
 _STDERR_LINES = 12
 _STACK_FRAMES = 12
 _LONGEST = 400  # characters of a line that is not ours
-_RAISED_FROM = (
-    "\nThe above exception was the direct cause of the following exception:\n"  # as Python prints `raise ... from`
-)
+# as Python prints `raise ... from`
+_RAISED_FROM = "\nThe above exception was the direct cause of the following exception:\n"
 _MOST_CAUSES = 3
 _MOST_FAILURES = 5  # later failures with a line of their own
 _LONGEST_LATER = 120  # characters of a later failure's message
@@ -56,13 +55,13 @@ class FailureReport(Struct, frozen=True, kw_only=True):
 
 
 def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
-    """Write the report, ending with a newline. It reads the same in colours and without."""
-    head, *rest = _head(report)
-    where = _where(report)
+    """Return the report, which ends with a newline, and reads the same in colours and without."""
+    head, *rest = _headline(report)
+    where = _location_lines(report)
     shown = [head, *rest, *map(plain, where)]
     cause = report.cause
     hints: list[list[Line]] = []
-    if cause is not None:  # its line is evidence, unless the report shows it; what is to be typed is marked
+    if cause is not None:  # its line is evidence, unless the report shows it; commands in the advice are marked
         lines = [_cut(line.strip().removesuffix(":")) for line in _without_noise(cause.line)]
         evidence = [f"evidence: {line}" for line in lines if not any(line in each for each in shown)]
         advice = re.split(r"(`[^`\n]+`)", f" {cause.advice}")
@@ -71,7 +70,7 @@ def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
     sections: list[list[Line]] = [
         [(Words("error:", ERROR), Words(f" {head}", STRONG)), *_indented(rest)],
         _indented(where),
-        _indented(_who(report)),
+        _indented(_process_lines(report)),
         *hints,
     ]
     host = "" if report.is_simulated else report.first.host
@@ -79,7 +78,7 @@ def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
     return "\n\n".join(map("\n".join, written)) + "\n"
 
 
-def _head(report: FailureReport) -> list[str]:
+def _headline(report: FailureReport) -> list[str]:
     """Return which rank failed, why, how and after how long; then the rest of the exception's message."""
     first = report.first
     hosts = {end.host for end in report.exits}
@@ -98,15 +97,15 @@ def _head(report: FailureReport) -> list[str]:
     return [f"{who} failed: {what}   ({', '.join(how)})", *rest]
 
 
-def _where(report: FailureReport) -> list[Line]:
-    """Show the place in the code; where there is none, the last stderr output."""
+def _location_lines(report: FailureReport) -> list[Line]:
+    """Return lines on where in the code the first worker failed, or on its last stderr output if no exception says more."""
     first, cwd = report.first, report.cwd
     error = first.error
     if error is None:
-        return _crash(first, cwd)
+        return _crash_lines(first, cwd)
     if error.type in _SYNTAX_ERRORS:
         where, *source = stack.syntax_error_lines(error.traceback) or [""]
-        return [(Words(short(where, cwd), CODE, where.rpartition(":")[0]),), *_source(source)] if where else []
+        return [(Words(short(where, cwd), CODE, where.rpartition(":")[0]),), *_source_lines(source)] if where else []
     own, inner = stack.relevant_frames(frames_of(error))
     if error.type == "SystemExit":
         # where a library calls sys.exit() explains nothing; what was printed before, as by argparse, does
@@ -114,9 +113,11 @@ def _where(report: FailureReport) -> list[Line]:
     lines: list[Line] = []
     for frame in (own, inner):
         if frame is not None:
-            lines += [(_where_is(frame, cwd),), *_source([f"  {line}" for line in stack.source_lines(error, frame)])]
+            source = [f"  {line}" for line in stack.source_lines(error, frame)]
+            lines += [(_location_words(frame, cwd),), *_source_lines(source)]
     lines += _raised_from(error, cwd)
-    if what_failed(first) == first.how and (last_output := _last_stderr(first.stderr_tail)):
+    last_output = _last_stderr(first.stderr_tail) if _says_only_how_it_ended(first) else []
+    if last_output:
         lines += ["", *last_output] if lines else last_output
     return lines
 
@@ -133,19 +134,20 @@ def _raised_from(error: WorkerError, cwd: str) -> list[Line]:
     return lines
 
 
-def _source(lines: Sequence[str]) -> list[Line]:
-    """Show a line of code, and the pointer below it."""
+def _source_lines(lines: Sequence[str]) -> list[Line]:
+    """Return a line of code, and the pointer below it, as the report shows them."""
     return [(Words(_cut(text), ERROR if set(text) <= {" ", "~", "^"} else STRONG),) for text in lines]
 
 
-def _where_is(frame: Frame, cwd: str) -> Words:
+def _location_words(frame: Frame, cwd: str) -> Words:
+    """Return where a frame is, as the report shows it: in a library, or in the user's code."""
     return Words(location(frame, cwd), WEAK if stack.is_library(frame) else CODE, frame.file)
 
 
-def _crash(first: WorkerExit, cwd: str) -> list[Line]:
-    """Show what tells of an end without an exception.
+def _crash_lines(first: WorkerExit, cwd: str) -> list[Line]:
+    """Return lines on an end without an exception.
 
-    That is the stderr output, which says why, for an abort or without a stack; the collective that NCCL's watchdog names; and
+    They are the stderr output, which says why, for an abort or without a stack; the collective that NCCL's watchdog names; and
     faulthandler's stacks, of the main thread too if another one has crashed.
     """
     before, _, _ = first.stderr_tail.rpartition(FATAL)
@@ -158,8 +160,8 @@ def _crash(first: WorkerExit, cwd: str) -> list[Line]:
     sections = [
         reason,
         collective,
-        _stack("stack", crash.current, cwd),
-        _stack("stack of the main thread", crash.main, cwd),
+        _stack_lines("stack", crash.current, cwd),
+        _stack_lines("stack of the main thread", crash.main, cwd),
     ]
     lines: list[Line] = []
     for section in sections:
@@ -167,8 +169,8 @@ def _crash(first: WorkerExit, cwd: str) -> list[Line]:
     return lines
 
 
-def _stack(title: str, frames: Sequence[Frame], cwd: str) -> list[Line]:
-    """Show the innermost frames of a stack, and the script's first frame if that is left out; nothing if there is no frame."""
+def _stack_lines(title: str, frames: Sequence[Frame], cwd: str) -> list[Line]:
+    """Return the innermost frames of a stack, and the script's first frame if that is left out; nothing if there is no frame."""
     if not frames:
         return []
     shown, more = frames[:_STACK_FRAMES], frames[_STACK_FRAMES:]
@@ -177,8 +179,12 @@ def _stack(title: str, frames: Sequence[Frame], cwd: str) -> list[Line]:
         own = next((number for number, frame in enumerate(more) if not stack.is_library(frame)), None)
         if own is not None:
             left_out = [f"  ... {count(own, 'frame')} of libraries"] if own else []
-            left_out.append((Words("  "), _where_is(more[own], cwd)))
-    return [f"{title}, innermost frame first:", *((Words("  "), _where_is(frame, cwd)) for frame in shown), *left_out]
+            left_out.append((Words("  "), _location_words(more[own], cwd)))
+    return [
+        f"{title}, innermost frame first:",
+        *((Words("  "), _location_words(frame, cwd)) for frame in shown),
+        *left_out,
+    ]
 
 
 def _collective(text: str) -> str:
@@ -195,11 +201,12 @@ def _collective(text: str) -> str:
 
 
 def _last_stderr(text: str) -> list[Line]:
+    """Return the last lines of a stderr output with a title; nothing if there is none."""
     lines = _without_noise(text)
     return ["last stderr output:", *(f"  {_cut(line)}" for line in lines[-_STDERR_LINES:])] if lines else []
 
 
-def _who(report: FailureReport) -> list[Line]:
+def _process_lines(report: FailureReport) -> list[Line]:
     """Return lines about the failed process and its log, about the other workers, and about restarts."""
     first = report.first
     facts = [f"pid {first.pid}", first.device]
@@ -220,7 +227,7 @@ def _who(report: FailureReport) -> list[Line]:
 
 
 def _without_noise(text: str) -> list[str]:
-    """Split text into lines: no C++ stacks, no colours, a progress bar's last state, no blank lines in a row."""
+    """Return the lines of a text: no C++ stacks, no colours, a progress bar's last state, no blank lines in a row."""
     lines: list[str] = []
     for raw in re.sub(TERMINAL_ESCAPE, "", text).split("\n"):
         line = _CPP_PLACE.sub("", raw.rstrip().rpartition("\r")[2])
@@ -249,7 +256,7 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
     alike, followers, later, finished, stopped = (list[WorkerExit]() for _ in range(5))
     for end in others:
         if failed_itself(end):
-            group = alike if _likeness(end) == likeness else followers if follows(end) else later
+            group = alike if _likeness(end) == likeness else followers if follows_another(end) else later
         elif end.stopped_with is not None and _said_the_same(end, first):
             group = alike  # it was stopped on its way out
         else:
@@ -260,17 +267,18 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
         number, ranks = len(others) + 1, sorted(end.rank for end in (first, *alike))
         of_all = "both ranks" if number == 2 else f"all {number} ranks"
         lines.append(f"{of_all if len(ranks) == number else these_ranks(ranks)} failed with the same error")
-    lines += _later(first, sorted(later, key=failed_at), cwd)
+    lines += _later_lines(first, sorted(later, key=failed_at), cwd)
     if followers:
         who = these_ranks([end.rank for end in followers])
-        locations = {location(frame, cwd) for end in followers if (frame := _frame(end)) is not None}
+        locations = {location(frame, cwd) for end in followers if (frame := _frame_of(end)) is not None}
         where = f", in {locations.pop()}" if len(locations) == 1 else ""
-        lines.append(f"{who} lost contact too{where}" if follows(first) else f"{who} then lost contact with it{where}")
-    return [*lines, *_finished(first, finished), *_stopped(stopped, len(others))]
+        how = "lost contact too" if follows_another(first) else "then lost contact with it"
+        lines.append(f"{who} {how}{where}")
+    return [*lines, *_finished_lines(first, finished), *_stopped_lines(stopped, len(others))]
 
 
 def what_failed(end: WorkerExit) -> str:
-    """Describe in short what ended a worker: its exception, or its exit status or signal."""
+    """Return in short what ended a worker: its exception, or its exit status or signal."""
     error = end.error
     if error is None or (error.type == "SystemExit" and re.fullmatch(r"-?\d*|None", error.message)):
         return end.how
@@ -280,12 +288,16 @@ def what_failed(end: WorkerExit) -> str:
     return f"{error.type}: {message}" if message else error.type
 
 
+def _says_only_how_it_ended(end: WorkerExit) -> bool:
+    """Whether nothing better is known of a failure than the exit status or signal."""
+    return what_failed(end) == end.how
+
+
 def _likeness(end: WorkerExit) -> tuple[object, ...]:
-    """What two failures have in common if they are the same one: all but numbers, which name devices, sizes, ports."""
-    frame = _frame(end)
-    what = what_failed(end)
-    status = what if what == end.how else None  # this number counts
-    message = _without_numbers(what) if end.error else _last_words(end)
+    """Return what two failures have in common if they are the same one: all but numbers, which name devices, sizes, ports."""
+    frame = _frame_of(end)
+    status = end.how if _says_only_how_it_ended(end) else None  # this number counts
+    message = _without_numbers(what_failed(end)) if end.error else _last_words(end)
     return status, message, frame and (frame.file, frame.line)
 
 
@@ -298,7 +310,7 @@ def _last_words(end: WorkerExit) -> str:
 
 def _said_the_same(stopped: WorkerExit, first: WorkerExit) -> bool:
     """Whether a worker that was stopped had ended its output as the first one did, which exited with a status of its own."""
-    exited = first.signal is None and what_failed(first) == first.how and first.code not in (None, 0)
+    exited = first.signal is None and _says_only_how_it_ended(first) and first.code not in (None, 0)
     words = _last_words(first)
     return exited and stopped.error is None and words != "" and _last_words(stopped) == words
 
@@ -307,7 +319,7 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 
-def _frame(end: WorkerExit) -> Frame | None:
+def _frame_of(end: WorkerExit) -> Frame | None:
     """Return where a worker failed: in the script, if that is known, else in a library."""
     if end.error is not None:
         frames = frames_of(end.error)
@@ -318,13 +330,13 @@ def _frame(end: WorkerExit) -> Frame | None:
     return own or inner
 
 
-def _later(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str]:
+def _later_lines(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str]:
     """Return lines about workers that failed after the first: when, how and where."""
     lines = []
     for end in later[:_MOST_FAILURES]:
         what = what_failed(end).partition("\n")[0]
         what = what if len(what) <= _LONGEST_LATER else f"{what[:_LONGEST_LATER]}..."
-        frame = _frame(end)
+        frame = _frame_of(end)
         where = f"   ({location(frame, cwd)})" if frame else ""
         lines.append(f"rank {end.rank} failed {duration(failed_at(end) - failed_at(first))} later: {what}{where}")
     if more := later[_MOST_FAILURES:]:
@@ -332,19 +344,19 @@ def _later(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str
     return lines
 
 
-def _finished(first: WorkerExit, finished: Sequence[WorkerExit]) -> list[str]:
+def _finished_lines(first: WorkerExit, finished: Sequence[WorkerExit]) -> list[str]:
     """Return a line about workers that had ended with status 0; none if there are none."""
     if not finished:
         return []
     who = these_ranks([end.rank for end in finished])
     before = failed_at(first) - max(end.at for end in finished)
-    if follows(first) and before >= 0:
+    if follows_another(first) and before >= 0:
         last = ", the last one" if len(finished) > 1 else ""
         return [f"{who} had exited with status 0{last}, {duration(before)} before"]
     return [f"{who} finished with status 0"]
 
 
-def _stopped(stopped: Sequence[WorkerExit], others: int) -> list[str]:
+def _stopped_lines(stopped: Sequence[WorkerExit], others: int) -> list[str]:
     """Return a line about workers that ddplaunch stopped, grouped by the signal that ended them."""
     if not stopped:
         return []
@@ -367,7 +379,7 @@ def _stopped(stopped: Sequence[WorkerExit], others: int) -> list[str]:
 
 
 def _how_stopped(group: Sequence[WorkerExit]) -> str:
-    """Say "by SIGTERM in 0.1 s": what ended these workers, and how long after the stop the last one ended."""
+    """Return "by SIGTERM in 0.1 s": what ended these workers, and how long after the stop the last one ended."""
     signum = group[0].stopped_with or 0
     took = [end.at - end.stopped_at for end in group if end.stopped_at is not None]
     by = f"by {signal_name(signum)}"

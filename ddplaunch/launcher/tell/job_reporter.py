@@ -39,7 +39,7 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 
 class JobReporter:
-    """Reports what concerns all nodes of a job, be they one or many."""
+    """Reports what concerns all nodes of a job, even if there is only one."""
 
     def __init__(self, reporter: Reporter) -> None:
         """Report the job through this node's `reporter`."""
@@ -59,12 +59,17 @@ class JobReporter:
             emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
         if isinstance(event, job.NodeEnded) and SELF_ID not in before.members:
             for end in event.exits:
-                self.story.note_exit(end)  # of the workers here `Reporter` does
+                self.story.note_exit(end)  # `Reporter` notes those of this node
         is_stopped = after.why is Why.SIGNALLED or (after.end.halted and not before.end.halted)
         if is_stopped and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
             self._say_stopping(event, before)
-        if before.policy.max_nodes == 1:
-            return
+        if before.policy.max_nodes > 1:
+            self._emit_for_nodes(event, before, after)
+            self._emit_departures(event, before, after)
+
+    def _emit_for_nodes(self, event: job.Event, before: State, after: State) -> None:
+        """Emit what happened to a node, and note the machines that may be at fault."""
+        emit = self._reporter.emit
         match event:
             case job.NodeIdle() | job.DeadlineReached() if after.why is not before.why and after.why in (
                 Why.HUNG,
@@ -79,47 +84,51 @@ class JobReporter:
                 member = before.members[id]
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
                 self._faults.note_loss(member, event, before)
-            case job.OwnUnfit(reason) if (
-                after.phase is job.Phase.ENDED
-            ):  # the others wait for node 0: nobody else tells
+            case job.OwnUnfit(reason) if after.phase is job.Phase.ENDED:
+                # the others wait for node 0: no other node reports that it is unfit
                 own = suspect_of(before.members[SELF_ID], before.policy.names)
                 self._faults.found.setdefault(own, ("unfit", f"its health check failed: {reason}"))
                 self._remember_faults(after)
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
                 emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
+
+    def _emit_departures(self, event: job.Event, before: State, after: State) -> None:
+        """Emit that nodes have left which were not lost, while the job goes on: `_emit_for_nodes` has the lost ones."""
         match event:
             case job.Unreached() | job.DeadlineReached():
                 for id in before.members.keys() - after.members.keys():
-                    self._let_go(before.members[id])
-            case job.NodeEnded(id) if id in before.members and before.members[id].let_go and id not in after.members:
-                self._let_go(before.members[id])
+                    self._emit_left_behind(before.members[id])
+            case job.NodeEnded(id) if (
+                id in before.members and before.members[id].left_behind and id not in after.members
+            ):
+                self._emit_left_behind(before.members[id])
             case job.NodeEnded(id) if id in before.members and not before.members[id].is_leaving:
-                pass  # `left_out` reports it if its workers failed too often
+                pass  # `report_left_out` reports it if its workers failed too often
             case job.NodeStopping(id) | job.NodeEnded(id) if id in before.members and id not in after.members:
                 member = before.members[id]
-                emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
+                self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
 
-    def _let_go(self, member: Member) -> None:
+    def _emit_left_behind(self, member: Member) -> None:
         """Report that the job goes on without a node which others do not hear."""
         reason = "it and other nodes do not hear each other"
         self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
 
-    def left_out(self, member: Member, reason: str, names: Sequence[str]) -> None:
+    def report_left_out(self, member: Member, reason: str, names: Sequence[str]) -> None:
         """Report that the job goes on without a node whose machine seems to be at fault; `names` are those of `suspect_of`."""
         self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
         self._faults.found.setdefault(suspect_of(member, names), ("unfit", reason))
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
-        """Say that the job stops by a signal which came to another node, or to the command that has started the agents.
+        """Print that the job stops by a signal which came to another node, or to the command that has started the agents.
 
-        `Reporter` says so of a signal that came to this node while its workers ran.
+        `Reporter` prints so for a signal that came to this node while its workers ran.
         """
         match event:
             case job.StopRequested(Why.SIGNALLED, signum):
                 pass
             case job.NodeStopping(id, Why.SIGNALLED, signum) if id != SELF_ID:
-                # without a command that has started all agents, Ctrl-C here would be the first
+                # without a command that has started all agents, Ctrl-C here would be the first, and kill nothing
                 signum = signum if before.policy.dispatched else 0
             case job.NodeStopping(_, Why.SIGNALLED, signum) if before.phase is job.Phase.STOPPING:
                 pass
@@ -130,12 +139,12 @@ class JobReporter:
         workers = sum(member.workers for member in running)
         self.print(closing.render_stopping(self._spec.grace_period, workers, len(running), is_ctrl_c=signum == SIGINT))
 
-    def idle(self, seconds: float, why: str) -> None:
+    def report_idle(self, seconds: float, why: str) -> None:
         """Report that no worker has made progress for so long, and why if that is known."""
         reason, look = f"{why}; " if why else "", self._reporter.to_be_typed("stacks")
         self._notify(f"no worker has made progress for {duration(seconds)}: {reason}`{look}` shows where they are")
 
-    def progress_again(self, seconds: float) -> None:
+    def report_progress(self, seconds: float) -> None:
         """Report that workers move again, so long after it was reported that none does."""
         self._notify(f"the workers move again, {duration(seconds)} after that was said")
 
@@ -143,15 +152,15 @@ class JobReporter:
         self._reporter.emit("notice", text=text)
         self.print(text)
 
-    def straggler(self, text: str, facts: Mapping[str, object], pace: float | None) -> None:
+    def report_straggler(self, text: str, facts: Mapping[str, object], pace: float | None) -> None:
         """Report that most steps wait for a rank: in a sentence, and as data."""
         self._reporter.emit("straggler", **facts, steps_per_second=pace)
         self.print(text)
 
-    def question(self, state: State) -> Callable[[], ClusterEnding] | None:
-        """What gives the `ending` of `Findings`: it asks the cluster, from which the signal that ended them may be.
+    def cluster_question(self, state: State) -> Callable[[], ClusterEnding] | None:
+        """Return what asks the cluster for the `ending` of `Findings`: why it ended the job, if the signal may be its own.
 
-        Of a job that has finished after a restart it asks only for the time in the queue.
+        After a job that has finished with a restart, ask only for the time in the queue; None: the cluster knows nothing of use.
         """
         cluster, has_finished = self._reporter.around.cluster, state.why is Why.FINISHED and not state.end.requeue
         if has_finished and self.story.time_spent(self._reporter.clock()) is not None:
@@ -162,11 +171,11 @@ class JobReporter:
         return cluster.why_ending if signum in (SIGTERM, SIGKILL) else None
 
     def prepare(self) -> None:
-        """Import what reports a failure while the workers are ending: 5 ms of tables and patterns, which only that needs."""
-        with suppress(Exception):  # what uses it raises that again, and makes do without
+        """Import the failure report while the workers are ending: it takes 5 ms, and most jobs do not need it."""
+        with suppress(Exception):  # the report raises it again, and is short then
             from ddplaunch.launcher.tell import failure  # noqa: F401
 
-    def failed(self, findings: Findings, wait: float) -> None:
+    def report_failure(self, findings: Findings, wait: float) -> None:
         """Report that a generation failed and another follows after `wait` seconds."""
         state = findings.state
         if state.why in (Why.FAILED, Why.HUNG):
@@ -174,8 +183,8 @@ class JobReporter:
             rank = failure.rank if failure is not None else None
             self._reporter.emit("generation_failed", generation=number, rank=rank, wait=wait)
             spec, used = self._spec, len(state.restarts.spent)
-            # the restart that follows is counted already
-            self._reporter.stderr.write(self._failure(findings, used - 1))
+            before = used - 1  # the restart that follows is counted already
+            self._reporter.stderr.write(self._failure_report(findings, before))
             self.print(
                 closing.starting_again(wait, state.restarts.number, used, spec.max_restarts, spec.restart_window)
             )
@@ -185,7 +194,7 @@ class JobReporter:
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else ""
         self.print(f"all workers start again on {count(nodes, 'node')}{when}")
 
-    def ended(self, findings: Findings) -> tuple[str, tuple[int, str] | None]:
+    def report_end(self, findings: Findings) -> tuple[str, tuple[int, str] | None]:
         """Report how the job ended; return the text for the other nodes, and the status and `why` if the cluster decides them."""
         state, ending = findings.state, findings.ending
         if findings.error:
@@ -194,14 +203,14 @@ class JobReporter:
         self.story.queued = ending.queued or 0.0
         if self.story.straggler is not None:
             self.print(self.story.straggler[0])
-        text = self._close(findings)
+        text = self._print_closing(findings)
         self._remember_faults(state)
         return text, None if state.end.requeue else ending.outcome  # after a notice the status speaks of the notice
 
-    def _close(self, findings: Findings) -> str:
+    def _print_closing(self, findings: Findings) -> str:
         """Print the closing line of the job, or the report of its failure; return the text for the other nodes."""
         state = findings.state
-        line = self._closing(state, findings.ending)
+        line = self._closing_line(state, findings.ending)
         if line is not None:
             explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
             if explained and not state.end.without_workers:
@@ -209,16 +218,16 @@ class JobReporter:
                     self.print(location)
             self._say_end(line, is_report=False)
             return f"ddplaunch: {line}\n"
-        report = self._failure(findings, len(state.restarts.spent))
+        report = self._failure_report(findings, len(state.restarts.spent))
         if state.why is Why.FAILED:
             self.story.first_failure = state.generation.start_failure or state.generation.failure
         self._say_end(report, is_report=True)
-        if state.why is not Why.FRONT_LOST:  # by which nobody sees the report here
-            report = report[: report.find("\n") + 1]  # which will do for the other nodes
+        if state.why is not Why.FRONT_LOST:  # else nobody sees the report here
+            report = report[: report.find("\n") + 1]  # the first line is enough for the other nodes
         return plain(report)  # their stderr may have no colours
 
     def _say_end(self, text: str, *, is_report: bool) -> None:
-        """Say to the user how the job ended, in a report or in one line; to a caller too, for whom the user sees no report."""
+        """Tell how the job ended, in a report or in one line; a caller of `launch()` gets either, the user then no report."""
         self.story.closing = text
         caller, stderr = self._reporter.caller, self._reporter.stderr
         if caller is not None:
@@ -228,7 +237,7 @@ class JobReporter:
         elif not is_report and self._spec.verbosity >= 0:
             stderr.write_last(f"ddplaunch: {text}\n")
 
-    def _closing(self, state: State, ending: ClusterEnding) -> str | None:
+    def _closing_line(self, state: State, ending: ClusterEnding) -> str | None:
         """Return the line that closes a job which did not fail; None if the job failed."""
         now, began, taking_part = self._reporter.clock(), self.story.began, state.members.taking_part
         exits, requeue = state.generation.exits, state.end.requeue
@@ -255,7 +264,7 @@ class JobReporter:
                 return closing.render_timeout(self._spec.timeout or 0.0, stopped_now)
         return None
 
-    def _failure(self, findings: Findings, restarts: int) -> str:
+    def _failure_report(self, findings: Findings, restarts: int) -> str:
         """Return the report that fits how the job failed: a hang, a failed start, a lost node, or the first failure."""
         state = findings.state
         first, start_failure = state.generation.failure, state.generation.start_failure
@@ -315,7 +324,7 @@ class JobReporter:
         return render(report, self._reporter.stderr.paint)
 
     def _remember_faults(self, state: State) -> None:
-        """Remember the machines that have failed. All workers have ended."""
+        """Write the machines that have failed to the file of bad nodes, now that all workers have ended."""
         faults, around, plan = self._faults.at_end(state), self._reporter.around, self.story.plan
         if not faults or not around.bad_nodes or self._spec.chaos:
             return
@@ -331,7 +340,7 @@ class JobReporter:
 
 
 def _as_typed(program: Program) -> str:
-    """Write a program as it is typed; without its arguments if these are long, and "SCRIPT" for what is not Python's."""
+    """Return a program as it is typed; without its arguments if these are long, and "SCRIPT" for a command that is no Python."""
     if program.kind is ProgramKind.COMMAND:
         return "SCRIPT"
     target = ["-m", program.target] if program.kind is ProgramKind.MODULE else [program.target]
@@ -353,6 +362,6 @@ def _node_lost(state: State) -> str:
         hint = ""  # the loss alone did not end the job
     elif state.policy.is_elastic:
         hint = f"hint: {slow}{count(len(state.members), 'node')} left, and `--nnodes` wants {state.policy.min_nodes}"
-        if state.policy.command:  # else what has started node 0 does so again, or nobody
+        if state.policy.command:  # users start the nodes
             hint += ". Nodes that live wait for node 0: type its command again here"
     return "\n".join([*map(below, lines), *(["", hint] if hint else [])]) + "\n"

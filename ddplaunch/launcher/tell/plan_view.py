@@ -34,19 +34,12 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
     if plan.notes:
         blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
-    if found := _found(spec, redactor):
+    found = _found_elsewhere(spec, redactor)
+    if found:
         title = line(("from variables and files:", NAME))
         blocks.append(section(title, console.table(found, styles=(COMMAND, NOTE), indent=2)))
     blocks.append(console.table(zip(*columns.values(), strict=True), header=[*columns], styles=(NAME,)))
-    ranks: dict[tuple[str, ...], list[int]] = {}  # by command
-    for worker in plan.workers:
-        ranks.setdefault(worker.argv, []).append(worker.rank)
-    commands = [(these_ranks(those), shlex.join(redactor.argv(argv))) for argv, those in ranks.items()]
-    if len(commands) > 1:
-        made = console.table(commands, styles=("", COMMAND), indent=2)
-    else:  # all ranks run it
-        made = console.table([commands[0][1:]], styles=(COMMAND,), indent=2)
-    blocks.append(section(line(("command:", NAME)), made))
+    blocks.append(section(line(("command:", NAME)), _commands(plan, redactor)))
     if spec.verbosity <= 0:
         blocks.append(section(line("with -v: the variables of the workers")))
         return blocks
@@ -61,13 +54,24 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     ]
 
 
+def _commands(plan: Plan, redactor: Redactor) -> Block:
+    """Return a table of the workers' commands, with the ranks that run each if they differ."""
+    ranks: dict[tuple[str, ...], list[int]] = {}  # by command
+    for worker in plan.workers:
+        ranks.setdefault(worker.argv, []).append(worker.rank)
+    commands = [(these_ranks(those), shlex.join(redactor.argv(argv))) for argv, those in ranks.items()]
+    if len(commands) > 1:
+        return console.table(commands, styles=("", COMMAND), indent=2)
+    return console.table([commands[0][1:]], styles=(COMMAND,), indent=2)
+
+
 def as_json(plan: Plan, origins: Mapping[str, str], known: Sequence[str] = ()) -> str:
-    """Show the plan as one JSON object; docs/reference/run-folder.md has its schema."""
+    """Return the plan as one JSON object; docs/reference/run-folder.md has its schema."""
     return json.dumps(plan.data(origins, known), indent=1) + "\n"
 
 
 def shell(plan: Plan) -> str:
-    """Show each worker as a command line with all its variables, to paste into a shell of its own: its arguments are whole."""
+    """Return each worker as a command line with all its variables, to paste into a shell of its own: its arguments are whole."""
     port = plan.master_port or PORT_TO_COME
     lines = []
     if plan.master_port is None:
@@ -75,7 +79,7 @@ def shell(plan: Plan) -> str:
     if plan.secret:
         lines.append(f"# export first, with their values, which are not shown: {' '.join(sorted(plan.secret))}")
     redactor = Redactor()
-    redactor.argv(plan.workers[0].argv)
+    redactor.argv(plan.workers[0].argv)  # only to find out whether there is a secret
     if redactor.hidden:
         lines.append("# the arguments of the script seem to hold a secret")
     for worker in plan.workers:
@@ -121,7 +125,7 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> li
 def _columns(
     plan: Plan, shared: Mapping[str, str], changing: Iterable[str]
 ) -> tuple[dict[str, list[str]], list[Block]]:
-    """Return the table of the workers by column, and which of their variables hold what stands in which column.
+    """Return the table of the workers by column, and lines on which of their variables have the same values as a column.
 
     `changing` are the variables that each start sets anew.
     """
@@ -154,8 +158,8 @@ def _columns(
     return columns, [sentence(f"  {label.ljust(widest)}  ", " ".join(names), COMMAND) for label, names in lines.items()]
 
 
-def _found(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]:
-    """What was not typed but found in variables and files: as it would be typed, and where it was found."""
+def _found_elsewhere(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]:
+    """Return the options that were found in variables and files: as they would be typed, and where they were found."""
     found = [one for one in spec.given if one.source not in (Source.COMMAND_LINE, Source.DEFAULT)]
     rows = [(shlex.join(redactor.argv(BY_NAME[one.name].words(one.text))), one.origin) for one in found]
     if not spec.origin("env").startswith("-"):
@@ -169,6 +173,6 @@ def _found(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]:
 
 
 def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:
-    """The variables that have the same value in every worker."""
+    """Return the variables that have the same value in every worker."""
     first = workers[0].variables
     return {k: v for k, v in first.items() if all(worker.variables.get(k) == v for worker in workers)}

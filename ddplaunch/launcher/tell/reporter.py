@@ -116,12 +116,12 @@ class Reporter:
         # has the coordinator say something about this node, where it shows the output of all, and whether that is a warning
         self.tell_all: Callable[[str, bool], None] | None = None
         self._untold: list[tuple[str, bool]] = []  # until it is known whether there are other nodes
-        self._dropped = 0  # bytes reported
-        self._pause: Pause | None = None  # reported
+        self._dropped = 0  # bytes of output, as last reported
+        self._pause: Pause | None = None  # the last one that was reported
         self._oom_kills_before = sysfs.oom_kills("/")
 
-    def waits(self, text: str) -> None:
-        """Report that this node waits: as a spare, or for node 0 to be started again."""
+    def report_waiting(self, text: str) -> None:
+        """Report why this node waits: as a spare, or for node 0 to be started again."""
         self.emit("notice", text=text)
         if self.reports_job:  # else the coordinator says so where all nodes are shown
             self.print(text)
@@ -131,12 +131,12 @@ class Reporter:
         """What takes how the job ended, if a program has called `launch()` and this node reports the job."""
         return self._caller if self.reports_job else None
 
-    def also_tell(self, reader: Reader) -> None:
-        """Pass all events from now on to this reader, too."""
+    def add_reader(self, reader: Reader) -> None:
+        """Pass all events from now on to this reader too."""
         self._readers = (*self._readers, reader)
 
-    def use(self, plan: Plan, folder: RunFolder) -> None:
-        """Take the plan that is carried out, and the folder that keeps its record."""
+    def use_plan(self, plan: Plan, folder: RunFolder) -> None:
+        """Use the plan that is carried out from now on, and the folder that keeps its record."""
         self.story.plan = plan
         self._has_terminal = any(worker.terminal for worker in plan.workers)
         if self._folder is None:
@@ -175,8 +175,11 @@ class Reporter:
     def _on_stop_signal(self, event: node.SignalReceived, before: State) -> None:
         """Say that the workers are stopped, or killed at once, by a signal that came to this node."""
         plan = self.story.plan
+        # the coordinator has begun this stop: the signal is no second one
         is_first = before.why is Why.COORDINATOR and not before.end.signum
-        is_of_debugger = event.signum == signal.SIGINT and before.debugger  # it goes to that worker, and stops nothing
+        is_of_debugger = (
+            event.signum == signal.SIGINT and before.terminal_holder
+        )  # it goes to that worker, and stops nothing
         if is_first or is_of_debugger:
             return
         if before.phase is node.Phase.STOPPING:
@@ -186,20 +189,20 @@ class Reporter:
             self.print(render_stopping(before.policy.grace_period, running, plan.nnodes, is_ctrl_c=is_ctrl_c))
 
     def on_action(self, action: node.Action) -> None:
-        """Report something that is being done."""
+        """Report an action of this node's decision: its public event, and a line to be printed."""
         self._emit_row(action)
         if isinstance(action, node.Print):
             if self._has_terminal and self.spec.verbosity >= 0:
-                self.stderr.write("\n")  # the worker that has it may be asking something at the end of the line
+                self.stderr.write("\n")  # the worker with the terminal may have left a prompt in this line
             self.print(action.text)
 
     def generation_started(self, number: int, term: int | None, port: int) -> None:
-        """Report that all workers are being started."""
+        """Report that all workers are being started; the first time, announce the job."""
         plan, folder = self.story.plan, self._folder
         self.story.begin_generation(self.clock(), term, port)
         assert plan is not None
         assert folder is not None
-        if plan is not self._kept_plan:  # the nodes may have agreed on another one
+        if plan is not self._kept_plan:  # a later generation may have another
             is_first, self._kept_plan = self._kept_plan is None, plan
             here = {"agent_pid": os.getpid(), "slurm_job": self.around.slurm_job}
             folder.write("plan.json", {**plan.data(self.spec.origins, self.stderr.redactor.known), **here})
@@ -239,7 +242,7 @@ class Reporter:
         """Return "logs in FOLDER", or which rank has the terminal; "" if there is nothing to say."""
         where = ""
         if folder.path is not None and folder.is_made:  # homes need not be shared, and the user may be on another host
-            where = f"{tilde(folder.path, self.around.home)}{self._where(plan)}"
+            where = f"{tilde(folder.path, self.around.home)}{self._on_this_host(plan)}"
         text = f"logs in {where}" if where else ""
         if self._has_terminal and plan.world_size == 1:
             text = ""
@@ -254,10 +257,10 @@ class Reporter:
         """Report that a worker runs."""
         self.emit("worker_started", rank=rank, pid=pid)
         if self.spec.verbosity > 0:
-            self.print(f"rank {rank}{self._on(rank)} is pid {pid}")
+            self.print(f"rank {rank}{self._on_host_of(rank)} is pid {pid}")
 
     def to_be_typed(self, verb: str) -> str:
-        """Return the line that looks into this run from where its user may be: in Slurm that is mostly on another host."""
+        """Return the command that looks into this run from the host of its user: in Slurm that is mostly another one."""
         plan = self.story.plan
         name = short(plan.run_id) if plan is not None else ""
         if plan is None or not self.around.slurm_job:
@@ -266,26 +269,26 @@ class Reporter:
 
         return other_host.line(self.around.host, self.around.slurm_job, (verb, name))
 
-    def _on(self, rank: int) -> str:
-        """Name the host of a rank in a job of several nodes."""
+    def _on_host_of(self, rank: int) -> str:
+        """Return " on HOST" for a rank of a job of several nodes; "" for one node."""
         plan = self.story.plan
         hosts = [worker.host for worker in plan.workers if worker.rank == rank] if plan and plan.nnodes > 1 else []
         return f" on {hosts[0]}" if hosts else ""
 
-    def _where(self, plan: Plan) -> str:
-        """Name this host in a job of several nodes; a command that starts them all was typed on its own host."""
+    def _on_this_host(self, plan: Plan) -> str:
+        """Return " on HOST" for this node of several; "" for one node, or a command that starts all: it was typed on its host."""
         return f" on {self.around.host}" if plan.nnodes > 1 and plan.workers else ""
 
-    def output_dropped(self, size: int) -> None:
-        """Report, if it is more than was reported before, that so many bytes of output in all were not shown."""
+    def report_dropped_output(self, size: int) -> None:
+        """Report that so many bytes of output in all were not shown, if they are more than at the last report."""
         new, self._dropped = size - self._dropped, size
         if new:
             self.emit("output_dropped", bytes=new)
             line = f"{new:,} bytes of output are not shown here, because nothing read them; they are in the logs"
             self.stderr.write(f"ddplaunch: {line}\n")
 
-    def paused(self, pause: Pause | None) -> None:
-        """Report, if it is another than before, that this node did not run for a while."""
+    def report_pause(self, pause: Pause | None) -> None:
+        """Report that this node did not run for a while, unless it was reported before."""
         if pause is None or pause is self._pause:
             return
         self._pause = pause
@@ -299,7 +302,7 @@ class Reporter:
     # --- the end
 
     def write_summary(self, ended: Ended, at: float) -> None:
-        """Record how the job ended."""
+        """Write how the job ended to the run folder, and report it to the readers and the caller."""
         story = self.story
         if story.left_after is not None:
             self.emit("left_after_notice", **story.left_after)
@@ -314,18 +317,18 @@ class Reporter:
             self._folder.write("summary.json", self.stderr.redactor.data(whole))
 
     def keep_collectives(self, row: Mapping[str, Any]) -> int:
-        """Record when ranks came to their collectives, and return the bytes of that."""
+        """Write when ranks came to their collectives to the run folder; return how many bytes that took."""
         return self._folder.keep_sample(COLLECTIVES, row) if self._folder is not None else 0
 
     def print_end(self, why: str, text: str) -> None:
-        """Print the coordinator's text about the end; on its own node it has printed more."""
+        """Print the coordinator's text about the end, unless the coordinator has printed more of it for this node's user."""
         if why == "lost":
             if not self.around.has_front:
                 self.stderr.write_last(text)
         elif (self.reports_job or why in _OF_THIS_NODE) and (text.startswith("error:") or self.spec.verbosity >= 0):
             self.stderr.write(text)
 
-    def stopped(self, signum: int) -> str:
+    def stopped_line(self, signum: int) -> str:
         """Return the line for a node that the user has stopped while no coordinator answered."""
         after = None if self.story.plan is None else self.clock() - self.story.began
         return f"ddplaunch: {render_stopped(signum, after, ())}\n"
@@ -344,7 +347,7 @@ class Reporter:
             self.print(f"warning: {what}" if is_warning else what)
 
     def report_folder(self, *, leaves: bool = False) -> None:
-        """Report what there is to say of the run folder, and was not said yet; `leaves`: what could not be written in the end."""
+        """Report news of the run folder that were not reported yet; `leaves`: what could not be written in the end."""
         folder, plan = self._folder, self.story.plan
         if folder is None or plan is None:
             return
@@ -354,7 +357,7 @@ class Reporter:
             self.warn(folder.problem)
         while folder.notices:
             self.print(folder.notices.pop(0))
-        on = self._where(plan)
+        on = self._on_this_host(plan)
         if (text := folder.leave(on) if leaves else folder.news(on)) is not None:
             if not leaves:
                 self.emit("notice", text=text)
@@ -363,8 +366,10 @@ class Reporter:
     # ---
 
     def _emit_row(self, happening: node.Event | node.Action) -> None:
-        if (row := row_of(happening)) is not None:
-            self.emit(row[0], **row[1])
+        row = row_of(happening)
+        if row is not None:
+            name, fields = row
+            self.emit(name, **fields)
 
     def emit(self, kind: str, /, **fields: Any) -> None:
         """Pass an event to all readers."""

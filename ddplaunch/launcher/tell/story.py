@@ -31,7 +31,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class Story(Struct, kw_only=True):
-    """What has happened in a run, as this node knows it: who learns something writes it here, and the reporters say it."""
+    """What has happened in a run, as this node knows it: each part writes here what it learns, and the reporters report it."""
 
     began: float  # CLOCK_MONOTONIC seconds of this node, as all times here
     plan: Plan | None = None  # of the generation that runs, or of the last one
@@ -44,7 +44,7 @@ class Story(Struct, kw_only=True):
     left_after: Mapping[str, Any] | None = None  # the notice after which all workers left, as the public record has it
     steps: int | None = None  # about how many the last generation has made, as the collectives show
     pace: float | None = None  # and how many in a second
-    straggler: tuple[str, Mapping[str, Any]] | None = None  # whom the others waited for: in a sentence, and as data
+    straggler: tuple[str, Mapping[str, Any]] | None = None  # for whom the others waited: in a sentence, and as data
     queued: float = 0.0  # seconds in the queue of the cluster, as far as known
     closing: str = ""  # what this node has printed of the end
 

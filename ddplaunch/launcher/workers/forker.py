@@ -29,24 +29,25 @@ class Forker:
         note: Callable[[str], None],
         warm: Interpreter | None,
         output: int,
-        nothing_left: Callable[[], None],
+        on_guard_over: Callable[[], None],
     ) -> None:
         """`note` shows a line to the user; `output` is a descriptor that a guard keeps open.
 
-        `nothing_left` is called when a guard has ended, with all that was below it.
+        `on_guard_over` is called when a guard has ended, with all that was below it.
         """
         self._loop = loop
         self._note = note
-        self._warm = warm  # until it is not to be used any more
+        self._warm = warm  # None once it is not to be used any more
         self._output = output
-        self._post_guard_over = nothing_left
-        self._is_asked = True
+        self._on_guard_over = on_guard_over
+        self._is_requested = True  # by the user; else nobody needs to know of the fork server
         self._server: ForkServer | Guard | None = None
         self._guard: Guard | None = None  # the parent of workers, even where it forks no more
-        self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
+        # interpreter, modules and variables for which a server was started, or could not be
+        self._wanted_for: tuple[object, ...] | None = None
         self._start_server: Callable[[], ForkServer]
-        self._why_lost = ""  # while no worker has had to do without it
-        self._is_late = loop.timer(None, self._say_that_it_takes_long)
+        self._why_lost = ""  # why there is no server, until the user has read that
+        self._late_timer = loop.timer(None, self._on_late)
 
     def prepare(self, plan: Plan, caller: Mapping[str, str], handled: Collection[int]) -> None:
         """Prepare a generation: keep a fork server that fits; end any other, and start a new one if the plan wants it.
@@ -54,20 +55,21 @@ class Forker:
         `handled` are the signals that this process has a handler for.
         """
         if plan.preload is None:
-            return self.close()
-        self._is_asked = plan.preload_is_asked
+            self.close()
+            return
+        self._is_requested = plan.preload_is_asked
         argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
         wanted = (argv[0], plan.preload, env)
-        if wanted == self._wanted:
-            return None
-        if self._wanted is not None:
+        if wanted == self._wanted_for:
+            return
+        if self._wanted_for is not None:
             self._warm = None  # the warm interpreter fitted the plan of the first generation only
         self.close()
-        self._wanted = wanted
+        self._wanted_for = wanted
         self._start_server = partial(ForkServer, argv, env, plan.preload, handled=handled)
-        return self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Start the fork server, or connect to the interpreter that is kept warm; note when that takes long."""
         within = SLOW
         try:
@@ -79,23 +81,23 @@ class Forker:
                 self._server = warm.guard_at(self._warm, self._output)
                 within = SLOW if self._warm.is_new else warm.ANSWER_WITHIN
         except (StartError, ServerLost) as error:
-            return self._lose(str(error))
+            self._do_without(str(error))
+            return
         self._loop.watch(self._server, partial(self._on_readable, self._server))
-        self._is_late.set(self._loop.now() + within)
-        return None
+        self._late_timer.set(self._loop.now() + within)
 
-    def _say_that_it_takes_long(self) -> None:
-        """Say, once, that the imports take long: without them no worker is started. What is warm already has them."""
+    def _on_late(self) -> None:
+        """Say that the imports take long, without which no worker starts; do without a silent warm interpreter."""
         if self._server is None or self._server.is_ready:
             return
         if self._warm is not None and not self._warm.is_new:
-            self._lose("it does not answer")
+            self._do_without("it does not answer")  # it has imported everything
             return
         imports = f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
         self._note(f"{imports} is still importing after {SLOW:g} s; --start-method spawn does without it")
 
     @property
-    def is_there(self) -> bool:
+    def forks_workers(self) -> bool:
         """Whether workers are forked."""
         return self._server is not None
 
@@ -110,7 +112,7 @@ class Forker:
         return frozenset(() if self._server is None else (self._server.pid,))
 
     def leftovers(self) -> list[Process]:
-        """Return what is below a guard, which is not below us."""
+        """Return the processes below a guard: they are not below this one."""
         return self._guard.leftovers() if self._guard is not None else []
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Child]:
@@ -123,8 +125,8 @@ class Forker:
             try:
                 return self._server.fork(forks)
             except ServerLost as error:
-                self._give_up(str(error))
-        if self._why_lost and self._is_asked:
+                self._end_server(str(error))
+        if self._why_lost and self._is_requested:
             self._note(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
         self._why_lost = ""
         return ()
@@ -137,49 +139,50 @@ class Forker:
             if server is self._guard:
                 self._loop.unwatch(server)
                 self._guard.is_over = True
-                self._give_up(str(error))
-                self._post_guard_over()
+                self._end_server(str(error))
+                self._on_guard_over()
             else:
-                self._lose(str(error))
+                self._do_without(str(error))
             return
         if server.is_ready:
-            self._is_late.cancel()
+            self._late_timer.cancel()
             if self._warm is not None:
-                self._guard = server  # type: ignore[assignment]  # what is warm has no other
-        while server.notes and self._is_asked:
+                self._guard = server  # type: ignore[assignment]  # a warm interpreter is served by a guard
+        while server.notes and self._is_requested:
             self._note(f"not imported by the fork server: {server.notes.pop(0)}")
 
-    def _lose(self, why: str) -> None:
-        """Do without what was to fork the workers: without what is warm by a server, without that by fresh processes."""
-        self._give_up(why)
+    def _do_without(self, why: str) -> None:
+        """Do without a warm interpreter by a fork server, and without a fork server by fresh processes."""
+        self._end_server(why)
         if self._warm is not None:
             self._warm = None
             self._why_lost = ""
             self._note(f"the interpreter that is kept warm is not used, and another one imports again: {why}")
-            self._begin()
+            self._start()
 
-    def _give_up(self, why: str) -> None:
+    def _end_server(self, why: str) -> None:
+        """End the server; `why` is for the user, once a worker has to be a fresh process."""
         self._why_lost = why
-        self._end()
+        self._close_server()
 
     def fork_no_more(self) -> None:
-        """End what forks the workers if it is not their parent."""
+        """End a fork server; a guard is the parent of the workers, and stays."""
         if self._guard is None:
             self.close()
 
     def close(self) -> None:
-        """End what forks the workers, if there is anything, for good."""
-        self._wanted = None
-        self._end()
+        """End the fork server or the guard, if there is one, for good."""
+        self._wanted_for = None
+        self._close_server()
         guard, self._guard = self._guard, None
         if guard is not None:
             if not guard.is_over:
                 self._loop.unwatch(guard)
             guard.close()
 
-    def _end(self) -> None:
+    def _close_server(self) -> None:
         server, self._server = self._server, None
-        self._is_late.cancel()
+        self._late_timer.cancel()
         if server is not None and server is not self._guard:
             self._loop.unwatch(server)
             server.close()

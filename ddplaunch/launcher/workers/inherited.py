@@ -50,7 +50,7 @@ _SESSION_KEYRING = ctypes.c_int(-3)  # linux/keyctl.h
 _MOST_NODES = 1024  # of memory
 
 
-def visible(pid: int) -> dict[str, str]:
+def shown_by_proc(pid: int) -> dict[str, str]:
     """Return what /proc shows of one of our processes, by name (proc(5)); "" for what /proc does not show."""
     found = {name: _read(f"/proc/{pid}/{name}") for name in _FILES}
     for name in (*(f"ns/{name}" for name in _NAMESPACES), "root"):
@@ -64,15 +64,16 @@ def visible(pid: int) -> dict[str, str]:
     return {**found, "scheduling": " ".join(" ".join(fields[part]) for part in _SCHEDULING)}
 
 
-def check(pid: int) -> None:
-    """Check that a process has inherited what this one has, as far as /proc shows it; ServerLost if it has not, or has ended."""
-    ours, theirs = visible(os.getpid()), visible(pid)
-    if different := [name for name, value in ours.items() if theirs[name] != value]:
+def check_same(pid: int) -> None:
+    """Raise ServerLost unless a process has inherited what this one has, as far as /proc shows it, and still lives."""
+    ours, theirs = shown_by_proc(os.getpid()), shown_by_proc(pid)
+    different = [name for name, value in ours.items() if theirs[name] != value]
+    if different:
         raise ServerLost(f"it has {WORDS[different[0]]}")
 
 
-def own() -> dict[str, str] | None:
-    """Return everything that a child of this process inherits; None on machines whose system calls are unknown."""
+def of_this_process() -> dict[str, str] | None:
+    """Return everything that a child of this process inherits, by name; None on machines whose system calls are unknown."""
     calls = _CALLS.get(platform.machine())
     if calls is None:
         return None
@@ -82,7 +83,7 @@ def own() -> dict[str, str] | None:
     libc.syscall(get_mempolicy, ctypes.byref(mode), nodes, ctypes.c_ulong(_MOST_NODES), None, ctypes.c_ulong(0))
     ignored = [signum for signum in signal.valid_signals() if signal.getsignal(signum) is signal.SIG_IGN]
     return {
-        **visible(os.getpid()),
+        **shown_by_proc(os.getpid()),
         "prctl": str([libc.prctl(option, 0, 0, 0, 0) for option in _PRCTL]),
         "keyring": str(libc.syscall(keyctl, 0, _SESSION_KEYRING, 0)),
         "memory": f"{mode.value} {[*nodes]}",

@@ -25,9 +25,8 @@ from ddplaunch.system.process.tree import Process, descendants, look
 T = TypeVar("T", bound=Child)
 VARIABLE = "DDPLAUNCH_FORK_SERVER"
 ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in which workers are forked
-END_TIMEOUT = (
-    1.0  # seconds that the agent waits for the end of a fork server; one that cannot be killed is not waited for longer
-)
+# seconds that the agent waits for the end of a fork server; one that cannot be killed is not waited for longer
+END_TIMEOUT = 1.0
 _LONGEST_LINE = 4096  # bytes of an answer
 _PID = "pid "
 _CREATE = "cannot create a process"
@@ -61,7 +60,7 @@ class Fork(Struct, frozen=True):
 class ForkRequests:
     """A connection to what forks workers, once that is ready."""
 
-    _what = b""  # the beginning of a request to fork
+    _fork_prefix = b""  # the bytes that a request to fork begins with
 
     def __init__(self, connection: socket.socket) -> None:
         """Own this connection."""
@@ -79,7 +78,7 @@ class ForkRequests:
 
     def read(self) -> None:
         """Read the lines that the server sends while the server starts; ServerLost if the server cannot serve."""
-        for line in self._lines():
+        for line in self._receive_lines():
             what, _, text = line.partition(" ")
             match what:
                 case "note":
@@ -94,32 +93,25 @@ class ForkRequests:
     def _fork(self, forks: Sequence[Fork], adopt: Callable[[int], T], more: Sequence[int] = ()) -> list[T]:
         """Have workers forked, which begin together once `adopt` has made a child of the pid of each; in their order.
 
-        `adopt` may raise OSError; `more` is one further descriptor for each.
+        `adopt` may raise OSError; `more` has one further descriptor for each worker, or none.
 
         Raises:
             StartError: the machine cannot create one of the processes; none of them begins.
             ServerLost: the server has ended, or does not answer; none of them begins.
         """
         contents = [fork.content for fork in forks]
-        each = len(forks[0].descriptors) + 1 + bool(more)
-        content = self._what + b"".join([_number(each), *(_number(len(one)) + one for one in contents)])
+        per_worker = len(forks[0].descriptors) + 1 + bool(more)  # descriptors
+        content = self._fork_prefix + b"".join([_number(per_worker), *(_number(len(one)) + one for one in contents)])
         children: list[T] = []
         try:
-            # those that are forked after we have given up end by themselves: other processes have their ranks by then
+            # workers wait for a byte of this pipe: those that are forked once the agent has given up read its end, and end
             wait, release = os.pipe()
             try:
                 descriptors = [
                     fd for at, fork in enumerate(forks) for fd in (*fork.descriptors, wait, *more[at : at + 1])
                 ]
-                *pids, last = self._ask(content, *descriptors)
-                what, _, text = last.partition(" ")
-                if what == "errno" and text.isdecimal():
-                    raise StartError(int(text), _CREATE, len(pids), elsewhere=True)
-                if what != "forked" or not all(pid.isdecimal() for pid in pids):
-                    raise ServerLost(text or "an imported module has written to the fork server's socket")
-                if len(pids) < len(forks):
-                    raise StartError(errno.EAGAIN, _CREATE, len(pids))
-                children.extend(adopt(int(pid)) for pid in pids)
+                pids = _pids(self._ask(content, *descriptors), len(forks))
+                children.extend(map(adopt, pids))
                 os.write(release, b"\n" * len(forks))
             finally:
                 os.close(wait)
@@ -133,7 +125,7 @@ class ForkRequests:
         return children
 
     def _ask(self, content: bytes, *descriptors: int) -> list[str]:
-        """Send a request; return the pids of the answer, and the first line that tells of none, or raise ServerLost."""
+        """Send a request; return the pids of the answer, and then its first line without a pid; ServerLost without one."""
         if self._why_lost:
             raise ServerLost(self._why_lost)
         answer: list[str] = []
@@ -142,7 +134,7 @@ class ForkRequests:
             self._send(content, *descriptors)
             while True:
                 self._wait(selectors.EVENT_READ, deadline)
-                for line in self._lines():
+                for line in self._receive_lines():
                     if not line.startswith(_PID):
                         return [*answer, line]
                     answer.append(line.removeprefix(_PID))
@@ -151,6 +143,7 @@ class ForkRequests:
             raise ServerLost(self._why_lost) from None
 
     def _send(self, content: bytes, *descriptors: int) -> None:
+        """Send a request: its length with the descriptors, then its content."""
         deadline = clock.now() + ANSWER_TIMEOUT
         self._wait(selectors.EVENT_WRITE, deadline)
         socket.send_fds(self._socket, [_number(len(content))], descriptors)
@@ -160,14 +153,14 @@ class ForkRequests:
             left = left[self._socket.send(left) :]
 
     def _wait(self, event: int, deadline: float) -> None:
-        """Wait until the socket can be read or written, in time that passes for us: a pause of everything loses no server."""
+        """Wait until the socket can be read or written. A pause of the whole machine does not count, and loses no server."""
         with selectors.PollSelector() as selector:  # which takes no descriptor, of which there may be too few
             selector.register(self._socket, event)
             if not clock.wait(selector, deadline):
                 raise TimeoutError
 
-    def _lines(self) -> list[str]:
-        """Receive once; return the lines that are complete."""
+    def _receive_lines(self) -> list[str]:
+        """Receive once; return the lines that are complete, or raise ServerLost."""
         try:
             data = self._socket.recv(_LONGEST_LINE)
         except BlockingIOError:
@@ -234,7 +227,7 @@ class Guard(ForkRequests):
     is left of it.
     """
 
-    _what = b"fork\0"
+    _fork_prefix = b"fork\0"
 
     def __init__(self, connection: socket.socket, output: int, check: Callable[[int], None]) -> None:
         """Use this connection; `output` is a descriptor that the guard is to have for as long as it lives.
@@ -258,10 +251,10 @@ class Guard(ForkRequests):
         super().read()
         if self.is_ready and not was_ready:
             self._check(self.pid)
-            self._begin()
+            self._send_surroundings()
 
-    def _begin(self) -> None:
-        """Tell the guard what all workers have in common."""
+    def _send_surroundings(self) -> None:
+        """Send the guard what all workers take from the agent: its pid and umask, the working directory, the output, the pipe."""
         opened = []
         try:
             self._life, life = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -307,7 +300,7 @@ class Guard(ForkRequests):
                 os.close(fd)
 
     def leftovers(self) -> list[Process]:
-        """Return the processes below the guard; the guard itself, once it was killed, until all that was below it is gone."""
+        """Return the processes below the guard; once the guard was killed, the guard itself until all below it are gone."""
         if self._process is None or self.is_over:
             return []
         return [self._process] if self.has_ended else list(descendants(self.pid))
@@ -359,8 +352,8 @@ class GuardedChild(Child, kw_only=True):
     @property
     def has_stopped(self) -> bool:
         """Whether the worker is stopped, as by SIGSTOP, or has ended."""
-        now = look(self.pid)
-        return self.look() is not None or now is None or now.state in "TtZX"
+        process = look(self.pid)
+        return self.look() is not None or process is None or process.state in "TtZX"
 
     def rouse_parent(self) -> None:
         """Have the guard go on, if it is stopped: it tells of the end."""
@@ -369,14 +362,27 @@ class GuardedChild(Child, kw_only=True):
                 os.kill(self.guard.pid, signal.SIGCONT)
 
     def abandon(self) -> None:
-        """Close the handles."""
+        """Close the descriptors of the worker, without reaping it."""
         super().abandon()
         os.close(self.status)
 
     def reap(self) -> Usage:
-        """Reap the worker, which frees its pid, and close the handles."""
+        """Reap the worker, which frees its pid, and close its descriptors."""
         self.abandon()
         return self.guard.reap(self.pid)
+
+
+def _pids(answer: Sequence[str], number: int) -> list[int]:
+    """Return the pids of so many workers in an answer, as `_ask` returns it; without all of them raise as `_fork`."""
+    *pids, last = answer
+    what, _, text = last.partition(" ")
+    if what == "errno" and text.isdecimal():
+        raise StartError(int(text), _CREATE, len(pids), elsewhere=True)
+    if what != "forked" or not all(pid.isdecimal() for pid in pids):
+        raise ServerLost(text or "an imported module has written to the fork server's socket")
+    if len(pids) < number:
+        raise StartError(errno.EAGAIN, _CREATE, len(pids))
+    return [int(pid) for pid in pids]
 
 
 def _number(value: int) -> bytes:

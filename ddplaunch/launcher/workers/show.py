@@ -17,18 +17,18 @@ from ddplaunch.system.words import count, duration
 _COLUMNS = ("pid", "interpreter", "has imported", "runs", "is kept")
 
 
-class Kept(Struct, frozen=True):
-    """An interpreter that is kept warm, as it says of itself."""
+class WarmState(Struct, frozen=True):
+    """What an interpreter that is kept warm says of itself."""
 
     pid: int
     runs: int  # that it has served
-    running: int
+    running: int  # runs that it serves now
     seconds: int  # until it ends, if no run comes
-    python: str
-    modules: str
+    python: str  # its path
+    modules: str  # that it has imported
 
 
-def kept(name: str) -> Kept | None:
+def state_of(name: str) -> WarmState | None:
     """Return the state of the interpreter with this socket; None if that interpreter has ended.
 
     Raises:
@@ -38,45 +38,51 @@ def kept(name: str) -> Kept | None:
         fields = warm.ask(name, "status").split("\t")
     except (FileNotFoundError, ConnectionRefusedError):
         return None
-    if len(fields) != 6:
+    if len(fields) != 6:  # an answer cut short: it is ending
         return None
     pid, runs, running, seconds = map(int, fields[:4])
-    return Kept(pid, runs, running, seconds, *fields[4:])
+    return WarmState(pid, runs, running, seconds, *fields[4:])
 
 
 def show(env: Mapping[str, str], *, stop: bool) -> str:
-    """Return what is shown of all interpreters that are kept warm; `stop` ends them, each with the last worker that it runs."""
+    """Return a table of the interpreters that are kept warm, or with `stop` sentences on how each ends: after its last run."""
     rows: list[Sequence[str]] = []
     sentences = []
     for name in warm.names():
         try:
-            found = kept(name)
-            if found is None:
-                continue
-            if stop:
-                after = f" after {count(found.running, 'run')}" if found.running else ""
-                with suppress(FileNotFoundError, ConnectionRefusedError):
-                    warm.ask(name, "stop")
-                sentences.append(f"process {found.pid} ends{after}")
-                continue
+            state = state_of(name)
+            if state is not None and stop:
+                sentences.append(_end(name, state))
+            elif state is not None:
+                rows.append(_row(state))
         except OSError:
-            sentences.append(_silent(name, stop=stop))
-            continue
-        running = f" ({found.running} now)" if found.running else ""
-        lasts = "while it is used" if found.running else f"{duration(found.seconds)} more, unless a run comes"
-        rows.append((str(found.pid), found.python, found.modules or "nothing", f"{found.runs}{running}", lasts))
-    lines = [section(*map(line, sentences))] if sentences else []
-    blocks = [*([table(rows, header=_COLUMNS, styles=(NAME,), right=_COLUMNS[:1], wraps=True)] if rows else []), *lines]
+            sentences.append(_on_silent(name, stop=stop))
+    tables = [table(rows, header=_COLUMNS, styles=(NAME,), right=_COLUMNS[:1], wraps=True)] if rows else []
+    blocks = [*tables, *([section(*map(line, sentences))] if sentences else [])]
     return written(blocks, Look.of_stdout(env)) if blocks else "no interpreter is kept warm"
 
 
-def _silent(name: str, *, stop: bool) -> str:
+def _row(state: WarmState) -> Sequence[str]:
+    running = f" ({state.running} now)" if state.running else ""
+    lasts = "while it is used" if state.running else f"{duration(state.seconds)} more, unless a run comes"
+    return str(state.pid), state.python, state.modules or "nothing", f"{state.runs}{running}", lasts
+
+
+def _end(name: str, state: WarmState) -> str:
+    """Have an interpreter end after its last run; return a sentence that says so."""
+    after = f" after {count(state.running, 'run')}" if state.running else ""
+    with suppress(FileNotFoundError, ConnectionRefusedError):  # it has ended meanwhile
+        warm.ask(name, "stop")
+    return f"process {state.pid} ends{after}"
+
+
+def _on_silent(name: str, *, stop: bool) -> str:
     """Return a sentence about an interpreter that does not answer, as while it imports; with `stop`, kill it."""
     with suppress(OSError), warm.connect(name) as sock:
         pid = run_socket.pid_of(sock)
         with open(f"/proc/{pid}/environ", "rb") as file:
-            is_one = f"\0{warm.VARIABLE}=".encode() in b"\0" + file.read()
-        if not is_one:
+            is_interpreter = f"\0{warm.VARIABLE}=".encode() in b"\0" + file.read()
+        if not is_interpreter:  # until exec the process is a copy of the run that starts it
             return "one that has just been started"
         if not stop:
             return f"process {pid}: imports still, or hangs"

@@ -54,7 +54,7 @@ class Interpreter(Struct, frozen=True):
 
 
 def names() -> Iterator[str]:
-    """Return the names of their sockets."""
+    """Return the names of the sockets of all interpreters that are kept warm for this user."""
     with suppress(OSError):
         folder = run_socket.open_runtime_folder()
         try:
@@ -73,7 +73,7 @@ def connect(name: str) -> socket.socket:
     folder = run_socket.open_runtime_folder()
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.setblocking(False)  # where many wait already, we do not
+        sock.setblocking(False)  # an interpreter whose queue is full does not answer in time either
         sock.connect(run_socket.address(folder, name))
         if run_socket.uid_of(sock) != os.getuid():
             raise PermissionError("its socket is another user's")
@@ -99,13 +99,17 @@ def ask(name: str, line: str) -> str:
 
 
 def guard_at(interpreter: Interpreter, output: int) -> Guard:
-    """Have a guard forked for this run, which says when it is ready; `output` as for `Guard`."""
+    """Have the interpreter fork a guard for this run; the guard says when it is ready. `output` is as for `Guard`.
+
+    Raises:
+        ServerLost: the interpreter has ended, or does not answer.
+    """
     try:
         connection = connect(interpreter.name)
         connection.sendall(os.fsencode(f"guard {interpreter.seconds} {interpreter.folder}\n"))
     except OSError as error:
         raise ServerLost(why_failed(error)) from None
-    return Guard(connection, output, inherited.check)
+    return Guard(connection, output, inherited.check_same)
 
 
 # --- the one that fits a plan
@@ -139,9 +143,9 @@ def _name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str
     """Return the name of the socket of an interpreter that fits: a hash of what has to be equal; None: it cannot be known.
 
     What has to be equal: the program and version of Python and ddplaunch, variables, modules, and what the process inherited.
-    Modules beside the script, in this folder, are of that folder alone.
+    If any of the modules lies beside the script, its folder has to be the same too.
     """
-    here = inherited.own()
+    here = inherited.of_this_process()
     if here is None:
         return None
     import hashlib  # most jobs need none
@@ -150,17 +154,20 @@ def _name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str
     ours = (f"{bootstrap}/{name}" for name in sorted(os.listdir(bootstrap)) if name.endswith(".py"))
     # the interpreter has made these absolute when it started
     paths = [os.path.abspath(path) for path in env["PYTHONPATH"].split(os.pathsep)] if env.get("PYTHONPATH") else []
-    beside = [
-        name
-        for name in modules
-        if os.path.exists(stem := f"{folder}/{name.partition('.')[0]}") or os.path.exists(f"{stem}.py")
-    ]
-    parts = [folder if beside else "", __version__, *argv[:2], *map(_stamp, (argv[0], sys.executable, *ours))]
+    is_beside = any(_lies_in(folder, name) for name in modules)
+    parts = [folder if is_beside else "", __version__, *argv[:2], *map(_stamp, (argv[0], sys.executable, *ours))]
     parts += [*modules, *paths, *(f"{name}={value}" for some in (env, here) for name, value in sorted(some.items()))]
     return _PREFIX + hashlib.sha256(b"\0".join(map(os.fsencode, parts))).hexdigest()[:32]
 
 
+def _lies_in(folder: str, module: str) -> bool:
+    """Whether a module, or its package, lies in this folder."""
+    stem = f"{folder}/{module.partition('.')[0]}"
+    return os.path.exists(stem) or os.path.exists(f"{stem}.py")
+
+
 def _stamp(path: str) -> str:
+    """Return the path with what changes once another file is there."""
     try:
         found = os.stat(path)
     except OSError:  # a name that is looked for on PATH
@@ -178,7 +185,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
         CannotKeep: no interpreter can serve the plan, nor be started.
     """
     interpreter = interpreter_for(plan, caller)
-    why = ""
+    why = ""  # for which an older one ends: "stale ...", "unsafe ..."
     try:
         why = ask(interpreter.name, f"check {interpreter.seconds} {interpreter.folder}")
         if why == "ok":
@@ -186,7 +193,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
         if why.startswith("unfit "):
             raise CannotKeep(why.partition(" ")[2])
     except (FileNotFoundError, ConnectionRefusedError):
-        pass
+        pass  # there is none
     except OSError as error:
         raise CannotKeep(f"the one that is there does not answer: {why_failed(error)}") from None
     try:
@@ -221,11 +228,11 @@ def _lock() -> Iterator[None]:
 
 
 def _make_room() -> None:
-    """Remove sockets of interpreters that were killed; if there are too many, end those that were used longest ago.
+    """Remove sockets of interpreters that were killed; if MOST are left, end those that were used longest ago.
 
-    One that serves a run ends with its last run.
+    An interpreter that serves a run ends with its last run.
     """
-    folder, taken = run_socket.runtime_folder(os.getuid()), {}
+    folder, used_at = run_socket.runtime_folder(os.getuid()), {}
     for name in names():
         with suppress(OSError):
             try:
@@ -233,10 +240,10 @@ def _make_room() -> None:
             except ConnectionRefusedError:
                 run_socket.remove_refusing(folder, name)
                 continue
-            except OSError:  # it is there, and busy
-                pass
-            taken[name] = os.stat(f"{folder}/{name}").st_mtime_ns
-    for name in sorted(taken, key=lambda name: taken[name])[: 1 - MOST]:
+            except OSError:
+                pass  # it is there, and busy
+            used_at[name] = os.stat(f"{folder}/{name}").st_mtime_ns
+    for name in sorted(used_at, key=lambda name: used_at[name])[: 1 - MOST]:  # room for one more
         with suppress(OSError), connect(name) as sock:
             sock.sendall(b"stop\n")  # and waits for no answer: it may import still
 
@@ -249,12 +256,12 @@ def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> N
         run_socket.listen(listener, folder, interpreter.name)
         path = f"{run_socket.runtime_folder(os.getuid())}/{interpreter.name}"
         # the other end of the socket is 3, where `detach` puts it
-        given = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
-        argv, env = plan.workers[0].argv[_PROGRAM], {**of_warm_interpreter(caller, plan), VARIABLE: given}
+        served = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
+        argv, env = plan.workers[0].argv[_PROGRAM], {**of_warm_interpreter(caller, plan), VARIABLE: served}
         pid = fork()
         if pid == 0:
             try:
-                if fork() == 0:
+                if fork() == 0:  # an orphan at once, so that process 1 adopts it
                     detach(listener.fileno())
                     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
                         signal.signal(signum, signal.SIG_DFL)

@@ -57,7 +57,7 @@ def test_the_first_two_seconds_are_silent_and_then_a_row_counts_them() -> None:
 def test_the_row_is_gone_before_the_first_line_and_comes_no_more() -> None:
     bed = Bed((os.getpid(), os.getpid()))
     assert bed.wait(3.0) == "running, nothing printed yet, 3 s"
-    bed.output.received(1, Stream.OUT, b"hello\n", bed.loop.now())
+    bed.output.on_output(1, Stream.OUT, b"hello\n", bed.loop.now())
     assert (bed.rows, bed.lines) == ((), b"[1] hello\n")
     assert bed.wait(100.0) == ""
     assert bed.loop.is_idle

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.orders import NodeEnd, SentReport
 from ddplaunch.launcher.look.answers import stacks_at_end
-from ddplaunch.launcher.look.take import seen
+from ddplaunch.launcher.look.stacks import sample_of
 from ddplaunch.reach.channel.handshake import LIMIT
 from ddplaunch.record.seen import MAX_ENTRIES, Group, Sample
 from ddplaunch.record.seen.arrivals import arrivals
@@ -159,7 +159,7 @@ def test_whatever_a_recorder_answers_of_times_can_be_sent(bodies: list[bytes], g
 @given(dumped, odd_text, odd_text)
 def test_whatever_a_memory_file_holds_can_be_sent(text: str, child: str, state: str) -> None:
     text = text.encode(errors="surrogatepass").decode(errors="replace")
-    fits([replace(seen(3, 9, "a", child=child, state=state, dump=text), native=text, ras=text)])
+    fits([replace(sample_of(3, 9, "a", child=child, state=state, dump=text), native=text, ras=text)])
 
 
 @given(error_text, odd_text)
@@ -175,9 +175,9 @@ def test_more_than_a_message_may_hold_is_cut_and_not_refused() -> None:
     ]
     body = json.dumps({"entries": calls}).encode()
     groups = tuple(parse(body, {str(n): f"{n}-{n + 1}" for n in range(300)}))
-    (found,) = NodeStacks.of([replace(seen(3, 9, "a", dump=dump), groups=(*groups, *groups))], threads=True).samples(
-        "a"
-    )
+    (found,) = NodeStacks.of(
+        [replace(sample_of(3, 9, "a", dump=dump), groups=(*groups, *groups))], threads=True
+    ).samples("a")
     assert found.threads[-1].is_main
     fits([found])
     many = [Sample(rank=rank, pid=9, groups=(Group(name="0", members=str(rank)),)) for rank in range(5000)]

@@ -1,6 +1,6 @@
 """What /proc says of a process."""
 
-from ddplaunch.launcher.look.take import call_name, parse_status
+from ddplaunch.launcher.look.stacks import call_name, parse_status
 
 STATUS = b"Name:\tpython\nState:\tD (disk sleep)\nSigPnd:\t0000000000000000\nShdPnd:\t0400000000000000\n"
 MASKS = b"SigBlk:\t0000000000000000\nSigIgn:\t0000000001001000\nSigCgt:\t0400000000000002\n"

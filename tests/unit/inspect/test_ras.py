@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddplaunch.launcher.look.recorder import ask_ras
-from ddplaunch.launcher.look.take import Target, take
+from ddplaunch.launcher.look.stacks import Target, capture_stacks
 from ddplaunch.record.seen.collectives import describe
 from ddplaunch.record.window.questions import NodeStacks
 
@@ -68,7 +68,7 @@ def test_the_worker_that_listens_is_asked(serve, host):
 def test_whoever_takes_stacks_gets_its_state_from_where_the_variable_of_nccl_says(serve):
     pid, _ = serve("Job summary\nlaunch counts mismatch\n")
     rank_0, rank_3 = Target(0, os.getpid(), None), Target(3, pid, None)
-    _, sample = take([rank_0, rank_3], until=time.monotonic() + 20, ras=True)
+    _, sample = capture_stacks([rank_0, rank_3], until=time.monotonic() + 20, ras=True)
     assert NodeStacks.of([sample], threads=False).samples("here")[0].ras == "Job summary\nlaunch counts mismatch"
     assert describe([sample], "").locations[1:] == (
         "NCCL's RAS service, asked at rank 3:",
@@ -79,8 +79,8 @@ def test_whoever_takes_stacks_gets_its_state_from_where_the_variable_of_nccl_say
 
 def test_nccl_is_asked_where_that_is_wanted_and_on_one_node_of_the_job(serve):
     pid, _ = serve("Job summary")
-    (elsewhere,) = take([Target(3, pid, None)], until=time.monotonic() + 20, ras=True)
-    (unasked,) = take([Target(0, pid, None)], until=time.monotonic() + 20)
+    (elsewhere,) = capture_stacks([Target(3, pid, None)], until=time.monotonic() + 20, ras=True)
+    (unasked,) = capture_stacks([Target(0, pid, None)], until=time.monotonic() + 20)
     assert (elsewhere.ras, unasked.ras) == ("", "")
 
 

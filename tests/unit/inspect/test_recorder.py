@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from ddplaunch.launcher.look.recorder import ask
+from ddplaunch.launcher.look.recorder import ask_recorders
 from ddplaunch.record.seen import Group
 from ddplaunch.record.seen.recorder import parse_members
 
@@ -45,7 +45,7 @@ def serve(path: str, answered: dict[bytes, object]) -> None:
 
 def asked(path: str) -> list[str]:
     found: list[list[Group]] = []
-    for _ in ask(path, found):
+    for _ in ask_recorders(path, found):
         pass
     assert len(found) == 1
     return [f"{call.operation} #{call.number}" for group in found[0] for call in group.calls]

@@ -120,7 +120,7 @@ def test_lines_stand_above_the_area_in_their_order_and_nothing_else_stays(events
             alone.resize(event)
         elif isinstance(event, tuple):
             bars = event
-            area.show(event)
+            area.show_bars(event)
         else:
             written = "".join(line + "\n" for line in event)
             screen.feed(area.write(written.encode(), size).decode())
@@ -134,14 +134,14 @@ def test_lines_stand_above_the_area_in_their_order_and_nothing_else_stays(events
 
 def test_the_cursor_stands_behind_a_prompt_and_what_is_typed_there_stays() -> None:
     area, screen = StatusArea(), Emulator()
-    area.show((*drawn("1%"), Bar((1,), "name? ", OPEN)))
+    area.show_bars((*drawn("1%"), Bar((1,), "name? ", OPEN)))
     screen.feed((area.write(b"a line\n", SIZE) + area.draw(SIZE)).decode() + "Bo")
-    area.show((*drawn("2%"), Bar((1,), "name? ", OPEN)))
+    area.show_bars((*drawn("2%"), Bar((1,), "name? ", OPEN)))
     screen.feed(area.draw(SIZE).decode() + "b")
     assert screen.shown == ["a line", "[0] 2%", "[1] name? Bob"]
     screen.feed((area.write(b"another\n", SIZE) + area.draw(SIZE)).decode())
     assert screen.shown == ["a line", "another", "[0] 2%", "[1] name?"]
-    area.show(())
+    area.show_bars(())
     screen.feed((area.write(b"[1] name? Bob it is\n", SIZE) + area.draw(SIZE)).decode())
     assert screen.shown == ["a line", "another", "[1] name? Bob it is"]
 
@@ -149,19 +149,19 @@ def test_the_cursor_stands_behind_a_prompt_and_what_is_typed_there_stays() -> No
 @pytest.mark.parametrize("typed", ["Bob\n", "", "^C", "B" * 70])
 def test_an_answered_prompt_stays_with_its_answer_and_the_next_line_begins_below(typed: str) -> None:
     area, screen = StatusArea(), Emulator(columns=SIZE.columns)
-    area.show((Bar((1,), "name? ", OPEN),))
+    area.show_bars((Bar((1,), "name? ", OPEN),))
     screen.feed(area.draw(SIZE).decode() + typed)
     before = screen.shown
-    screen.feed(area.answer(SIZE).decode())
-    area.show(())
+    screen.feed(area.keep_prompt(SIZE).decode())
+    area.show_bars(())
     screen.feed((area.write(b"[1] hello\n", SIZE) + area.draw(SIZE)).decode())
     assert screen.shown == [*before, "[1] hello"]
-    assert area.answer(SIZE) == b""
+    assert area.keep_prompt(SIZE) == b""
 
 
 def test_it_waits_while_a_line_has_not_ended_and_draws_only_what_is_new() -> None:
     area = StatusArea()
-    area.show(drawn("1%"))
+    area.show_bars(drawn("1%"))
     assert area.write(b"half a", SIZE) == b"half a"
     assert area.draw(SIZE) == b""
     assert area.write(b" line\n", SIZE) == b" line\n"
@@ -172,7 +172,7 @@ def test_it_waits_while_a_line_has_not_ended_and_draws_only_what_is_new() -> Non
 def test_what_is_typed_stays_while_bars_move() -> None:
     area, screen = StatusArea(), Emulator()
     for percent in (1, 50):
-        area.show(drawn(f"{percent}%"))
+        area.show_bars(drawn(f"{percent}%"))
         screen.feed(area.draw(SIZE).decode() + ("typed" if percent == 1 else ""))
     screen.feed(" on")
     assert screen.shown == ["[0] 50%", "typed on"]
@@ -181,7 +181,7 @@ def test_what_is_typed_stays_while_bars_move() -> None:
 @pytest.mark.parametrize("how", ["forgotten", "not ours"])
 def test_after_somebody_else_has_written_it_is_drawn_anew_below(how: str) -> None:
     area, screen = StatusArea(), Emulator()
-    area.show(drawn("1%"))
+    area.show_bars(drawn("1%"))
     screen.feed(area.draw(SIZE).decode() + "[1]+  Stopped\n$ fg\n")
     if how == "forgotten":
         area.forget()
@@ -196,7 +196,7 @@ def test_after_somebody_else_has_written_it_is_drawn_anew_below(how: str) -> Non
 
 def test_the_rows_of_live_stand_below_the_bars_and_lines_come_above_both() -> None:
     area, screen = StatusArea(), Emulator()
-    area.show(drawn("1%"))
+    area.show_bars(drawn("1%"))
     area.show_live(["k7qx  1 min", "all 4: running"])
     screen.feed((area.write(b"a line\n", SIZE) + area.draw(SIZE)).decode())
     assert screen.shown == ["a line", "[0] 1%", "k7qx  1 min", "all 4: running"]
@@ -209,7 +209,7 @@ def test_the_rows_of_live_stand_below_the_bars_and_lines_come_above_both() -> No
 
 def test_a_line_that_has_not_ended_is_no_prompt_beside_the_rows_of_live_since_no_worker_reads_the_keyboard() -> None:
     area, screen = StatusArea(), Emulator()
-    area.show((Bar((1,), "name? ", OPEN),))
+    area.show_bars((Bar((1,), "name? ", OPEN),))
     area.show_live(["k7qx  1 min"])
     screen.feed(area.draw(SIZE).decode())
     assert screen.shown == ["[1] name?", "k7qx  1 min"]
@@ -218,6 +218,6 @@ def test_a_line_that_has_not_ended_is_no_prompt_beside_the_rows_of_live_since_no
 @pytest.mark.parametrize("lines", range(1, 30))
 def test_bars_and_the_rows_of_live_leave_a_row_of_the_screen_at_least(lines: int) -> None:
     area = StatusArea()
-    area.show(drawn(*(f"{chr(97 + kind)}: 5%" for kind in range(20))))
+    area.show_bars(drawn(*(f"{chr(97 + kind)}: 5%" for kind in range(20))))
     area.show_live([f"row {number}" for number in range(20)])
     assert area.draw(terminal_size((80, lines))).count(b"\n") < lines

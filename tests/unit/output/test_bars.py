@@ -128,18 +128,18 @@ class Feed:
 
 def test_bars_are_passed_on_at_once_then_ten_times_a_second_and_only_if_they_move() -> None:
     one = Feed()
-    one.feed.changed(5.0)
+    one.feed.note_change(5.0)
     assert one.feed.deadline == 5.0
     one.feed.flush(5.0)
     assert one.sent == [b"0 0 1%\n"]
     one.drawn = [Bar((0,), "2%")]
-    one.feed.changed(5.01)
-    one.feed.changed(5.02)
+    one.feed.note_change(5.01)
+    one.feed.note_change(5.02)
     one.feed.flush(5.02)
     assert (len(one.sent), one.due()) == (1, 5.1)
     one.feed.flush(5.1)
     assert (len(one.sent), one.due()) == (2, None)
-    one.feed.changed(5.3)
+    one.feed.note_change(5.3)
     one.feed.flush(5.3)
     assert (len(one.sent), one.due()) == (2, None)
 
@@ -148,14 +148,14 @@ def test_many_bars_are_read_less_often() -> None:
     one = Feed()
     one.drawn = [Bar((rank,), f"{rank}%") for rank in range(512)]
     one.feed.update(5.0)
-    one.feed.changed(5.1)
+    one.feed.note_change(5.1)
     assert one.due() == 5.4
 
 
 def test_while_nothing_is_taken_the_last_state_waits() -> None:
     one = Feed()
     one.takes = False
-    one.feed.changed(5.0)
+    one.feed.note_change(5.0)
     one.feed.flush(5.0)
     assert one.feed.deadline == 5.1
     one.takes, one.drawn = True, [Bar((0,), "9%")]

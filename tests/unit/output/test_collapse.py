@@ -41,7 +41,7 @@ def test_no_rank_loses_gains_or_swaps_a_line(history):
         written[rank, stream] += wrote
         shown += lines.feed(rank, stream, b"".join(line + b"\n" for line in wrote), at)
         if ends:
-            shown += lines.end(rank, stream, at)
+            shown += lines.end_stream(rank, stream, at)
         deadline = lines.deadline
         assert deadline is None or at < deadline <= at + WAIT
     shown += lines.flush(at + WAIT)
@@ -82,9 +82,9 @@ def test_a_rank_that_is_past_a_line_is_not_waited_for() -> None:
 
 def test_a_rank_that_ended_is_waited_for_again_when_all_have_ended_and_start_anew() -> None:
     lines = Collapse([(0, OUT), (1, OUT)])
-    lines.end(0, OUT, 0.0)
+    lines.end_stream(0, OUT, 0.0)
     assert lines.feed(1, OUT, b"a\n", 0.0) == [(OUT, (1,), b"a\n")]
-    lines.end(1, OUT, 0.0)
+    lines.end_stream(1, OUT, 0.0)
     assert lines.feed(1, OUT, b"a\n", 1.0) == []
     assert lines.feed(0, OUT, b"a\n", 1.0) == [(OUT, (0, 1), b"a\n")]
 

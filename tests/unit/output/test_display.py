@@ -27,7 +27,7 @@ def everything(display: Display, outputs: dict[int, bytes], size: int) -> bytes:
         for rank, output in outputs.items():
             chunks += display.feed(rank, OUT, output[start : start + size], 0.0)
     for rank in outputs:
-        chunks += display.end(rank, OUT, 0.0)
+        chunks += display.end_stream(rank, OUT, 0.0)
     return text(chunks)
 
 
@@ -93,8 +93,8 @@ def test_an_incomplete_line_waits_for_its_newline() -> None:
 def test_the_last_line_is_shown_without_its_newline_too() -> None:
     display = Display(mode="prefix", ranks=workers(0, 1))
     assert display.feed(1, ERR, b"killed", 0.0) == []
-    assert display.end(1, ERR, 0.0) == [(ERR, b"[1] killed\n")]
-    assert display.end(0, ERR, 0.0) == []
+    assert display.end_stream(1, ERR, 0.0) == [(ERR, b"[1] killed\n")]
+    assert display.end_stream(0, ERR, 0.0) == []
 
 
 def test_stdout_goes_to_stdout_and_stderr_to_stderr() -> None:
@@ -123,7 +123,7 @@ def test_a_line_that_never_ends_is_cut_at_64_mib(start: bytes) -> None:
     shown = text(display.feed(0, OUT, start, 0.0))
     for _ in range(70):
         shown += text(display.feed(0, OUT, piece, 0.0))
-    shown += text(display.end(0, OUT, 0.0))
+    shown += text(display.end_stream(0, OUT, 0.0))
     assert shown.count(b"\n") == 2
     assert shown.replace(b"\n", b"").replace(b"[0] ", b"") == piece * 70
 
@@ -131,7 +131,7 @@ def test_a_line_that_never_ends_is_cut_at_64_mib(start: bytes) -> None:
 def test_a_worker_that_starts_again_is_shown_again() -> None:
     display = Display(mode="prefix", ranks=workers(0, 1))
     display.feed(0, OUT, b"half", 0.0)
-    display.end(0, OUT, 0.0)
+    display.end_stream(0, OUT, 0.0)
     assert display.feed(0, OUT, b"new\n", 0.0) == [(OUT, b"[0] new\n")]
 
 
@@ -143,7 +143,7 @@ def test_hidden_streams_and_workers_are_not_shown() -> None:
         mode="prefix", ranks=[*workers(0), *workers(1, streams=frozenset({ERR})), *workers(2, streams=frozenset())]
     )
     assert display.feed(1, OUT, b"a\n", 0.0) == []
-    assert display.end(1, OUT, 0.0) == []
+    assert display.end_stream(1, OUT, 0.0) == []
     assert display.feed(1, ERR, b"b\n", 0.0) == [(ERR, b"[1] b\n")]
     assert display.feed(2, ERR, b"c\n", 0.0) == []
 
@@ -162,7 +162,7 @@ def test_rank0_shows_nothing_on_a_node_without_rank_0() -> None:
 def test_none_shows_nothing() -> None:
     display = Display(mode="none", ranks=workers(0, 1))
     assert display.feed(0, ERR, b"a\n", 0.0) == []
-    assert display.end(0, ERR, 0.0) == []
+    assert display.end_stream(0, ERR, 0.0) == []
 
 
 # --- one worker on the console
@@ -173,15 +173,15 @@ def test_a_lone_worker_without_prefix_passes_untouched(pieces: list[bytes]) -> N
     display = Display(mode="raw", ranks=workers(0))
     shown = [text(display.feed(0, OUT, piece, 0.0)) for piece in pieces]
     assert shown == pieces
-    assert display.end(0, OUT, 0.0) == []
+    assert display.end_stream(0, OUT, 0.0) == []
 
 
 def test_the_last_line_of_a_lone_worker_ends_on_a_terminal_only() -> None:
     display = Display(mode="raw", ranks=workers(0), terminal={ERR})
     for stream in OUT, ERR:
         display.feed(0, stream, b"\r50%", 0.0)
-    assert display.end(0, OUT, 0.0) == []
-    assert display.end(0, ERR, 0.0) == [(ERR, b"\n")]
+    assert display.end_stream(0, OUT, 0.0) == []
+    assert display.end_stream(0, ERR, 0.0) == [(ERR, b"\n")]
 
 
 def test_the_bar_of_a_lone_worker_with_prefix_stays_a_bar() -> None:
@@ -193,14 +193,14 @@ def test_the_bar_of_a_lone_worker_with_prefix_stays_a_bar() -> None:
     assert text(display.feed(3, ERR, b"\nheld", 0.0), ERR) == b"\n[3] held"
     assert text(display.feed(3, ERR, b"\n", 0.0), ERR) == b"\n"
     assert text(display.feed(3, ERR, b"held", 0.0), ERR) == b""
-    assert text(display.end(3, ERR, 0.0), ERR) == b"[3] held\n"
+    assert text(display.end_stream(3, ERR, 0.0), ERR) == b"[3] held\n"
     assert display.deadline() is None
 
 
 def test_an_open_bar_of_a_lone_worker_gets_its_newline_at_the_end() -> None:
     display = Display(mode="prefix", ranks=workers(0))
     display.feed(0, ERR, b"\r50%", 0.0)
-    assert display.end(0, ERR, 0.0) == [(ERR, b"\n")]
+    assert display.end_stream(0, ERR, 0.0) == [(ERR, b"\n")]
 
 
 def test_one_worker_here_is_not_alone_if_other_nodes_show_theirs() -> None:
@@ -235,7 +235,7 @@ def test_collapse_does_not_wait_for_a_worker_that_ended() -> None:
     display = Display(mode="collapse", ranks=workers(0, 1))
     display.feed(0, OUT, b"a\n", 0.0)
     assert display.feed(1, OUT, b"b", 0.0) == []
-    assert display.end(1, OUT, 0.0) == [(OUT, b"[0]   a\n")]
+    assert display.end_stream(1, OUT, 0.0) == [(OUT, b"[0]   a\n")]
     assert display.feed(0, OUT, b"b\n", 0.1) == [(OUT, b"[0-1] b\n")]
     assert display.feed(0, OUT, b"c\n", 0.1) == [(OUT, b"[0]   c\n")]
 
@@ -268,7 +268,7 @@ def test_a_bar_that_stands_still_is_told_once() -> None:
     assert display.flush(0.9) == []
     assert display.flush(1.0) == [(ERR, b"[1] 50%\n")]
     assert display.deadline() is None
-    assert display.end(1, ERR, 60.0) == []
+    assert display.end_stream(1, ERR, 60.0) == []
 
 
 def test_live_bars_are_shown_in_place_and_their_ends_as_lines() -> None:
@@ -278,7 +278,7 @@ def test_live_bars_are_shown_in_place_and_their_ends_as_lines() -> None:
     display.feed(1, ERR, b"\r20%", 0.0)
     assert (display.bars_moved, display.bar_ended) == (True, False)
     assert [(bar.ranks, bar.text) for bar in display.bars()] == [((1,), "20%")]
-    assert display.end(1, ERR, 1.0) == [(ERR, b"[1] 20%\n")]
+    assert display.end_stream(1, ERR, 1.0) == [(ERR, b"[1] 20%\n")]
     assert (display.bar_ended, display.bars()) == (True, [])
 
 

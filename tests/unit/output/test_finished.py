@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddplaunch.launcher.output.bars import FinishedBars, is_complete, said
+from ddplaunch.launcher.output.bars import FinishedBars, is_complete, wording
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.system.console.streams import ShownWorker, Stream
 
@@ -14,7 +14,7 @@ OUT, ERR = Stream.OUT, Stream.ERR
 def bars(*ranks: int) -> FinishedBars:
     made = FinishedBars()
     for rank in ranks:
-        made.draws(rank, ERR)
+        made.note_drawing(rank, ERR)
     return made
 
 
@@ -41,7 +41,7 @@ def test_a_bar_waits_half_a_second_for_others_and_what_follows_it_waits_with_it(
 def test_a_bar_does_not_wait_for_a_rank_that_has_ended_or_that_draws_none() -> None:
     finished = bars(0, 1)
     assert finished.feed(0, ERR, b"5/5\n", 1.0, drawn=True) == []
-    assert finished.end(1, ERR, 1.1) == [((0,), ERR, b"5/5\n")]
+    assert finished.end_stream(1, ERR, 1.1) == [((0,), ERR, b"5/5\n")]
     assert finished.feed(0, ERR, b"6/6\n", 1.2, drawn=True) == [((0,), ERR, b"6/6\n")]
 
 
@@ -72,8 +72,8 @@ def test_a_line_longer_than_any_bar_waits_for_nobody() -> None:
 )
 def test_times_and_speeds_say_nothing(one: str, other: str) -> None:
     assert is_complete(one)
-    assert said(one) == said(other)
-    assert said(one) != said(one.replace("5/5", "6/6").replace("30/30", "31/31").replace("1M", "2M"))
+    assert wording(one) == wording(other)
+    assert wording(one) != wording(one.replace("5/5", "6/6").replace("30/30", "31/31").replace("1M", "2M"))
 
 
 WRITES = st.lists(
@@ -115,6 +115,6 @@ def test_the_console_shows_the_end_of_equal_bars_once(mode: str, live: tuple[Str
         chunks += display.feed(rank, ERR, b"\r1/2", 0.0)
     for rank in (0, 1):
         chunks += display.feed(rank, ERR, b"\r2/2 [00:0%d<00:00, 1it/s]\n" % rank, 0.1)
-    chunks += display.end(0, ERR, 0.2)
-    chunks += display.end(1, ERR, 0.2)
+    chunks += display.end_stream(0, ERR, 0.2)
+    chunks += display.end_stream(1, ERR, 0.2)
     assert chunks == [(ERR, b"[0-1] 2/2 [00:00<00:00, 1it/s]\n")]

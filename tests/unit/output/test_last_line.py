@@ -25,7 +25,7 @@ def test_it_is_a_whole_line_the_state_of_a_bar_or_the_end_of_a_long_one(pieces: 
     output = Output(Display(mode="none", ranks=[ShownWorker(rank=0, local_rank=0)]), lambda *_: None)
     output.open(0, None)
     for piece in pieces:
-        output.received(0, Stream.OUT, piece, 1.0)
+        output.on_output(0, Stream.OUT, piece, 1.0)
     assert output.last_line(0) == last
     assert output.written[0] == sum(map(len, pieces))
     output.open(0, None)  # of the next generation
@@ -35,6 +35,6 @@ def test_it_is_a_whole_line_the_state_of_a_bar_or_the_end_of_a_long_one(pieces: 
 def test_two_streams_are_not_joined_into_one_line() -> None:
     output = Output(Display(mode="none", ranks=[ShownWorker(rank=0, local_rank=0)]), lambda *_: None)
     output.open(0, None)
-    output.received(0, Stream.OUT, b"to stdout", 1.0)
-    output.received(0, Stream.ERR, b"to stderr", 1.0)
+    output.on_output(0, Stream.OUT, b"to stdout", 1.0)
+    output.on_output(0, Stream.ERR, b"to stderr", 1.0)
     assert output.last_line(0) == "to stderr"

@@ -73,7 +73,7 @@ class Bed:
         job = LeadJob(inputs=inputs, key=KEY, ports=None, python="python", signals=frozenset((SIGINT, SIGTERM)))
         self.lead = Lead(self.loop, job, self.files, self.pipes)
         self.told: list[Event] = []
-        self.lead.reporter.also_tell(self.told.append)
+        self.lead.reporter.add_reader(self.told.append)
 
     def pass_time(self, seconds: float) -> None:
         end = self.loop.now() + seconds

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.first_failure import follows
+from ddplaunch.launcher.decide.first_failure import follows_another
 from ddplaunch.launcher.tell.causes import CAUSES, Evidence, classify
 from ddplaunch.spec.outcome import OUT_OF_WALLTIME, PREEMPTED, WorkerError, WorkerExit
 from tests.unit.builders import of_node, worker_exit
@@ -320,4 +320,4 @@ def test_where_a_worker_said_nothing_no_pattern_is_looked_for(monkeypatch):
     """To compile them takes longer than all else at the end of such a job."""
     monkeypatch.setattr(re, "search", None)
     assert classify(end(code=3), Evidence()) is None
-    assert not follows(end(code=3))
+    assert not follows_another(end(code=3))

@@ -101,11 +101,11 @@ def test_no_row_takes_long_for_an_exception_of_a_kind_that_it_asks_for(kind: str
 
 
 def test_whether_a_failure_follows_another_is_soon_known_for_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    patterns = patterns_of(lambda: first_failure.follows(raised("")), monkeypatch)
+    patterns = patterns_of(lambda: first_failure.follows_another(raised("")), monkeypatch)
     for size in SIZES:
         for piece in hostile(patterns):
             long = text(piece, size)
-            assert_quick(piece, first_failure.follows, raised(long))
+            assert_quick(piece, first_failure.follows_another, raised(long))
 
 
 @pytest.mark.parametrize("piece", PLAIN)

@@ -53,7 +53,7 @@ def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
     for id, host in enumerate("ab"):
         killed = end(id, host, 110.0, code=None, signal=9, stopped_with=9, stopped_at=102.0)
         happens(ended(id, 10.0, killed), 10.0)
-    told.ended(Findings(state=before))
+    told.report_end(Findings(state=before))
     if policy is ELASTIC:
         took = "2 workers ended in 8 s, ranks 0-1 by SIGKILL"
         assert said[1:] == [f"ddplaunch: stopped by SIGINT (Ctrl-C) after 4 s; {took}\n"]
@@ -75,7 +75,7 @@ def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
 def test_after_a_pause_a_line_says_which_limits_of_time_ran_meanwhile(nodes, runs):
     said = []
     stderr = Stderr(put=said.append, put_last=said.append)
-    Reporter(spec(**nodes), stderr, lambda: 0.0).paused(Pause(60.0, 0.0))
+    Reporter(spec(**nodes), stderr, lambda: 0.0).report_pause(Pause(60.0, 0.0))
     assert said == [f"ddplaunch: paused for 1 min; no time limit ran meanwhile{runs}\n"]
 
 
@@ -90,7 +90,7 @@ def test_after_a_pause_a_line_says_which_limits_of_time_ran_meanwhile(nodes, run
 def test_a_node_that_is_let_go_has_left(events):
     told = JobReporter(reporter := Reporter(spec(), Stderr(put=list, put_last=list), lambda: 0.0))
     found = []
-    reporter.also_tell(found.append)
+    reporter.add_reader(found.append)
     before, _ = history(ELASTIC, met())
     for event in events:
         after, _ = step(before, event)

@@ -41,7 +41,7 @@ class OneNode:
 
     def __init__(self, policy: Policy = POLICY, *, max_nodes: int = 1, **of_job: Any) -> None:
         self.node = node.State(policy=policy)
-        self.job = job.begin(job.Policy(min_nodes=1, max_nodes=max_nodes, last_call=0.0, **of_job), 0.0, 1)
+        self.job = job.first_state(job.Policy(min_nodes=1, max_nodes=max_nodes, last_call=0.0, **of_job), 0.0, 1)
         self._ranks = policy.ranks
         self._asked: list[node.Action | job.Action] = []
         self._decide(job.Joined(Member(id=SELF_ID, host="here", workers=len(policy.ranks), requested_rank=0), 0.0), 0.0)
@@ -77,7 +77,7 @@ class OneNode:
                     self._act(node.KillOrdered(at), at)
                 case job.EndJob(status):
                     self._act(node.JobEnded(status, at), at)
-                case job.ReportFailure() | job.Print() | job.NameIdle() | job.NameProgress():
+                case job.ReportFailure() | job.Print() | job.PrintIdle() | job.PrintProgress():
                     self._asked.append(action)
 
     def _act(self, event: node.Event, at: float) -> None:

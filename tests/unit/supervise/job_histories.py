@@ -56,7 +56,7 @@ def stopping(id: int, at: float) -> NodeEnded:
 
 
 def history(policy: Policy, events: Iterable[Event], first_term: int = 1) -> tuple[State, list[Action]]:
-    state = job.begin(policy, 0.0, first_term)
+    state = job.first_state(policy, 0.0, first_term)
     done: list[Action] = []
     for event in events:
         state, actions = job_step(state, event)

@@ -86,7 +86,7 @@ def test_a_ctrl_c_is_never_waited_for() -> None:
 
 def stopped(*, by_cluster: bool, watched: bool) -> tuple[job.Action, ...]:
     """What a stop of a job of two nodes asks for; `watched`: it comes from the command that has started the agents."""
-    state = job.begin(job.Policy(min_nodes=2, max_nodes=2), 0.0, 1)
+    state = job.first_state(job.Policy(min_nodes=2, max_nodes=2), 0.0, 1)
     for id in (0, 1):
         state, _ = job_step(state, job.Joined(Member(id=id, host=f"node{id}", workers=2, requested_rank=id), 0.1))
     if watched:

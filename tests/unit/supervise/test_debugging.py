@@ -70,10 +70,10 @@ def test_ranks_that_a_debugger_is_attached_to_stop_the_time_and_are_not_still():
     started = tuple(WorkerStarted(rank, 0.1) for rank in ALL)
     attached = (
         *started,
-        Observed(True, 0.2),
+        ProgressChecked(True, 0.2),
         DebuggerAttached(0, 0.5),
         DebuggerAttached(1, 0.6),
-        Observed(False, 50.0),
+        ProgressChecked(False, 50.0),
     )
     state, actions = one_node(*attached, policy=looking, timeout=3.0, hang_timeout=5.0)
     assert (state.deadline, actions) == (None, [])
@@ -82,7 +82,7 @@ def test_ranks_that_a_debugger_is_attached_to_stop_the_time_and_are_not_still():
     last = (*attached, DebuggerDetached(0, 60.0), DebuggerDetached(1, 61.0))
     state, _ = one_node(*last, policy=looking, timeout=99.0)
     assert state.progress.idle_since == 61.0
-    assert one_node(*last, DeadlineReached(61.5), policy=looking)[1] == [Observe()]
+    assert one_node(*last, DeadlineReached(61.5), policy=looking)[1] == [CheckProgress()]
 
 
 def test_a_rank_that_a_debugger_holds_at_its_exception_has_its_time_to_end_when_the_debugger_is_left():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.launcher.decide.first_failure import failure_status, first_failure, follows
+from ddplaunch.launcher.decide.first_failure import failure_status, first_failure, follows_another
 from ddplaunch.spec.outcome import WorkerError, WorkerExit
 from tests.unit.builders import worker_exit
 
@@ -126,25 +126,25 @@ def end(
 
 @pytest.mark.parametrize(("kind", "message"), FOLLOWING, ids=_short)
 def test_an_error_about_a_peer_that_is_gone_follows(kind: str, message: str) -> None:
-    assert follows(error(kind, message))
-    assert follows(end(0, error=error(kind, message)))
-    assert follows(end(0, tail=f"Traceback (most recent call last):\n[rank0]: {kind}: {message}\n"))
+    assert follows_another(error(kind, message))
+    assert follows_another(end(0, error=error(kind, message)))
+    assert follows_another(end(0, tail=f"Traceback (most recent call last):\n[rank0]: {kind}: {message}\n"))
 
 
 @pytest.mark.parametrize(("kind", "message"), OWN, ids=_short)
 def test_any_other_error_does_not_follow(kind: str, message: str) -> None:
-    assert not follows(error(kind, message))
-    assert not follows(end(0, error=error(kind, message)))
+    assert not follows_another(error(kind, message))
+    assert not follows_another(end(0, error=error(kind, message)))
 
 
 def test_an_abort_by_the_watchdog_of_nccl_follows_a_peer_that_hangs() -> None:
-    assert follows(end(1, signal=SIGABRT, tail=NCCL_WATCHDOG))
-    assert not follows(end(1, signal=SIGABRT, tail=NCCL_ILLEGAL_ACCESS))
+    assert follows_another(end(1, signal=SIGABRT, tail=NCCL_WATCHDOG))
+    assert not follows_another(end(1, signal=SIGABRT, tail=NCCL_ILLEGAL_ACCESS))
 
 
 def test_a_signal_that_no_exception_leads_to_does_not_follow_whatever_was_said_before() -> None:
-    assert not follows(end(1, signal=SIGKILL, tail=GLOO_CLOSED))
-    assert not follows(end(1, signal=SIGSEGV, tail=NCCL_WATCHDOG))
+    assert not follows_another(end(1, signal=SIGKILL, tail=GLOO_CLOSED))
+    assert not follows_another(end(1, signal=SIGSEGV, tail=NCCL_WATCHDOG))
 
 
 def test_an_error_that_wraps_the_loss_of_a_peer_follows() -> None:
@@ -152,11 +152,11 @@ def test_an_error_that_wraps_the_loss_of_a_peer_follows() -> None:
         f"Traceback (most recent call last):\nRuntimeError: {GLOO_CLOSED}\n\nThe above exception was the direct cause"
         " of the following exception:\n\nTraceback (most recent call last):\nTrainingFailed: epoch 3\n"
     )
-    assert follows(error("TrainingFailed", "epoch 3", traceback=chain))
+    assert follows_another(error("TrainingFailed", "epoch 3", traceback=chain))
 
 
 def test_sys_exit_after_the_loss_of_a_peer_was_printed_follows() -> None:
-    assert follows(end(0, error=error("SystemExit", "1"), tail=f"ERROR:root:{GLOO_CLOSED}\n"))
+    assert follows_another(end(0, error=error("SystemExit", "1"), tail=f"ERROR:root:{GLOO_CLOSED}\n"))
 
 
 def test_a_job_whose_workers_all_ended_with_0_has_no_failure() -> None:

@@ -13,9 +13,9 @@ from ddplaunch.launcher.decide.job import (
     JobSuspended,
     LimitsPaused,
     Member,
-    NameIdle,
-    NameProgress,
     NodeIdle,
+    PrintIdle,
+    PrintProgress,
     ReportFailure,
     StopNodes,
 )
@@ -33,26 +33,26 @@ HUNG = {"policy": LOOKING, "hang_timeout": 4.0}
 
 
 def look(at: float, *, progressed: bool = False) -> tuple[node.Event, node.Event]:
-    return DeadlineReached(at), Observed(progressed, at)
+    return DeadlineReached(at), ProgressChecked(progressed, at)
 
 
 def looks(*seconds: float) -> tuple[node.Event, ...]:
     return tuple(event for at in seconds for event in look(at))
 
 
-FIRST = (*STARTED, Observed(True, 1.0))  # what there was before the first look counts as movement
+FIRST = (*STARTED, ProgressChecked(True, 1.0))  # what there was before the first look counts as movement
 
 
 # --- a job of one node
 
 
 def test_the_first_look_is_when_all_workers_have_started_and_the_next_when_it_is_due():
-    assert Observe() not in one_node(*STARTED[:-1], **HUNG)[1]
-    assert one_node(*STARTED, **HUNG)[1] == [Observe()]
+    assert CheckProgress() not in one_node(*STARTED[:-1], **HUNG)[1]
+    assert one_node(*STARTED, **HUNG)[1] == [CheckProgress()]
     assert one_node(*STARTED, **HUNG)[0].node.deadline is None  # the answer comes by itself
     state, _ = one_node(*FIRST, **HUNG)
     assert state.node.deadline == 2.0
-    assert one_node(*FIRST, DeadlineReached(2.0), **HUNG)[1] == [Observe()]
+    assert one_node(*FIRST, DeadlineReached(2.0), **HUNG)[1] == [CheckProgress()]
 
 
 def test_without_the_option_nobody_looks_and_nothing_wakes():
@@ -147,12 +147,12 @@ def test_nccl_is_not_asked_why_a_job_ends_that_does_not_hang():
 
 def test_a_hang_is_a_failure_after_which_all_start_again():
     ends = [ended(rank, 26.0, code=None, signal=15, stopped_with=15, stopped_at=25.5) for rank in sorted(ALL)]
-    hung = (*STARTED, Observed(True, 21.0), *looks(22, 23, 24, 25), StacksCaptured(25.5), *ends, NOTHING_LEFT)
+    hung = (*STARTED, ProgressChecked(True, 21.0), *looks(22, 23, 24, 25), StacksCaptured(25.5), *ends, NOTHING_LEFT)
     state, actions = one_node(*hung, max_restarts=1, **HUNG)
     assert (actions, state.job.restarts.number) == ([ReportFailure(0.0)], 1)
     assert one_node(*hung, DeadlineReached(26.0), max_restarts=1, **HUNG)[1] == [StartWorkers(1)]
     state, actions = one_node(*hung, DeadlineReached(26.0), *STARTED, max_restarts=1, **HUNG)
-    assert actions == [Observe()]
+    assert actions == [CheckProgress()]
     assert state.job.idleness.spans == {}
 
 
@@ -183,7 +183,7 @@ def test_a_suspended_job_does_not_hang():
 
 
 def test_what_was_seen_of_a_job_that_was_suspended_meanwhile_does_not_count():
-    asked = (*FIRST, *looks(2), DeadlineReached(3.0), SignalReceived(SIGTSTP, 3.1), Observed(False, 3.2))
+    asked = (*FIRST, *looks(2), DeadlineReached(3.0), SignalReceived(SIGTSTP, 3.1), ProgressChecked(False, 3.2))
     state, actions = one_node(*asked, **HUNG)
     assert actions == []
     assert state.node.progress.idle_since == 3.2
@@ -199,7 +199,7 @@ def test_while_a_worker_is_debugged_nobody_looks_and_its_end_begins_the_time_ane
     debugging = {"policy": replace(LOOKING, debug_rank=1), "hang_timeout": 4.0}
     state, _ = one_node(*FIRST, **debugging)
     assert state.node.deadline is None
-    assert one_node(*FIRST, ended(1, 900.0), DeadlineReached(900.0), **debugging)[1] == [Observe()]
+    assert one_node(*FIRST, ended(1, 900.0), DeadlineReached(900.0), **debugging)[1] == [CheckProgress()]
     state, _ = one_node(*FIRST, ended(1, 900.0), *looks(900.5, 901.5), **debugging)
     assert state.node.phase is Phase.RUNNING
 
@@ -207,7 +207,7 @@ def test_while_a_worker_is_debugged_nobody_looks_and_its_end_begins_the_time_ane
 def test_a_look_that_is_answered_while_the_workers_are_stopped_changes_nothing():
     stopping_ = (*FIRST, DeadlineReached(2.0), SignalReceived(SIGINT, 2.1))
     state, _ = one_node(*stopping_, **HUNG)
-    assert one_node(*stopping_, Observed(False, 9.0), **HUNG)[0].node == state.node
+    assert one_node(*stopping_, ProgressChecked(False, 9.0), **HUNG)[0].node == state.node
 
 
 def test_ctrl_c_while_a_job_that_hangs_is_stopped_means_no_restart():
@@ -282,7 +282,7 @@ AT_REST = {"policy": replace(POLICY, lazy_progress_interval=20.0)}
 
 
 def rested(*seconds: float, progressed: bool = False) -> tuple[node.Event, ...]:
-    return tuple(event for at in seconds for event in (DeadlineReached(at), Observed(progressed, at)))
+    return tuple(event for at in seconds for event in (DeadlineReached(at), ProgressChecked(progressed, at)))
 
 
 def still_for(seconds: float, until: float = 500.0) -> list[job.Event]:
@@ -291,25 +291,25 @@ def still_for(seconds: float, until: float = 500.0) -> list[job.Event]:
 
 def test_without_the_option_it_is_looked_now_and_then_with_no_deadline_and_nobody_is_asked_by_a_signal():
     state, actions = one_node(*STARTED, **AT_REST)
-    assert (actions, state.deadline, state.node.rest_until) == ([], None, pytest.approx(20.1))
+    assert (actions, state.deadline, state.node.lazy_deadline) == ([], None, pytest.approx(20.1))
     assert one_node(*STARTED, DeadlineReached(20.0), **AT_REST)[1] == []
-    assert one_node(*STARTED, DeadlineReached(21.0), **AT_REST)[1] == [Observe(asks=False)]
+    assert one_node(*STARTED, DeadlineReached(21.0), **AT_REST)[1] == [CheckProgress(asks=False)]
     state, _ = one_node(*STARTED, *rested(21.0, progressed=True), **AT_REST)
-    assert (state.deadline, state.node.rest_until) == (None, 41.0)
-    assert one_node(*STARTED, SignalReceived(SIGTSTP, 10.0), **AT_REST)[0].node.rest_until is None
+    assert (state.deadline, state.node.lazy_deadline) == (None, 41.0)
+    assert one_node(*STARTED, SignalReceived(SIGTSTP, 10.0), **AT_REST)[0].node.lazy_deadline is None
 
 
 def test_a_job_in_which_nothing_moves_for_a_minute_is_named_once_until_something_moves_which_is_said():
     quiet = (*STARTED, *rested(21.0, progressed=True), *rested(41.0, 61.0))
     assert one_node(*quiet, **AT_REST)[1] == []
-    assert one_node(*quiet, *rested(81.0), **AT_REST)[1] == [NameIdle(60.0)]
+    assert one_node(*quiet, *rested(81.0), **AT_REST)[1] == [PrintIdle(60.0)]
     assert one_node(*quiet, *rested(81.0, 101.0), **AT_REST)[1] == []
     again = (*quiet, *rested(81.0), *rested(101.0, progressed=True), *rested(121.0, 141.0, 161.0))
     moving = (*quiet, *rested(81.0), *rested(101.0, progressed=True))
-    assert one_node(*moving, **AT_REST)[1] == [NameProgress(20.0)]
+    assert one_node(*moving, **AT_REST)[1] == [PrintProgress(20.0)]
     assert one_node(*moving, *rested(121.0, progressed=True), **AT_REST)[1] == []
     state, actions = one_node(*again, **AT_REST)
-    assert actions == [NameIdle(60.0)]
+    assert actions == [PrintIdle(60.0)]
     assert state.node.phase is Phase.RUNNING
 
 
@@ -319,21 +319,21 @@ def test_a_look_after_a_pause_counts_no_more_than_one_in_time():
 
 
 def test_a_node_that_moves_is_enough():
-    assert history(THREE, [*met(), *still_for(65.0)])[1][-1] == NameIdle(65.0)
-    assert NameIdle(65.0) not in history(THREE, [*met(), *still_for(65.0)[:2]])[1]
-    assert not any(isinstance(one, NameProgress) for one in history(THREE, [*met(), *still_for(65.0)])[1])
+    assert history(THREE, [*met(), *still_for(65.0)])[1][-1] == PrintIdle(65.0)
+    assert PrintIdle(65.0) not in history(THREE, [*met(), *still_for(65.0)[:2]])[1]
+    assert not any(isinstance(one, PrintProgress) for one in history(THREE, [*met(), *still_for(65.0)])[1])
     assert history(THREE, [*met(), *still_for(65.0)])[0].why is None
     twice = [*met(), *still_for(65.0), *still_for(166.0, until=601.0)]
-    assert [action for action in history(THREE, twice)[1] if isinstance(action, NameIdle)] == [NameIdle(65.0)]
+    assert [action for action in history(THREE, twice)[1] if isinstance(action, PrintIdle)] == [PrintIdle(65.0)]
 
 
 @pytest.mark.parametrize("before", [JobSuspended(4.0), LimitsPaused(0, True)], ids=["suspended", "debugged"])
 def test_a_job_that_is_suspended_or_debugged_is_not_named(before: job.Event):
-    assert NameIdle(65.0) not in history(THREE, [*met(), before, *still_for(65.0)])[1]
+    assert PrintIdle(65.0) not in history(THREE, [*met(), before, *still_for(65.0)])[1]
 
 
 def test_a_worker_that_is_started_late_is_waited_for():
-    assert one_node(*STARTED[:-1], WorkerStarted(2, 30.0), **HUNG)[1] == [Observe()]
+    assert one_node(*STARTED[:-1], WorkerStarted(2, 30.0), **HUNG)[1] == [CheckProgress()]
 
 
 class CountedMembers(Members):
@@ -361,6 +361,6 @@ def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stri
             if turn == 7 and id == 3:
                 began[id] = at - 20.0
             state, then = job_step(state, NodeIdle(id, began[id], at))
-            said += [action for action in then if isinstance(action, NameIdle)]
+            said += [action for action in then if isinstance(action, PrintIdle)]
     assert len(said) == 2
     assert counted.scans < 30

@@ -13,7 +13,7 @@ from ddplaunch.launcher.decide.job import (
     EndJob,
     Event,
     Joined,
-    LetGo,
+    LeaveBehind,
     NodeStopping,
     Phase,
     Policy,
@@ -62,8 +62,8 @@ def test_the_larger_part_goes_on_and_the_smaller_one_ends_once_its_workers_have(
 
     rest: list[Event] = [stopping(id, 53.0) for id in (3, 1, 2)]
     state, done = played(ELASTIC, 3, Unheard(3, SILENT, 50.0), DeadlineReached(52.0), *rest, DeadlineReached(60.0))
-    assert LetGo(3, line) in done
-    assert done.index(LetGo(3, line)) < done.index(BeginGeneration(1, (1, 2), 0))
+    assert LeaveBehind(3, line) in done
+    assert done.index(LeaveBehind(3, line)) < done.index(BeginGeneration(1, (1, 2), 0))
     assert sorted(state.members) == [1, 2]
 
 
@@ -81,7 +81,7 @@ def test_a_node_0_that_the_most_do_not_hear_is_let_go() -> None:
     _state, done = played(ELASTIC, 3, *cut, *rest, DeadlineReached(60.0))
     line = "node 1 (c) and node 2 (d) do not hear node 0 (b): silent for 10 s. The job goes on without node 0 (b)"
     assert printed(done)[0] == line
-    assert LetGo(1, line) in done
+    assert LeaveBehind(1, line) in done
     assert BeginGeneration(1, (2, 3), 0) in done
 
 
@@ -90,7 +90,7 @@ def test_a_tie_keeps_node_0() -> None:
         ELASTIC, 2, Unheard(2, SILENT, 50.0), DeadlineReached(52.0), stopping(2, 53.0), stopping(1, 53.0)
     )
     assert sorted(state.members) == [1]
-    assert [action.id for action in done if isinstance(action, LetGo)] == [2]
+    assert [action.id for action in done if isinstance(action, LeaveBehind)] == [2]
 
 
 def test_the_smaller_part_is_kept_where_only_that_is_impossible_otherwise() -> None:
@@ -99,7 +99,7 @@ def test_the_smaller_part_is_kept_where_only_that_is_impossible_otherwise() -> N
     rest: list[Event] = [stopping(id, 53.0) for id in (3, 1, 2)]
     state, done = played(two_of_three, 3, Unheard(3, SILENT, 50.0), DeadlineReached(52.0), *rest)
     assert printed(done) == ["node 2 (d) does not hear node 0 (b): silent for 10 s"]
-    assert not [action for action in done if isinstance(action, LetGo)]
+    assert not [action for action in done if isinstance(action, LeaveBehind)]
     assert done[-1] == EndJob(exitcodes.NODE_LOST)
     assert state.generation.lost == ("node 2 (d): it does not hear node 0 (b): silent for 10 s",)
 
@@ -148,7 +148,7 @@ def test_a_first_node_that_is_lost_meanwhile_is_just_lost() -> None:
     lost = AgentLost(1, "connection closed", 51.0, has_ended=True)
     state, done = played(ELASTIC, 3, Unheard(2, "connection closed", 50.9), lost, DeadlineReached(52.9))
     assert printed(done) == ["node 0 (b) is lost: connection closed"]
-    assert not [one for one in state.members.values() if one.let_go]
+    assert not [one for one in state.members.values() if one.left_behind]
 
 
 def test_nodes_that_have_finished_part_from_nobody() -> None:
@@ -170,7 +170,11 @@ def test_who_does_not_reach_the_first_node_is_let_go_before_any_worker_starts() 
     why = "10.0.0.1:4711: no answer in 2 s"
     _state, done = played(ELASTIC, 3, Unreached(((3, why),), 32.0), DeadlineReached(32.0))
     line = f"node 2 (d) does not reach node 0 (b): {why}. The job goes on without it"
-    assert done == [Print(line), LetGo(3, line), BeginGeneration(0, (1, 2), 0)]  # the same: no agent knows of the first
+    assert done == [
+        Print(line),
+        LeaveBehind(3, line),
+        BeginGeneration(0, (1, 2), 0),
+    ]  # the same: no agent knows of the first
 
 
 def test_a_job_of_fixed_size_ends_whose_nodes_do_not_reach_each_other() -> None:

@@ -265,7 +265,7 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happene
     policy = Policy(
         min_nodes=min_nodes, max_nodes=min_nodes + more, max_restarts=restarts, may_leave=others, replaceable=others
     )
-    state = job.begin(policy, 0.0, 1)
+    state = job.first_state(policy, 0.0, 1)
     clock = 0.0
     state, _ = job_step(state, Joined(member(SELF_ID), clock))
     for event in happened:

@@ -23,7 +23,7 @@ from ddplaunch.launcher.decide.job import (
     Policy,
     Print,
     StopRequested,
-    begin,
+    first_state,
     status_if_ending,
     step,
 )
@@ -261,7 +261,7 @@ def test_they_hear_it_too_where_the_workers_were_being_stopped_already(first: Ev
 
 def endings(policy: Policy, events: Iterable[Event]) -> list[int]:
     """What the nodes hear, in turn, of the status with which the job is to end."""
-    state, heard = begin(policy, 0.0, 1), []
+    state, heard = first_state(policy, 0.0, 1), []
     for event in events:
         after, _ = step(state, event)
         heard.append(status_if_ending(state, after, getattr(event, "at", 0.0)))

@@ -323,7 +323,7 @@ TAKING = (*FIRST, ended(1, code=3))
 
 def test_where_the_others_are_is_found_out_before_they_are_stopped():
     state, actions = after(*TAKING, policy=EXPLAINING)
-    assert actions == [CaptureStacks(2.0, if_joined=True), ReportStopping(Why.FAILED, SIGTERM)]
+    assert actions == [CaptureStacks(2.0, if_in_group=True), ReportStopping(Why.FAILED, SIGTERM)]
     assert (state.phase, state.deadline) == (Phase.STOPPING, 3.0)
     state, actions = after(*TAKING, StacksCaptured(1.1), policy=EXPLAINING)
     assert actions == [StopWorkers(SIGTERM, ALL)]
@@ -366,13 +366,13 @@ def test_ctrl_c_while_something_is_printed_asks_briefly_and_tells_nobody():
 def test_ctrl_c_on_another_node_is_no_other():
     began = (GenerationBegun(0, SECOND, 0.1), *(node.WorkerStarted(rank, 0.2) for rank in sorted(SECOND)))
     assert elsewhere(*began, StopOrdered(SIGINT, 50.0, silent=40.0), policy=EXPLAINING)[1] == [
-        CaptureStacks(2.0, if_joined=True)
+        CaptureStacks(2.0, if_in_group=True)
     ]
 
 
 def test_where_nobody_lives_nobody_is_asked():
     history = (*FIRST, ended(0, code=3, error=LOST), ended(2, code=3, error=LOST), ended(1, code=3))
-    assert CaptureStacks(2.0, if_joined=True) not in after(*history, policy=EXPLAINING)[1]
+    assert CaptureStacks(2.0, if_in_group=True) not in after(*history, policy=EXPLAINING)[1]
 
 
 def test_those_that_were_suspended_meanwhile_are_stopped_when_the_job_goes_on():

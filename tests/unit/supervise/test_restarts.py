@@ -13,7 +13,7 @@ from ddplaunch.launcher.decide.job import (
     Policy,
     Print,
 )
-from ddplaunch.launcher.decide.job.restarts import kind
+from ddplaunch.launcher.decide.job.restarts import kind_of_failure
 from ddplaunch.spec.outcome import Frame, Progress, Why, WorkerError, WorkerExit
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import RESTART_KINDS
@@ -77,7 +77,7 @@ def printed(actions: list[Any]) -> str:
     ],
 )
 def test_a_failure_has_a_kind_that_restart_on_takes(failure: WorkerExit | None, why: Why, expected: str) -> None:
-    assert kind(why, failure) == expected
+    assert kind_of_failure(why, failure) == expected
     assert expected in RESTART_KINDS
 
 

@@ -10,6 +10,6 @@ from ddplaunch.launcher.decide.job.actions import *
 from ddplaunch.launcher.decide.job.ending import Result, status_if_ending
 from ddplaunch.launcher.decide.job.events import *
 from ddplaunch.launcher.decide.job.members import KILLED_WITHIN, NO_MEMBER, SELF_ID, Member, Policy
-from ddplaunch.launcher.decide.job.starting import begin
+from ddplaunch.launcher.decide.job.starting import first_state
 from ddplaunch.launcher.decide.job.state import Phase, State
 from ddplaunch.launcher.decide.job.step import step

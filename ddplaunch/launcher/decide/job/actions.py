@@ -28,7 +28,7 @@ class StopNodes(Struct, frozen=True):
     ids: tuple[int, ...]
     signum: int
     by_cluster: bool = False  # the cluster sends the signal to all workers itself
-    others_ended: bool = False  # they do so already; all workers of another node have ended since
+    others_ended: bool = False  # said again to nodes that stop already: all workers of another node have ended since
 
 
 class KillNodes(Struct, frozen=True):
@@ -44,7 +44,7 @@ class Refuse(Struct, frozen=True):
     reason: str
     status: int
     hint: str = ""
-    unfit: Member | None = None  # the member that it was, if its machine seems to be at fault
+    unfit: Member | None = None  # what this agent was in the job, if its machine seems to be at fault
 
 
 class Release(Struct, frozen=True):
@@ -54,8 +54,8 @@ class Release(Struct, frozen=True):
     signum: int
 
 
-class LetGo(Struct, frozen=True):
-    """Have this agent end, whose node and others do not hear each other, while the others go on."""
+class LeaveBehind(Struct, frozen=True):
+    """Have this agent end, whose node is in the smaller part of a partition; the nodes of the larger part go on."""
 
     id: int
     text: str  # in a sentence
@@ -79,13 +79,13 @@ class Print(Struct, frozen=True):
     text: str
 
 
-class NameIdle(Struct, frozen=True):
+class PrintIdle(Struct, frozen=True):
     """Print that no worker of any node has made progress for this many seconds."""
 
     seconds: float
 
 
-class NameProgress(Struct, frozen=True):
+class PrintProgress(Struct, frozen=True):
     """Print that workers make progress again."""
 
     seconds: float  # since the line that no worker did
@@ -100,5 +100,5 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-_OnNodes = LeaveJob | BeginGeneration | StopNodes | KillNodes | Refuse | Release | LetGo | Drop
-Action = _OnNodes | ReportFailure | Print | NameIdle | NameProgress | EndJob
+_OnNodes = LeaveJob | BeginGeneration | StopNodes | KillNodes | Refuse | Release | LeaveBehind | Drop
+Action = _OnNodes | ReportFailure | Print | PrintIdle | PrintProgress | EndJob

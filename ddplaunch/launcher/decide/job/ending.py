@@ -7,10 +7,15 @@ from signal import SIGKILL, SIGTERM
 
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.first_failure import ended_otherwise, failed_itself, failure_status, follows
+from ddplaunch.launcher.decide.first_failure import (
+    ended_by_another_signal,
+    failed_itself,
+    failure_status,
+    follows_another,
+)
 from ddplaunch.launcher.decide.job import actions
 from ddplaunch.launcher.decide.job.members import SELF_ID
-from ddplaunch.launcher.decide.job.restarts import pause
+from ddplaunch.launcher.decide.job.restarts import pause_after
 from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
 from ddplaunch.spec.outcome import MAY_RESTART, Why, WorkerExit
 from ddplaunch.system import exitcodes
@@ -20,7 +25,9 @@ Result = tuple[State, tuple[actions.Action, ...]]
 HARMLESS = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
 
 
-def stop(state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False) -> Result:
+def stop_nodes(
+    state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False
+) -> Result:
     """Order all nodes to stop their workers, except for the node `but`, which does so already."""
     ids = tuple(id for id in state.members.running if id != but)
     state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum), at)
@@ -45,7 +52,8 @@ def go_on_if_ended(state: State, at: float) -> Result:
     have_started = all(generation.node_exits.values()) and all(  # also those on nodes that have left
         len(generation.node_exits.get(member.id, ())) == member.workers for member in state.members.taking_part
     )
-    if no_failure and have_started and all(exit.stopped_with is None for exit in generation.exits):
+    ended_by_themselves = all(exit.stopped_with is None for exit in generation.exits)
+    if no_failure and have_started and ended_by_themselves:
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
         return end_job(replace(state, why=Why.FAILED if generation.failure else Why.FINISHED))
     return _restart_or_end(state, at)
@@ -53,7 +61,7 @@ def go_on_if_ended(state: State, at: float) -> Result:
 
 def _restart_or_end(state: State, at: float) -> Result:
     """Start another generation where that is allowed and may help; else end the job."""
-    if _exited_after_notice(state):
+    if _notice_obeyed(state):
         return _end_after_notice(state)
     state = replace(state, why=_why_in_the_end(state))
     if state.end.halted or state.generation.start_failure is not None or state.why not in MAY_RESTART:
@@ -68,7 +76,7 @@ def _why_in_the_end(state: State) -> Why | None:
     start_failure, failure = state.generation.start_failure, state.generation.failure
     if start_failure is not None:
         return Why.FAILED if state.why in HARMLESS else state.why  # else another generation would follow
-    only_follows = failure is None or follows(failure)
+    only_follows = failure is None or follows_another(failure)
     are_parted = bool(state.generation.lost or state.partition.nodes)
     return Why.NODE_LOST if state.why is Why.FAILED and are_parted and only_follows else state.why
 
@@ -78,55 +86,59 @@ def _restart_after_failure(state: State, at: float) -> Result:
     policy, generation = state.policy, state.generation
     too_few = len(state.members) < policy.min_nodes
     # in an elastic job that has nodes enough, a lost one costs no restart
-    counts = state.why is not Why.NODE_LOST or too_few
-    if policy.max_restarts > 0 or not counts:
+    costs_restart = state.why is not Why.NODE_LOST or too_few
+    if policy.max_restarts > 0 or not costs_restart:  # else the failure ends the job, whatever steps were made
         state = replace(state, restarts=state.restarts.after_steps(generation, policy.max_no_progress))
     restarts = state.restarts
     is_allowed = not restarts.are_spent(policy, at) and (policy.replaceable or not too_few)
-    if counts and not is_allowed and not restarts.gave_up:
+    if costs_restart and not is_allowed and not restarts.gave_up:
         return end_job(state)
     if reason := restarts.why_in_vain(policy, state.why, generation):
-        return _announced(f"not started again: {reason}", end_job(state))
-    sick = restarts.sick_node(policy, state.members, state.why, generation)
-    if sick is None or generation.failure is None:
-        return _restart(state, at, counts=counts)
-    healthy = replace(state, members=state.members.without(sick.id))
+        return _with_line(f"not started again: {reason}", end_job(state))
+    sick_node = restarts.sick_node(policy, state.members, state.why, generation)
+    if sick_node is None or generation.failure is None:
+        return _restart(state, at, costs_restart=costs_restart)
+    without_sick = replace(state, members=state.members.without(sick_node.id))
     reason = f"left out, since its workers failed first twice in a row: {generation.failure.how}"
-    state, then = _restart(healthy, at, counts=counts)
+    state, then = _restart(without_sick, at, costs_restart=costs_restart)
     hint = "`ddplaunch doctor` examines it"
-    return state, (*then, actions.Refuse(sick.id, reason, exitcodes.NODE_LOST, hint, unfit=sick))
+    return state, (*then, actions.Refuse(sick_node.id, reason, exitcodes.NODE_LOST, hint, unfit=sick_node))
 
 
 def _end_after_notice(state: State) -> Result:
     """End a job whose workers have exited; after a notice it is not queued again if it made no progress for too long."""
-    if _exited_after_notice(state):
+    if _notice_obeyed(state):
         restarts = state.restarts.after_steps(state.generation, state.policy.max_no_progress)
         if restarts.gave_up:
             reason = restarts.why_in_vain(state.policy, state.why, state.generation)
-            return _announced(f"not queued again: {reason}", end_job(replace(state, restarts=restarts)))
+            return _with_line(f"not queued again: {reason}", end_job(replace(state, restarts=restarts)))
     return end_job(state)
 
 
-def _announced(text: str, result: Result) -> Result:
+def _with_line(text: str, result: Result) -> Result:
+    """Return a result whose first action prints this line."""
     state, then = result
     return state, (actions.Print(text), *then)
 
 
-def _restart(state: State, at: float, *, counts: bool = False) -> Result:
-    """Start another generation after a pause, the longer the more generations in a row failed at once; unless node 0 leaves."""
+def _restart(state: State, at: float, *, costs_restart: bool = False) -> Result:
+    """Start another generation after a pause; if node 0 is leaving, leave the job, or end it if there is no other node.
+
+    The more generations in a row failed at once, the longer the pause. `costs_restart`: the restart counts for --max-restarts.
+    """
     own = state.members.get(SELF_ID)
     if own is not None and own.is_leaving:
         if len(state.members) > 1:
             return leave_job(state, own.leaves_by)
         return end_job(replace(state, why=Why.SIGNALLED, signum=own.leaves_by))  # nobody is left to wait
     restarts = state.restarts.after_generation(state.why, state.generation, at)
-    if counts:
-        restarts = restarts.with_one(at, state.policy.max_restarts)
-    seconds = 0.0 if state.why is Why.NODE_JOINED else pause(restarts.short_lives)
-    return _pause(replace(state, restarts=restarts), at, seconds)
+    if costs_restart:
+        restarts = restarts.with_restart(at, state.policy.max_restarts)
+    seconds = 0.0 if state.why is Why.NODE_JOINED else pause_after(restarts.short_lives)
+    return _begin_pause(replace(state, restarts=restarts), at, seconds)
 
 
-def _pause(state: State, at: float, seconds: float) -> Result:
+def _begin_pause(state: State, at: float, seconds: float) -> Result:
     """Pause for so many seconds at least, and report the failure of the generation that has ended."""
     wait = max(seconds, state.rendezvous.earliest - at)
     rendezvous = replace(state.rendezvous, port_deadline=None)
@@ -147,16 +159,16 @@ def ended_here(state: State, status: int) -> State:
 
 def end_job(state: State, error: str = "", hint: str = "") -> Result:
     """End the job; `error` says what was wrong, if it is not in the state, and `hint` what to type."""
-    requeue = 0 if state.restarts.gave_up else _exited_after_notice(state)
+    requeue = 0 if state.restarts.gave_up else _notice_obeyed(state)
     status, without_workers = _status(state, requeue), state.phase in BETWEEN
     end = replace(state.end, status=status, requeue=requeue, without_workers=without_workers)
     return replace(state, phase=Phase.ENDED, end=end), (actions.EndJob(status, error, requeue, hint),)
 
 
 def status_if_ending(before: State, after: State, at: float) -> int | None:
-    """Return the status of a job that is being stopped for good since this step, as far as it is known by then; else None.
+    """Return the status of a job that is being stopped for good since this step; None if it is not, or not for good.
 
-    That of a worker which has failed is not: its node reports it when all its workers have ended.
+    The status of a failed worker is not known yet: its node reports it when all its workers have ended.
     """
     if after.phase is not Phase.STOPPING or _reasons_to_end(before) == _reasons_to_end(after):
         return None
@@ -199,8 +211,8 @@ def _status(state: State, requeue: int) -> int:
 # --- a notice: a signal by which a scheduler or a user announces the end of the job, for which the workers save and exit
 
 
-def _exited_after_notice(state: State) -> int:
-    """Return the notice after which all workers of all nodes exited; 0 if one failed, a node was lost, or none came."""
+def _notice_obeyed(state: State) -> int:
+    """Return the notice after which all workers of all nodes exited; 0 if a worker failed, a node was lost, or no notice came."""
     generation, notice = state.generation, state.generation.notice
     if not notice or state.end.abandoned or generation.lost or generation.start_failure is not None:
         return 0
@@ -209,17 +221,17 @@ def _exited_after_notice(state: State) -> int:
 
 
 def all_exited_after(exits: Iterable[WorkerExit], *signals: int) -> bool:
-    """Whether all of these workers exited by one of these signals, SIGTERM or their own choice, and none failed by itself."""
-    noticed = {SIGTERM, *signals} - {0}
-    return not any(_failed_otherwise(end, noticed) for end in exits)
+    """Whether no worker failed, except by one of `signals`, by SIGTERM, or because another worker had ended."""
+    asked = {SIGTERM, *signals} - {0}
+    return not any(_failed_for_another_reason(end, asked) for end in exits)
 
 
-def _failed_otherwise(end: WorkerExit, noticed: set[int]) -> bool:
-    """Whether a worker failed, and not by one of the signals `noticed`, nor because another worker had ended."""
-    if end.status == 0 or follows(end):
+def _failed_for_another_reason(end: WorkerExit, asked: set[int]) -> bool:
+    """Whether a worker failed, and neither by a signal of `asked` nor because another worker had ended."""
+    if end.status == 0 or follows_another(end):
         return False
     # a signal ends a program without a handler; shells and many handlers exit with 128 + its number
-    by_signal = end.signal in noticed or end.code in {exitcodes.of_signal(signum) for signum in noticed}
+    by_signal = end.signal in asked or end.code in {exitcodes.of_signal(signum) for signum in asked}
     if by_signal and (end.error is None or end.error.type in ("KeyboardInterrupt", "SystemExit")):
         return False
-    return failed_itself(end) or ended_otherwise(end)
+    return failed_itself(end) or ended_by_another_signal(end)

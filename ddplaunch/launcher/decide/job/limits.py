@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.job.members import FrozenMap, Member, Members, Policy
 
 # seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
-NOTICED = 60.0
+IDLE_LINE_AFTER = 60.0
 NO_SPANS: FrozenMap[tuple[float, float]] = FrozenMap.of({})
 
 
@@ -21,7 +21,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     job_deadline: float | None = None  # when the time of the whole job is up, on the coordinator's clock
     suspended_at: float | None = None  # when the job was suspended, on the same clock; None: it goes on
     debugging: frozenset[int] = frozenset()  # ids of nodes with a worker in a debugger
-    named_as_debugging: frozenset[int] = frozenset()  # ids of nodes for which it was printed that limits wait
+    named_as_debugging: frozenset[int] = frozenset()  # ids of nodes for which the user has read that limits wait
 
     def next_generation(self) -> Limits:
         """Return the limits of a generation that begins: its workers run, and none is in a debugger."""
@@ -39,7 +39,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         return replace(self, suspended_at=None, job_deadline=deadline)
 
     def with_debugger(self, id: int) -> Limits:
-        """Return the limits while a debugger holds a worker of this node, for which that was printed if it had to be."""
+        """Return the limits while a debugger holds a worker of this node; the user has read that line, or needs none."""
         return replace(self, debugging=self.debugging | {id}, named_as_debugging=self.named_as_debugging | {id})
 
 
@@ -67,7 +67,7 @@ class Idleness(Struct, frozen=True, kw_only=True):
     ) -> tuple[Idleness, float | None]:
         """Return the idleness once a node has said since when it made no progress, and for how many seconds no node made any.
 
-        None in place of the seconds: they are fewer than `limit`, not known yet, or were printed already.
+        None in place of the seconds: they are fewer than `limit`, not known yet, or the user has read them.
         """
         spans, progress_at = self.spans.with_item(id, (since, at)), max(self.progress_at, since)
         idleness = replace(self, spans=spans, progress_at=progress_at)
@@ -76,7 +76,7 @@ class Idleness(Struct, frozen=True, kw_only=True):
         if at - since < limit or idleness.is_printed or awaits_another:
             return idleness, None
         running = members.running
-        awaited = idleness.must_report_again(running, limit)
+        awaited = idleness.node_to_await(running, limit)
         if awaited is not None:
             return replace(idleness, awaits=awaited), None
         start, end = max(spans[id][0] for id in running), min(spans[id][1] for id in running)
@@ -88,10 +88,10 @@ class Idleness(Struct, frozen=True, kw_only=True):
         """Whether it was printed that no worker makes progress, and none has made any since."""
         return isfinite(self.printed_at) and self.progress_at <= self.printed_at
 
-    def must_report_again(self, running: Sequence[int], limit: float) -> int | None:
-        """Return a node without whose next report it is not known whether all nodes were idle together for `limit` seconds.
+    def node_to_await(self, running: Sequence[int], limit: float) -> int | None:
+        """Return a node that must report again before all can be known to have been idle together for `limit` seconds.
 
-        None: they were.
+        None: all were.
         """
         missing = next((id for id in running if id not in self.spans), None)
         if missing is not None:

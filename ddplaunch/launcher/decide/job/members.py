@@ -68,11 +68,11 @@ class Member(Struct, frozen=True, kw_only=True):
     address: str = ""  # numeric, from which it is connected; "" of this node
     agreed: tuple[tuple[str, str], ...] = ()  # what all nodes should have in common: (what, value)
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
-    has_ended: bool = False  # no process of this generation is left there
-    let_go: str = ""  # why its node ends with that, while the others go on: they do not hear each other
+    has_ended: bool = False  # no process of this generation is left on its node
+    left_behind: str = ""  # why the job goes on without its node after this generation: they do not hear each other
     leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
     last_generation: int = -1  # that it has begun under a coordinator that is gone; -1: none
-    last_term: int = -1  # the term of that
+    last_term: int = -1  # the term of that generation
     was_left: bool = False  # a coordinator that it has reached is gone: other nodes may have begun a generation there
 
     @property
@@ -121,7 +121,8 @@ class Members(Mapping[int, Member]):
     def with_member(self, member: Member) -> Members:
         """Return the members with one that is new, or has changed."""
         before, rank = self._by_id.get(member.id), member.fixed_rank
-        running = self._running + member.runs - (before is not None and before.runs)
+        did_run = before is not None and before.runs
+        running = self._running + member.runs - did_run
         id_by_rank = self._id_by_rank if rank is None else self._id_by_rank.with_item(rank, member.id)
         return Members(self._by_id.with_item(member.id, member), id_by_rank, running)
 

@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import actions, events
-from ddplaunch.launcher.decide.job.ending import Result, end_job, go_on_if_ended, halt, stop
+from ddplaunch.launcher.decide.job.ending import Result, end_job, go_on_if_ended, halt, stop_nodes
 from ddplaunch.launcher.decide.job.members import Member, Members
-from ddplaunch.launcher.decide.job.starting import take_back
+from ddplaunch.launcher.decide.job.starting import take_back_generation
 from ddplaunch.launcher.decide.job.state import SETTLE, Partition, State
 from ddplaunch.spec.outcome import Why
 
@@ -26,9 +26,9 @@ def on_unheard(state: State, event: events.Unheard) -> State:
 
 
 def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Result:
-    """Stop all workers; let the smaller part go, or end the job if no part is large enough.
+    """Stop all workers, and leave the smaller part behind; end the job if no part is large enough to go on.
 
-    A first node that is silent may be lost itself, which will show.
+    While the first node is silent it may be lost itself: wait until it answers or is lost.
     """
     if is_first_silent:
         return replace(state, partition=replace(state.partition, due=at + SETTLE)), ()
@@ -37,51 +37,53 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
     split = _split(state, unheard, "hear")
     if split is None:
         return state, ()
-    lost = replace(state.generation, lost=(*state.generation.lost, *split.lost))
-    state = replace(state, generation=lost, members=_with_let_go(state.members, split))
-    if not split.let_go:
+    generation = replace(state.generation, lost=(*state.generation.lost, *split.lost))
+    state = replace(state, generation=generation, members=_with_left_behind(state.members, split))
+    if not split.left_behind:
         state = halt(state)
-    gone = [member for member in split.let_go if not member.runs]  # with its workers, whose end was no loss
-    for member in gone:
+    # workers of these have finished already: their agents end now, all others once their workers are stopped
+    finished = [member for member in split.left_behind if not member.runs]
+    for member in finished:
         state = replace(state, members=state.members.without(member.id))
-    state, then = stop(state, Why.NODE_LOST, SIGTERM, at)
-    releases = [actions.LetGo(member.id, split.text) for member in gone]
+    state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, at)
+    releases = [actions.LeaveBehind(member.id, split.text) for member in finished]
     return state, (actions.Print(split.text), *releases, *then)
 
 
-def on_let_go_ended(state: State, member: Member, at: float) -> Result:
-    """Let a node go whose workers have ended, and go on without it."""
+def on_left_behind_ended(state: State, member: Member, at: float) -> Result:
+    """Have the agent of a node end that is left behind, now that its workers have ended; go on without it."""
     state, then = go_on_if_ended(replace(state, members=state.members.without(member.id)), at)
-    return state, (actions.LetGo(member.id, member.let_go), *then)
+    return state, (actions.LeaveBehind(member.id, member.left_behind), *then)
 
 
 def on_unreached(state: State, event: events.Unreached) -> Result:
-    """Take the generation back that no agent knows of yet; let the smaller part go, or end the job."""
+    """Take the generation back that no agent knows of yet; leave the smaller part behind, or end the job."""
     split = _split(state, {id: reason for id, reason in event.nodes if id in state.members}, "reach")
-    state = replace(take_back(state, event.at), rendezvous=state.rendezvous, phase_deadline=event.at)
+    state = replace(take_back_generation(state, event.at), rendezvous=state.rendezvous, phase_deadline=event.at)
     if split is None:
         return state, ()
-    if not split.let_go:
+    if not split.left_behind:
         generation = replace(state.generation, lost=split.lost)
         return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
-    for member in split.let_go:
+    for member in split.left_behind:
         state = replace(state, members=state.members.without(member.id))
-    releases = [actions.LetGo(member.id, split.text) for member in split.let_go]
+    releases = [actions.LeaveBehind(member.id, split.text) for member in split.left_behind]
     return state, (actions.Print(split.text), *releases)
 
 
 class _Split(Struct, frozen=True):
     """Which nodes do not go on, and why."""
 
-    let_go: tuple[Member, ...]  # (): no part is large enough to go on alone
-    lost: tuple[str, ...]  # the nodes that are lost with that, each as in `Generation.lost`
-    text: str  # all of it in a sentence
+    left_behind: tuple[Member, ...]  # (): no part is large enough to go on alone
+    lost: tuple[str, ...]  # the nodes that the job loses by that, each as in `Generation.lost`
+    text: str  # what happened, and who goes on, in sentences
 
 
 def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None:
-    """Return how the nodes part of which some do not hear, or reach, the first one; None if all of these are gone.
+    """Return how the nodes split of which those in `reasons` do not hear, or reach, the first one; None if these are gone.
 
-    Those are one part, the first node and those that hear it the other. The larger one is kept, or else the first node's.
+    They are the far part; the first node and those that hear it are the near one. The larger part goes on; of equal ones, the
+    near.
     """
     members = state.members.taking_part
     first = next((member for member in members if member.node_rank == 0), None)
@@ -91,21 +93,21 @@ def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None
     near = tuple(member for member in members if member.id not in reasons)
     spares = len(state.members) - len(members)
     parts = ((near, far), (far, near)) if len(near) >= len(far) else ((far, near), (near, far))
-    let_go = next((left for kept, left in parts if len(kept) + spares >= state.policy.min_nodes), ())
-    cut = f"{_names(far)} {'does' if len(far) == 1 else 'do'} not {verb} {first}: {reasons[far[0].id]}"
-    if let_go == near:
-        lost = tuple(f"{member}: {cut}" for member in near)
+    left_behind = next((rest for kept, rest in parts if len(kept) + spares >= state.policy.min_nodes), ())
+    what = f"{_names(far)} {'does' if len(far) == 1 else 'do'} not {verb} {first}: {reasons[far[0].id]}"
+    if left_behind == near:
+        lost = tuple(f"{member}: {what}" for member in near)
     else:
         lost = tuple(f"{member}: it does not {verb} {first}: {reasons[member.id]}" for member in far)
-    if let_go:
-        without = _names(let_go) if let_go == near else "it" if len(let_go) == 1 else "them"
-        cut = f"{cut}. The job goes on without {without}"
-    return _Split(let_go, lost, cut)
+    if left_behind:
+        without = _names(left_behind) if left_behind == near else "it" if len(left_behind) == 1 else "them"
+        what = f"{what}. The job goes on without {without}"
+    return _Split(left_behind, lost, what)
 
 
-def _with_let_go(members: Members, split: _Split) -> Members:
-    for member in split.let_go:
-        members = members.with_member(replace(member, let_go=split.text))
+def _with_left_behind(members: Members, split: _Split) -> Members:
+    for member in split.left_behind:
+        members = members.with_member(replace(member, left_behind=split.text))
     return members
 
 

@@ -24,14 +24,13 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     line_at: float | None = None  # when to print which nodes the job waits for
     # no generation begins before: workers of a lost node may live, or a signal to leave may be on its way to further nodes
     earliest: float = 0.0
-    alone_at: float = (
-        0.0  # nor the first one, unless all nodes are here: others may follow a coordinator that has just ended
-    )
+    # the same for the first generation while nodes are missing: these may follow a coordinator that has just ended
+    earliest_if_incomplete: float = 0.0
     port_deadline: float | None = None  # until when a restart waits for its port; None: no other process has had it
 
     def opened(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits for nodes from this time on."""
-        deadline = max(at + policy.rdzv_timeout, self.earliest, self.alone_at)
+        deadline = max(at + policy.rdzv_timeout, self.earliest, self.earliest_if_incomplete)
         return replace(self, deadline=deadline, line_at=at + FIRST_LINE)
 
     def postponed(self, policy: Policy, at: float) -> Rendezvous:
@@ -53,19 +52,19 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
         return self if self.port_deadline is not None else replace(self, port_deadline=at + PORT_TIMEOUT)
 
     def is_complete(self, policy: Policy, members: Members) -> bool:
-        """Whether no node is waited for any more: all are here but spares, where node ranks say which nodes those are."""
-        at_most = min(policy.most_running, policy.max_nodes - self.given_up)
-        if len(members) < max(policy.min_nodes, at_most):
+        """Whether the job waits for no further node: all are here except spares, if node ranks say which nodes are spares."""
+        expected = min(policy.most_running, policy.max_nodes - self.given_up)
+        if len(members) < max(policy.min_nodes, expected):
             return False
         if not policy.spares or any(member.fixed_rank is None for member in members.values()):
             return True
         absent = sum(members.with_fixed_rank(rank) is None for rank in range(policy.most_running))
         return absent <= self.given_up
 
-    def waiting(self, policy: Policy, members: Members, at: float, leases_until: float | None = None) -> str:
+    def status_line(self, policy: Policy, members: Members, at: float, leases_until: float | None = None) -> str:
         """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which.
 
-        `leases_until`: it waits for no node, but until nodes that are not here can have no workers any more.
+        `leases_until`: the rendezvous waits for no node, but until nodes that are not here can have no workers any more.
         """
         here = len(members)
         if here >= policy.min_nodes:
@@ -75,10 +74,10 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
             return f"{enough}; starting unless another joins within {policy.last_call:g} s"
         assert self.deadline is not None
         waited = duration(round(at - self.deadline + policy.rdzv_timeout))
-        after = f"{joined(policy, members)} after {waited} of {duration(policy.rdzv_timeout)}"
+        after = f"{describe_joined(policy, members)} after {waited} of {duration(policy.rdzv_timeout)}"
         if policy.command:
             return f"{after}; on {_command_of_a_missing_node(policy, members)}"
-        return f"{after}; waiting for {missing(policy, members)}"
+        return f"{after}; waiting for {describe_missing(policy, members)}"
 
 
 def why_refused(policy: Policy, members: Members, member: Member) -> str | None:
@@ -107,28 +106,33 @@ def hint_to_refused(policy: Policy, members: Members, member: Member) -> str:
     return hint
 
 
-def are_all(policy: Policy, members: Members) -> bool:
+def have_all_workers(policy: Policy, members: Members) -> bool:
     """Whether no node but these can have workers, even if another coordinator had the job before.
 
     The job has no more nodes than these, and either none of them knows of another coordinator, or each of them but this one's own
     has begun the same last generation there, by its term: so no further node has taken part in that one.
     """
-    others = [one for one in members.values() if one.id != SELF_ID]
-    last = {one.last_term for one in others}
-    have_followed = any(one.was_left for one in others)
-    return len(members) == policy.max_nodes and len(last) <= 1 and not (have_followed and -1 in last)
+    others = [member for member in members.values() if member.id != SELF_ID]
+    last_terms = {member.last_term for member in others}
+    know_another = any(member.was_left for member in others)
+    some_began_none = -1 in last_terms
+    is_full = len(members) == policy.max_nodes
+    return is_full and len(last_terms) <= 1 and not (know_another and some_began_none)
 
 
 def next_members(policy: Policy, members: Members) -> dict[int, Member]:
-    """Return the members of the next generation: all but spares. Those of the last one come first, so that no spare goes back.
+    """Return the members of the next generation, by id: all but spares.
 
-    Of nodes that come to another coordinator, those come first that took part in the last one under its predecessor.
+    Members of the last generation come first, so that no spare is one again; then those that took part in the last generation
+    under another coordinator.
     """
 
-    def place(one: Member) -> tuple[object, ...]:
-        return one.id != SELF_ID, _or_last(one.node_rank), -one.last_term, _or_last(one.requested_rank), one.id
+    def precedence(member: Member) -> tuple[object, ...]:
+        began_last = -member.last_term
+        ranks = _or_last(member.node_rank), began_last, _or_last(member.requested_rank)
+        return member.id != SELF_ID, *ranks, member.id
 
-    ordered = sorted(members.values(), key=place)
+    ordered = sorted(members.values(), key=precedence)
     return {member.id: member for member in ordered[: policy.most_running]}
 
 
@@ -154,7 +158,7 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
 
 
 def _command_of_a_missing_node(policy: Policy, members: Members) -> str:
-    """Return where to type what, for the first node that has not joined, and which other nodes are missing."""
+    """Return on which missing node to type which command: "node 1 run: ddplaunch ...; likewise on node 2"."""
     command = policy.command
     if "--node-rank=" not in command:
         absent = policy.min_nodes - len(members)
@@ -166,14 +170,14 @@ def _command_of_a_missing_node(policy: Policy, members: Members) -> str:
     return f"node {first} run: {text}" + (f"; likewise on node {more}" if others else "")
 
 
-def joined(policy: Policy, members: Members) -> str:
+def describe_joined(policy: Policy, members: Members) -> str:
     """Return how many nodes have joined: "2 of 3 nodes joined (a, b)"."""
     hosts = [member.host for member in members.values()]
     named = f" ({', '.join(hosts[:8])}{', ...' if hosts[8:] else ''})" if hosts else ""
     return f"{len(hosts)} of {_nodes(policy.min_nodes)} joined{named}"
 
 
-def missing(policy: Policy, members: Members) -> str:
+def describe_missing(policy: Policy, members: Members) -> str:
     """Return the nodes that have not joined yet, as far as known: "node 1 (b), node 2 (c)", or "2 more"."""
     here = members.values()
     taken = {member.fixed_rank for member in here}

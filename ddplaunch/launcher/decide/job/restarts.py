@@ -16,7 +16,7 @@ from ddplaunch.launcher.decide.first_failure import (
     failed_itself,
     failure_text,
     first_failure,
-    follows,
+    follows_another,
     import_failure,
     searchable,
 )
@@ -73,11 +73,11 @@ class Restarts(Struct, frozen=True, kw_only=True):
 
     number: int = 0  # after failures, all in all
     spent: tuple[float, ...] = ()  # when those were that count for --max-restarts, on the coordinator's clock
-    best_step: int = -1  # that any worker has reached in any generation, as far as scripts say it
+    best_step: int = -1  # that any worker has reached in any generation, as far as scripts report steps
     has_progressed: bool = False  # the last generation that failed had reached a new step
     in_vain: int = 0  # generations in a row that failed without a new step
-    gave_up: bool = False  # they are too many: the job ends, and is not queued again
-    short_lives: int = 0  # generations in a row that failed at once
+    gave_up: bool = False  # `in_vain` is too many: the job ends, and is not queued again
+    short_lives: int = 0  # generations in a row that ended within SHORT_LIFE
     import_failure: str = ""  # the import in the first lines by which the last generation failed, with its host
     failed_machine: str = ""  # the host on which the last generation failed first, if the reason may be the machine's
     same_exception: str = ""  # that all ranks of the last generation raised at the same line
@@ -88,7 +88,7 @@ class Restarts(Struct, frozen=True, kw_only=True):
         return replace(
             self,
             short_lives=self.short_lives + 1 if at - generation.began_at < SHORT_LIFE else 0,
-            import_failure=failed_import(failure) if failed else "",
+            import_failure=import_failure_on_host(failure) if failed else "",
             same_exception=same_exception(generation.exits) if failed else "",
             failed_machine=failed_machine(why, failure),
         )
@@ -98,19 +98,19 @@ class Restarts(Struct, frozen=True, kw_only=True):
 
         Only steps that the script or a Trainer says count: many bars begin again with each epoch, collectives with each start.
         """
-        told = [end.progress for end in generation.exits if end.progress is not None]
-        known = [progress.step for progress in told if progress.source in ("script", "trainer")]
-        if generation.lost and not known:
-            return self  # the worker that said them may have been on the lost node
-        reached = max(known, default=-1)
+        reports = [end.progress for end in generation.exits if end.progress is not None]
+        steps = [progress.step for progress in reports if progress.source in ("script", "trainer")]
+        if generation.lost and not steps:
+            return self  # the worker that reports steps may have been on the lost node
+        reached = max(steps, default=-1)
         if reached > self.best_step:
             return replace(self, best_step=reached, has_progressed=True, in_vain=0, spent=self.spent[:-1])
         in_vain = self.in_vain + 1
         gave_up = max_no_progress is not None and in_vain >= max_no_progress
         return replace(self, has_progressed=False, in_vain=in_vain, gave_up=gave_up)
 
-    def with_one(self, at: float, max_restarts: int) -> Restarts:
-        """Return the restarts with one more, which counts for --max-restarts."""
+    def with_restart(self, at: float, max_restarts: int) -> Restarts:
+        """Return the restarts with one more, of those that count for --max-restarts."""
         return replace(self, number=self.number + 1, spent=(*self.spent, at)[-max_restarts:])
 
     def are_spent(self, policy: Policy, at: float) -> bool:
@@ -123,14 +123,14 @@ class Restarts(Struct, frozen=True, kw_only=True):
         if self.gave_up:
             return self._why_given_up()
         failure = generation.failure
-        if policy.restart_on is not None and (found := kind(why, failure)) not in policy.restart_on:
+        if policy.restart_on is not None and (found := kind_of_failure(why, failure)) not in policy.restart_on:
             return f'this failure is of the kind "{found}", and --restart-on has {",".join(sorted(policy.restart_on))}'
         if failure is None or why is not Why.FAILED:
             return ""
         exits = generation.exits
         ranks = {1: "the only rank", 2: "both ranks"}.get(len(exits), f"all {len(exits)} ranks")
         where = "the same import in the first lines of the program"
-        if found := failed_import(failure):
+        if found := import_failure_on_host(failure):
             # other ranks may have been stopped before they came that far: the file that one rank lacks, and another one was
             # about to write, is there after a restart
             if all_failed_at_same_import(exits):
@@ -158,12 +158,12 @@ class Restarts(Struct, frozen=True, kw_only=True):
         return there[0] if len(there) == 1 and there[0].id != SELF_ID else None
 
 
-def pause(short_lives: int) -> float:
+def pause_after(short_lives: int) -> float:
     """Return the seconds to wait after so many generations in a row that failed at once."""
     return min(2.0 ** (short_lives - 2), _LONGEST_PAUSE) if short_lives > 1 else 0.0
 
 
-def kind(why: Why | None, failure: WorkerExit | None) -> str:
+def kind_of_failure(why: Why | None, failure: WorkerExit | None) -> str:
     """Return what kind of failure ended a generation: a name that --restart-on takes."""
     if why is Why.NODE_LOST:
         return "node-lost"
@@ -177,12 +177,12 @@ def kind(why: Why | None, failure: WorkerExit | None) -> str:
     for name, words in (("nccl", _NCCL), ("cuda", _CUDA), ("timeout", _TIMED_OUT)):
         if any(word in text for word in words):
             return name
-    if follows(failure):
-        return "nccl"
+    if follows_another(failure):
+        return "nccl"  # the connection to a worker that had ended
     return "exit" if failure.error is None else "exception"
 
 
-def failed_import(failure: WorkerExit | None) -> str:
+def import_failure_on_host(failure: WorkerExit | None) -> str:
     """Return the host of a worker and the import at which it failed in its first lines; "" if it failed elsewhere."""
     found = import_failure(failure.error) if failure is not None else ""
     return f"{failure.host}: {found}" if failure is not None and found else ""
@@ -196,7 +196,12 @@ def same_exception(exits: Iterable[WorkerExit]) -> str:
     found = set()
     for end in exits:
         error = end.error
-        if error is None or not error.frames or not failed_itself(end) or kind(Why.FAILED, end) != "exception":
+        if (
+            error is None
+            or not error.frames
+            or not failed_itself(end)
+            or kind_of_failure(Why.FAILED, end) != "exception"
+        ):
             return ""
         python = getattr(builtins, error.type, None)
         if isinstance(python, type) and issubclass(python, (OSError, MemoryError, KeyboardInterrupt)):
@@ -210,6 +215,6 @@ def same_exception(exits: Iterable[WorkerExit]) -> str:
 
 def failed_machine(why: Why | None, failure: WorkerExit | None) -> str:
     """Return the host on which a worker failed first, if the reason may be the machine's; "" if it is the program's."""
-    if why is not Why.FAILED or failure is None or kind(why, failure) not in _OF_THE_MACHINE:
+    if why is not Why.FAILED or failure is None or kind_of_failure(why, failure) not in _OF_THE_MACHINE:
         return ""
-    return "" if follows(failure) else failure.host
+    return "" if follows_another(failure) else failure.host

@@ -20,14 +20,14 @@ IS_A_SPARE = "{} is a spare: it waits until a node is lost or leaves"
 _PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
 
 
-def begin(policy: Policy, at: float, first_term: int) -> State:
+def first_state(policy: Policy, at: float, first_term: int) -> State:
     """Return the first state, in which the job waits for the agents; `first_term` is that of the first generation."""
     limits = Limits(job_deadline=None if policy.timeout is None else at + policy.timeout)
     # where agents are started again one by one, nodes may have followed a coordinator that ended here just before
-    alone_at = at + policy.lease if policy.replaceable else at
+    earliest_if_incomplete = at + policy.lease if policy.replaceable else at
     return State(
         policy=policy,
-        rendezvous=Rendezvous(alone_at=alone_at).opened(policy, at),
+        rendezvous=Rendezvous(earliest_if_incomplete=earliest_if_incomplete).opened(policy, at),
         generation=Generation(term=first_term - 1),
         limits=limits,
     )
@@ -37,29 +37,29 @@ def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
     """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
     policy, members, deadline = state.policy, state.members, state.rendezvous.deadline
     if state.rendezvous.is_complete(policy, members) or (len(members) >= policy.min_nodes and is_restart):
-        return start(state, at)
+        return start_generation(state, at)
     if len(members) < policy.min_nodes:
         return replace(state, phase_deadline=None), ()
-    called_until = max(at + policy.last_call, state.may_begin_at)
-    return replace(state, phase_deadline=called_until if deadline is None else min(called_until, deadline)), ()
+    waits_until = max(at + policy.last_call, state.may_begin_at)
+    return replace(state, phase_deadline=waits_until if deadline is None else min(waits_until, deadline)), ()
 
 
 def wait_for_nodes(state: State, at: float) -> State:
-    """Wait for nodes from now on."""
+    """Return the state in which the job waits for nodes, from this time on."""
     opened = state.rendezvous.opened(state.policy, at)
     return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=None, rendezvous=opened)
 
 
-def start(state: State, at: float) -> Result:
+def start_generation(state: State, at: float) -> Result:
     """Begin the next generation with all members but spares, once no worker of another one can be left on any node."""
     if at < state.may_begin_at:
         postponed = state.rendezvous.postponed(state.policy, at)
         return replace(state, phase=Phase.RENDEZVOUS, phase_deadline=state.may_begin_at, rendezvous=postponed), ()
     ordered = rendezvous.by_node_rank(rendezvous.next_members(state.policy, state.members))
-    return _begin(state, ordered, at)
+    return _start_with(state, ordered, at)
 
 
-def _begin(state: State, ordered: Sequence[Member], at: float) -> Result:
+def _start_with(state: State, ordered: Sequence[Member], at: float) -> Result:
     """Begin the next generation with these members; where some are new, warn of differences between the nodes."""
     newcomers = [(rank, member) for rank, member in enumerate(ordered) if member.node_rank is None]
     ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
@@ -78,8 +78,8 @@ def _begin(state: State, ordered: Sequence[Member], at: float) -> Result:
     return state, (*map(actions.Print, lines), actions.BeginGeneration(number, ids, state.restarts.number))
 
 
-def take_back(state: State, at: float) -> State:
-    """Take back a generation that no agent knows of yet, because its port was taken; begin again after a pause."""
+def take_back_generation(state: State, at: float) -> State:
+    """Take back a generation that no agent knows of: its port is taken, or nodes do not reach the first one. Start again soon."""
     return replace(
         state,
         phase=Phase.PAUSING,
@@ -106,14 +106,14 @@ def on_withdrawn(state: State, event: events.Withdrawn) -> Result:
 
 
 def with_given_up(state: State) -> State:
-    """Wait for one node fewer."""
+    """Return the state in which the job waits for one node fewer."""
     return replace(state, rendezvous=replace(state.rendezvous, given_up=state.rendezvous.given_up + 1))
 
 
 def start_if_complete(state: State, at: float) -> Result:
     """Start if the job waited for nodes, and no further node can join."""
     is_complete = state.rendezvous.is_complete(state.policy, state.members)
-    return start(state, at) if state.phase is Phase.RENDEZVOUS and is_complete else (state, ())
+    return start_generation(state, at) if state.phase is Phase.RENDEZVOUS and is_complete else (state, ())
 
 
 def on_rendezvous_due(state: State, at: float) -> Result:
@@ -122,9 +122,9 @@ def on_rendezvous_due(state: State, at: float) -> Result:
     if not is_due(state.rendezvous.deadline, at):
         # enough nodes are here, and what is waited for is the end of leases, not a further node
         waits_for_leases = state.phase_deadline == state.may_begin_at
-        line = state.rendezvous.waiting(policy, members, at, state.may_begin_at if waits_for_leases else None)
+        line = state.rendezvous.status_line(policy, members, at, state.may_begin_at if waits_for_leases else None)
         return replace(state, rendezvous=replace(state.rendezvous, line_at=at + NEXT_LINE)), (actions.Print(line),)
-    joined, missing = rendezvous.joined(policy, members), rendezvous.missing(policy, members)
+    joined, missing = rendezvous.describe_joined(policy, members), rendezvous.describe_missing(policy, members)
     text = f"the rendezvous timed out: {joined}; missing: {missing}"
     if state.generation.number < 0:
         return end_job(replace(state, why=Why.NOT_MET), text)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job.limits import Idleness, Limits
 from ddplaunch.launcher.decide.job.members import Member, Members, Policy
-from ddplaunch.launcher.decide.job.rendezvous import Rendezvous, are_all
+from ddplaunch.launcher.decide.job.rendezvous import Rendezvous, have_all_workers
 from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import soonest
@@ -112,13 +112,13 @@ class State(Struct, frozen=True, kw_only=True):
         """When `step` is to get `DeadlineReached` at the latest: the soonest time of all records."""
         if self.phase is Phase.ENDED:
             return None
-        goes_on = self.limits.suspended_at is None or self.phase is Phase.RENDEZVOUS
+        phase_goes_on = self.limits.suspended_at is None or self.phase is Phase.RENDEZVOUS
         return soonest(
             self.rendezvous.deadline,
             self.rendezvous.line_at,
             self.generation.early_exits_at if self.phase is Phase.RUNNING else None,
             self.partition.due if self.phase is Phase.RUNNING else None,
-            self.phase_deadline if goes_on else None,
+            self.phase_deadline if phase_goes_on else None,
             self.limits.job_deadline if self.has_time_limit else None,
         )
 
@@ -126,9 +126,9 @@ class State(Struct, frozen=True, kw_only=True):
     def may_begin_at(self) -> float:
         """When the next generation may begin: from then on no worker of another one can be left on any node."""
         rendezvous = self.rendezvous
-        if self.generation.number >= 0 or are_all(self.policy, self.members):
+        if self.generation.number >= 0 or have_all_workers(self.policy, self.members):
             return rendezvous.earliest
-        return max(rendezvous.earliest, rendezvous.alone_at)
+        return max(rendezvous.earliest, rendezvous.earliest_if_incomplete)
 
     @property
     def has_time_limit(self) -> bool:

@@ -19,18 +19,18 @@ from ddplaunch.launcher.decide.job.ending import (
     go_on_if_ended,
     halt,
     leave_job,
-    stop,
+    stop_nodes,
 )
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
-from ddplaunch.launcher.decide.job.partition import on_let_go_ended, on_partition_due, on_unheard, on_unreached
+from ddplaunch.launcher.decide.job.partition import on_left_behind_ended, on_partition_due, on_unheard, on_unreached
 from ddplaunch.launcher.decide.job.starting import (
     IS_A_SPARE,
     on_rendezvous_due,
     on_withdrawn,
-    start,
+    start_generation,
     start_if_complete,
     start_if_enough,
-    take_back,
+    take_back_generation,
     wait_for_nodes,
     with_given_up,
 )
@@ -71,9 +71,9 @@ def step(state: State, event: events.Event) -> Result:
             generation = replace(state.generation, start_failure=failure)
             return end_job(replace(state, why=Why.FAILED, generation=generation))
         case events.PortTaken(at):
-            return take_back(state, at), ()
+            return take_back_generation(state, at), ()
         case events.NodeStopping(id, why, signum):
-            return _on_node_stopping(_note(state, signum, why), event) if id in state.members else (state, ())
+            return _on_node_stopping(_note_signal(state, signum, why), event) if id in state.members else (state, ())
         case events.NodeEnded(id):
             return _on_node_ended(state, event) if state.members.runs(id) else (state, ())
         case events.NodeIdle(id):
@@ -88,11 +88,11 @@ def step(state: State, event: events.Event) -> Result:
             return state, ()
         # the user, or a scheduler
         case events.NodeNoticed(id, signum):
-            return (_note(state, signum), ()) if state.members.runs(id) else (state, ())
+            return (_note_signal(state, signum), ()) if state.members.runs(id) else (state, ())
         case events.NodeEscalated(id, signum):
-            return _on_escalated(_note(state, signum), id, signum)
+            return _on_escalated(_note_signal(state, signum), id, signum)
         case events.StopRequested(why, signum, at, by_cluster):
-            return _stop_job(_note(state, signum, why), why, signum, at, by_cluster=by_cluster)
+            return _stop_job(_note_signal(state, signum, why), why, signum, at, by_cluster=by_cluster)
         case events.Abandoned():
             return _abandon(state), ()
         case events.JobSuspended(at):
@@ -104,7 +104,7 @@ def step(state: State, event: events.Event) -> Result:
             return _on_deadline(state, at, is_first_silent=is_first_silent)
 
 
-def _note(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
+def _note_signal(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
     """Remember that a notice announced the end of the job, or that the user stopped it by another signal than SIGTERM."""
     if why is not Why.SIGNALLED:
         return state
@@ -134,13 +134,13 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     if state.spares:
         return state, (actions.Print(IS_A_SPARE.format(member.host)),)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
-        state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
+        state, then = stop_nodes(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
 
 
-def _after_lease(state: State, lost: events.AgentLost) -> State:
-    """Begin no generation while workers of a lost node may live: until its lease is over, unless they are known to have ended."""
+def _wait_for_lease(state: State, lost: events.AgentLost) -> State:
+    """Begin no generation until the lease of a lost node is over, unless its workers are known to have ended: they may live."""
     if not state.policy.lease or lost.has_ended or not state.members.runs(lost.id):
         return state
     renewed_at = lost.at if lost.renewed_at is None else lost.renewed_at
@@ -150,9 +150,10 @@ def _after_lease(state: State, lost: events.AgentLost) -> State:
 def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     """Go on without this agent, if the job can: start with the other agents, or stop what runs and decide then."""
     member, reason, at = state.members[lost.id], lost.reason, lost.at
-    state = _after_lease(state, lost)
+    state = _wait_for_lease(state, lost)
     state = replace(state, members=state.members.without(lost.id))
     if state.phase in BETWEEN and _lacks_a_node(state):
+        # between generations it has no node rank: the report names it by the rank that its user gave it
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         generation = replace(state.generation, lost=(f"{named}: {reason}",))
         return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
@@ -170,7 +171,7 @@ def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
         return go_on_if_ended(replace(state, generation=unknown), at)
     state = replace(state, generation=state.generation.with_lost(f"{member}: {reason}"))
     if state.phase is Phase.RUNNING:
-        state, then = stop(state, Why.NODE_LOST, SIGTERM, at)
+        state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, at)
     else:
         why = Why.NODE_LOST if state.why in HARMLESS else state.why
         state, then = go_on_if_ended(replace(state, why=why), at)
@@ -191,27 +192,28 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     """Stop all other nodes too, unless the job goes on without this node."""
     id, why, signum, at = event.id, event.why, event.signum, event.at
     if state.members[id].is_leaving and _leaves_job(state, event):
-        return state, ()
+        return state, ()  # it is leaving already
     if id != SELF_ID:
         # one command has started all agents: a signal to one is for the job
-        stays_alone = state.members[id].node_rank is None and not state.policy.needs_all and not state.policy.dispatched
-        if why is Why.FRONT_LOST or stays_alone:
+        takes_no_part = state.members[id].node_rank is None and not state.policy.needs_all
+        concerns_it_alone = takes_no_part and not state.policy.dispatched
+        if why is Why.FRONT_LOST or concerns_it_alone:
             state, then = _on_agent_lost(state, events.AgentLost(id, OWN_END, at))
             # an agent that takes no part yet may come back with other options; one that has lost its front will not
             return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
         if _leaves_job(state, event):
             return _on_node_leaving(state, event)
     elif _is_waited_for(state) and _leaves_job(state, event):
-        return _on_own_leaving(state, event)
+        return _on_node_0_leaving(state, event)
     elif why is Why.FRONT_LOST and _is_waited_for(state):
         return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
-        return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
+        return stop_nodes(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
     if state.phase in BETWEEN:
         return end_job(replace(state, why=why, signum=signum))
     if state.why is Why.NODE_JOINED or (why is not Why.FAILED and _was_to_go_on(state)):
         state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
-    return state if why is Why.FAILED else halt(state), ()
+    return state if why is Why.FAILED else halt(state), ()  # after a failure all may start again
 
 
 def _on_escalated(state: State, id: int, signum: int) -> Result:
@@ -229,7 +231,7 @@ def _on_escalated(state: State, id: int, signum: int) -> Result:
 def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
     """Stop all nodes, and start nothing after it; end the job at once where no generation runs."""
     if state.phase is Phase.RUNNING:
-        return stop(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
+        return stop_nodes(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
     if state.phase in BETWEEN:
         return end_job(replace(state, why=why, signum=signum))
     if _was_to_go_on(state):
@@ -262,12 +264,12 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     state = replace(state, generation=generation, members=state.members.with_member(replace(member, has_ended=True)))
     if event.leftovers:
         state = halt(state)  # the next generation would run beside these processes
-    if member.let_go:
-        return on_let_go_ended(state, member, event.at)
+    if member.left_behind:
+        return on_left_behind_ended(state, member, event.at)
     if state.phase is Phase.RUNNING and not _have_finished(member, event.exits):
         # as at the end of its lease: its agent has stopped them, and lives without this coordinator
         state = replace(state, generation=generation.with_lost(f"{member}: {_ENDED_THERE}"))
-        state, then = stop(state, Why.NODE_LOST, SIGTERM, event.at)
+        state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, event.at)
         return state, (actions.Print(f"{member} is lost: {_ENDED_THERE}"), *then)
     is_first_after_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT and len(generation.node_exits) == 1
     if is_first_after_ctrl_c and not state.members.have_ended:
@@ -290,13 +292,13 @@ def _have_finished(member: Member, exits: Sequence[WorkerExit]) -> bool:
 def _leaves_job(state: State, event: events.NodeStopping) -> bool:
     """Whether this node leaves a job that goes on without it, or waits for another in its place; else the job ends."""
     policy = state.policy
-    is_told = event.why is Why.SIGNALLED and event.signum in (SIGTERM, SIGHUP) and not event.by_cluster
+    asks_to_leave = event.why is Why.SIGNALLED and event.signum in (SIGTERM, SIGHUP) and not event.by_cluster
     may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
-    return is_told and may_leave and not _is_ending(state) and _goes_on_without(state, event.id)
+    return asks_to_leave and may_leave and not _is_ending(state) and _goes_on_without(state, event.id)
 
 
 def _goes_on_without(state: State, id: int) -> bool:
-    return state.policy.replaceable or _staying(state, id) >= state.policy.min_nodes
+    return state.policy.replaceable or _number_staying(state, id) >= state.policy.min_nodes
 
 
 def _is_ending(state: State) -> bool:
@@ -304,7 +306,7 @@ def _is_ending(state: State) -> bool:
     return state.phase is Phase.STOPPING and (state.end.halted or state.why not in MAY_RESTART)
 
 
-def _staying(state: State, id: int) -> int:
+def _number_staying(state: State, id: int) -> int:
     """Return how many members stay when this one leaves."""
     return sum(member.id != id and not member.is_leaving for member in state.members.values())
 
@@ -312,19 +314,19 @@ def _staying(state: State, id: int) -> int:
 def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     """Go on without this node: its agent ends once the generation has ended there, and all other nodes start again."""
     id, at, member = event.id, event.at, state.members[event.id]
-    lacking = state.policy.min_nodes - _staying(state, id)
-    others = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
-    announces = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {others}")
+    lacking = state.policy.min_nodes - _number_staying(state, id)
+    when = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
+    line = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {when}")
     members = state.members.with_member(replace(member, leaves_by=event.signum))
     state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + REGROUP))
     if not member.runs:
         starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
         state, then = _on_agent_lost(state, events.AgentLost(id, OWN_END, at))
-        return state, (*((announces,) if starts_again else ()), *then, actions.Release(id, event.signum))
+        return state, (*((line,) if starts_again else ()), *then, actions.Release(id, event.signum))
     if state.phase is Phase.RUNNING:
-        state, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=id)
-        return state, (announces, *then)
-    return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (announces,)
+        state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, at, but=id)
+        return state, (line, *then)
+    return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (line,)
 
 
 def _is_waited_for(state: State) -> bool:
@@ -333,22 +335,22 @@ def _is_waited_for(state: State) -> bool:
     return policy.is_elastic and policy.replaceable and len(state.members) > 1
 
 
-def _on_own_leaving(state: State, event: events.NodeStopping) -> Result:
-    """Have the others wait for node 0 once the workers have ended everywhere; they may save something, as all workers do."""
+def _on_node_0_leaving(state: State, event: events.NodeStopping) -> Result:
+    """Have the other nodes wait for node 0, once the workers have ended everywhere: all have the time to save something."""
     own = replace(state.members[SELF_ID], leaves_by=event.signum)
     how = f"{own} leaves ({signal_name(event.signum)}): the others wait until node 0 is started again"
     state = replace(state, members=state.members.with_member(own))
     if state.phase in BETWEEN:
         state, then = leave_job(state, event.signum)
     elif state.phase is Phase.RUNNING:
-        state, then = stop(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)
+        state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)
     else:
         state, then = replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), ()
     return state, (actions.Print(how), *then)
 
 
 def _on_own_unfit(state: State, reason: str) -> Result:
-    """Leave the job, in which no worker has been started here, to the others; do nothing if they do not wait for node 0."""
+    """Leave the job to the other nodes if these wait for node 0, on which no worker has been started; else do nothing."""
     if not _is_waited_for(state) or _is_ending(state):
         return state, ()
     return ended_here(state, exitcodes.NODE_LOST), (actions.LeaveJob(0, reason),)
@@ -357,13 +359,13 @@ def _on_own_unfit(state: State, reason: str) -> Result:
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
     """Have the others wait for node 0, since the command that started this one is lost or was killed; end the job here.
 
-    If they hear of it before the workers here have ended, another node 0 may begin beside these.
+    If the others heard of that before the workers here have ended, another node 0 might begin a generation beside these.
     """
     if state.members[SELF_ID].runs and not _is_ending(state):
-        return _on_own_leaving(replace(state, end=replace(state.end, cut_off=True)), event)
+        return _on_node_0_leaving(replace(state, end=replace(state.end, cut_off=True)), event)
     # its own workers may have ended with 0 while those of others hang
     why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
-    alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
+    alone = replace(state, members=Members.of([state.members[event.id]]), why=why)  # as the job of this node alone
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
     return state, (actions.LeaveJob(0), *then, *ended)
@@ -376,24 +378,25 @@ def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
     """Note for how long a node has made no progress. If no node has for too long, stop all workers, or print it."""
     if state.phase is not Phase.RUNNING or state.limits.suspended_at is not None or state.is_debugged:
         return state, ()
-    before, limit = state.idleness, state.policy.hang_timeout or limits.NOTICED
+    before, limit = state.idleness, state.policy.hang_timeout or limits.IDLE_LINE_AFTER
     idleness, idle_for = before.after_report(event.id, event.since, event.at, state.members, limit)
     if idle_for is None:
         moves_again = before.is_printed and not idleness.is_printed
-        then = (actions.NameProgress(event.at - idleness.printed_at),) if moves_again else ()
+        then = (actions.PrintProgress(event.at - idleness.printed_at),) if moves_again else ()
         return replace(state, idleness=idleness), then
     if state.policy.hang_timeout is not None:
-        return stop(replace(state, idleness=idleness), Why.HUNG, SIGTERM, event.at)
-    return replace(state, idleness=replace(idleness, printed_at=event.at)), (actions.NameIdle(idle_for),)
+        return stop_nodes(replace(state, idleness=idleness), Why.HUNG, SIGTERM, event.at)
+    return replace(state, idleness=replace(idleness, printed_at=event.at)), (actions.PrintIdle(idle_for),)
 
 
 def _on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
-    """Have the time limits wait while a debugger holds a worker of this node; print that once for each other node."""
+    """Have the time limits wait while a debugger holds a worker of this node; print so once for each node but node 0."""
     before, line = state.limits, limits.line_on_debugger(state.policy, state.members[id])
     if not paused:
         return replace(state, limits=replace(before, debugging=before.debugging - {id})), ()
-    is_named = id == SELF_ID or id in before.named_as_debugging or not line
-    return replace(state, limits=before.with_debugger(id)), () if is_named else (actions.Print(line),)
+    # the user of node 0 sees the debugger
+    needs_no_line = id == SELF_ID or id in before.named_as_debugging or not line
+    return replace(state, limits=before.with_debugger(id)), () if needs_no_line else (actions.Print(line),)
 
 
 def _on_resumed(state: State, at: float) -> State:
@@ -412,7 +415,7 @@ def _on_deadline(state: State, at: float, *, is_first_silent: bool) -> Result:
         return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
     if is_due(state.phase_deadline, at):
         if state.phase is Phase.RENDEZVOUS:  # no further node has joined in time
-            return start(state, at)
+            return start_generation(state, at)
         return start_if_enough(wait_for_nodes(state, at), at, is_restart=True)
     if state.phase is Phase.RENDEZVOUS:
         return on_rendezvous_due(state, at)

@@ -37,24 +37,24 @@ class StopWorkers(Struct, frozen=True):
 class CaptureStacks(Struct, frozen=True):
     """Capture the stacks of all workers, to explain the stop; answer `StacksCaptured` within this many seconds.
 
-    `if_joined`: only if a worker has a process group, in which it may wait for others; else the answer comes at once.
-    `ras`: the job hangs, and NCCL may know why. `silently`: nobody is told of them unless workers do not move any more.
+    `if_in_group`: only if a worker may be in a process group, and wait there for others; else the answer comes at once.
+    `ras`: the job hangs, and NCCL may know why. `silently`: the user sees the stacks only of workers that do not move any more.
     """
 
     within: float
-    if_joined: bool = False
+    if_in_group: bool = False
     ras: bool = False
     silently: bool = False
 
 
 class FindStuck(Struct, frozen=True):
-    """Find the workers that stand where they did when their stacks were captured; answer `StuckFound`."""
+    """Find out which of these workers stand where they did when their stacks were captured; answer `StuckFound`."""
 
     ranks: frozenset[int]
 
 
-class Observe(Struct, frozen=True):
-    """Check whether the workers make progress, answer `Observed`."""
+class CheckProgress(Struct, frozen=True):
+    """Check whether the workers make progress; answer `ProgressChecked`."""
 
     asks: bool = True  # ask workers that compute for their stacks, by a signal; else only torch's records count
 
@@ -176,6 +176,6 @@ class ReportEnded(Struct, frozen=True):
 
 Reports = ReportStopping | ReportNotice | Escalate | ReportIdle | PauseLimits | RequestStore
 _OnWorkers = StartWorkers | ForwardSignal | StopWorkers | KillWorkers | Sweep | Suspend | Resume
-_Questions = CaptureStacks | FindStuck | FindRaised | Observe
+_Questions = CaptureStacks | FindStuck | FindRaised | CheckProgress
 _OnTerminal = LendTerminal | ShowOutput | RefuseTerminal | Print | NameRunning | NameStuck
 Action = Reports | _OnWorkers | _Questions | _OnTerminal | HostStore | ReportEnded | Exit

@@ -102,7 +102,7 @@ class StuckFound(Struct, frozen=True):
     at: float
 
 
-class Observed(Struct, frozen=True):
+class ProgressChecked(Struct, frozen=True):
     """Whether any worker of this node has made progress since the last check; the first check says that one has."""
 
     progressed: bool
@@ -186,6 +186,6 @@ class JobEnded(Struct, frozen=True):
 
 _Orders = GenerationBegun | StopOrdered | KillOrdered | LeaseOver | JobEnded | StoreOrdered
 _OfWorkers = WorkerStarted | StartFailed | WorkerRaised | ErrorRecorded | StoreWanted | WorkerExited | Swept
-_Answers = Observed | StacksCaptured | StuckFound
+_Answers = ProgressChecked | StacksCaptured | StuckFound
 _OfDebuggers = TerminalRequested | TerminalReturned | DebuggerAttached | DebuggerDetached
 Event = _Orders | _OfWorkers | _Answers | _OfDebuggers | SignalReceived | FrontLost | DeadlineReached

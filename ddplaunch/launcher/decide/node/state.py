@@ -108,7 +108,7 @@ class Teardown(Struct, frozen=True, kw_only=True):
     job_hangs: bool = False  # the workers are stopped because none made progress
     others_ended: bool = False  # all workers of another node have ended since the stop
     compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
-    stuck_deadline: float | None = None  # when to do that
+    stuck_deadline: float | None = None  # when to compare them
     last_sweep: Sweep | None = None
     leftovers: tuple[str, ...] = ()  # processes that the last sweep found
 
@@ -179,8 +179,8 @@ class State(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def rest_until(self) -> float | None:
-        """When the agent should wake for a lazy check of progress; it may come late."""
+    def lazy_deadline(self) -> float | None:
+        """When the agent should wake for a lazy check of progress, which may come late."""
         return self.progress.check_at if self.checks_progress and not self.policy.progress_interval else None
 
     @property
@@ -204,8 +204,8 @@ class State(Struct, frozen=True, kw_only=True):
         return self.phase is Phase.SWEEPING and self.why is Why.FINISHED
 
     @property
-    def debugger(self) -> frozenset[int]:
-        """The rank whose debugger has the terminal, while it lives: one or none."""
+    def terminal_holder(self) -> frozenset[int]:
+        """The rank whose debugger has the terminal, while the worker lives: a set of one rank, or of none."""
         return self.alive & {
             self.policy.debug_rank,
             None if self.debugging.was_debugged else self.debugging.at_terminal,
@@ -214,7 +214,7 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def is_held(self) -> bool:
         """Whether a debugger may hold any worker now, perhaps at the exception that is to end it."""
-        return bool(self.debugger or self.alive & self.debugging.attached)
+        return bool(self.terminal_holder or self.alive & self.debugging.attached)
 
     @property
     def pauses_limits(self) -> bool:

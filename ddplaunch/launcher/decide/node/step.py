@@ -9,7 +9,7 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.first_failure import follows, import_failure
+from ddplaunch.launcher.decide.first_failure import follows_another, import_failure
 from ddplaunch.launcher.decide.node import actions, events, teardown
 from ddplaunch.launcher.decide.node.state import Debugging, Phase, Progress, State
 from ddplaunch.launcher.decide.node.teardown import Result
@@ -74,7 +74,7 @@ def step(state: State, event: events.Event) -> Result:
             state = replace(state, teardown=replace(state.teardown, leftovers=leftovers))
             return (state, ()) if leftovers or state.phase is not Phase.SWEEPING else teardown.swept(state)
         # answers to questions about workers
-        case events.Observed(progressed, at):
+        case events.ProgressChecked(progressed, at):
             return _on_progress_checked(state, at, progressed=progressed)
         case events.StacksCaptured():
             return _on_stacks_captured(state, event)
@@ -150,8 +150,8 @@ def _on_signal(state: State, event: events.SignalReceived) -> Result:
             state, more = replace(state, suspended_at=at), (actions.Suspend(),)
     elif signum == SIGCONT and state.suspended_at is not None:
         state, more = teardown.resume(state, at)
-    elif signum == SIGINT and state.debugger:
-        more = (actions.ForwardSignal(signum, state.debugger),)
+    elif signum == SIGINT and state.terminal_holder:
+        more = (actions.ForwardSignal(signum, state.terminal_holder),)
         state = replace(state, debugging=replace(state.debugging, interrupted=True))
     elif signum in state.policy.stop_signals:
         state, more = _on_stop_signal(state, event)
@@ -234,7 +234,7 @@ def _on_worker_started(state: State, rank: int, at: float) -> Result:
     if state.pending:
         return state, then
     if state.policy.progress_interval:
-        return state, (*then, actions.Observe())
+        return state, (*then, actions.CheckProgress())
     if state.policy.lazy_progress_interval:
         check_at = at + state.policy.lazy_progress_interval
         state = replace(state, progress=replace(state.progress, check_at=check_at))
@@ -252,12 +252,13 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     """Note the exception of a worker; stop all if the worker lives on, since the other workers wait for it in silence."""
     rank, error = event.rank, event.error
     raised = replace(state.raised, errors=(*state.raised.errors, (rank, error)))
-    if not follows(error):
+    if not follows_another(error):
         raised = replace(raised, causes=raised.causes | {rank})
     state = replace(state, raised=raised)
-    runs = state.is_working and rank in state.alive - {*state.debugger, *state.debugging.queued}
+    is_to_end = state.is_working and rank in state.alive - {*state.terminal_holder, *state.debugging.queued}
     # without a time torch's `@record` wrote it, which also sees exceptions that the program handles
-    if not event.lingers or not runs or error.at is None:
+    may_be_handled = error.at is None
+    if not event.lingers or not is_to_end or may_be_handled:
         return state, ()
     line = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
     state, then = teardown.stop(state, Why.FAILED, SIGTERM, event.at)
@@ -286,7 +287,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
 def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
     """Stop all workers; but wait first if this failure follows another, or if all workers may fail at the same import."""
     all_ended = not state.alive and not state.pending
-    cause_unknown = follows(exit) and not state.raised.causes & state.alive
+    cause_unknown = follows_another(exit) and not state.raised.causes & state.alive
     # where all have ended here, the cause may still be on another node
     waits_for_cause = cause_unknown and not (all_ended and state.alone)
     # if the others fail at the same import, a restart does not help
@@ -323,6 +324,7 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
 
 
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
+    """Ask the workers to end, if the stop has waited for these stacks."""
     delayed = state.teardown.delayed_stop
     if delayed is None or not delayed.for_stacks:
         return state, ()  # the time for them was up, and the workers have been asked to end
@@ -341,8 +343,8 @@ def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Res
     rank = event.rank
     if not state.is_going or state.debugging.was_debugged or rank not in state.alive:
         return state, (actions.RefuseTerminal(rank),)
-    if state.debugger:
-        (holder,) = state.debugger
+    if state.terminal_holder:
+        (holder,) = state.terminal_holder
         line = f"rank {rank} failed, too ({event.what}), and is held while rank {holder} is in the debugger"
         queued = (*state.debugging.queued, rank)
         return replace(state, debugging=replace(state.debugging, queued=queued)), (actions.Print(line),)
@@ -390,7 +392,7 @@ def _with_debugging(before: State, debugging: Debugging) -> Result:
 
 def _on_deadline(state: State, at: float) -> Result:
     """Do what is due at this time. Each deadline was set when the time that it limits began."""
-    due = soonest(state.deadline, state.rest_until)
+    due = soonest(state.deadline, state.lazy_deadline)
     if due is None or at < due:
         return state, ()
     warns = is_due(state.warning_deadline, at) and not state.pauses_limits
@@ -398,30 +400,23 @@ def _on_deadline(state: State, at: float) -> Result:
         case Phase.RUNNING | Phase.SETTLING if is_due(state.raised.deadline, at) and not state.is_held:
             return replace(state, raised=replace(state.raised, deadline=None)), (actions.FindRaised(),)
         case Phase.RUNNING | Phase.SETTLING if warns:
-            gone = ", ".join(map(str, sorted(exit.rank for exit in state.exits)))
-            ranks = "rank" if len(state.exits) == 1 else "ranks"
-            others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
-            line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
-            return replace(state, warning_deadline=float("inf")), (actions.Print(line),)
+            return _on_early_exits_due(state)
         case Phase.RUNNING:
             return _on_check_due(state, at)
         case Phase.SETTLING:
             return teardown.stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.teardown.delayed_stop and at >= state.teardown.delayed_stop.until:
-            return (
-                teardown.stop_with_stacks(state, at)
-                if state.teardown.delayed_stop.for_stacks
-                else teardown.send_stop(state)
-            )
+            for_stacks = state.teardown.delayed_stop.for_stacks
+            return teardown.stop_with_stacks(state, at) if for_stacks else teardown.send_stop(state)
         case Phase.STOPPING if is_due(state.teardown.stuck_deadline, at):
-            return teardown.look_for_stuck(state, at)
+            return teardown.find_stuck(state, at)
         case Phase.STOPPING if warns and at < (state.phase_deadline or at):
             until_kill = (state.phase_deadline or at) - at
-            return replace(state, warning_deadline=at + teardown.SLOW_STOP), (
-                actions.NameRunning(state.alive, until_kill),
-            )
-        case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
-            return replace(state, phase_deadline=None), (actions.KillWorkers(state.policy.ranks - state.debugger),)
+            names = actions.NameRunning(state.alive, until_kill)
+            return replace(state, warning_deadline=at + teardown.SLOW_STOP), (names,)
+        case Phase.STOPPING if state.terminal_holder and state.why is Why.FAILED:
+            kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
+            return replace(state, phase_deadline=None), (kills,)
         case Phase.STOPPING:
             return teardown.kill(state, at)
         case Phase.KILLING:
@@ -431,14 +426,24 @@ def _on_deadline(state: State, at: float) -> Result:
     return state, ()
 
 
+def _on_early_exits_due(state: State) -> Result:
+    """Print which workers have finished while others run on; no later line follows."""
+    gone = ", ".join(map(str, sorted(exit.rank for exit in state.exits)))
+    ranks = "rank" if len(state.exits) == 1 else "ranks"
+    others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
+    hint = "a collective that waits for it never ends"
+    line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: {hint}"
+    return replace(state, warning_deadline=float("inf")), (actions.Print(line),)
+
+
 def _on_check_due(state: State, at: float) -> Result:
-    """Check whether the workers make progress."""
+    """Check whether the workers make progress, if that is due."""
     check_at = state.progress.check_at
     if check_at is None or at < check_at:
         return state, ()
-    late = at - check_at  # all was paused meanwhile: that time does not count as idle
+    late = at - check_at  # seconds, in which the whole machine may have been paused: they do not count as idle
     progress = replace(state.progress, check_at=None, idle_since=state.progress.idle_since + late)
-    return replace(state, progress=progress), (actions.Observe(asks=bool(state.policy.progress_interval)),)
+    return replace(state, progress=progress), (actions.CheckProgress(asks=bool(state.policy.progress_interval)),)
 
 
 def _on_sweep_timeout(state: State, at: float) -> Result:

@@ -18,9 +18,8 @@ TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of sh
 EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
 SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that hangs
 SLOW_STOP = 5.0  # seconds of a long stop after which the workers that still run are named, and again
-STACKS_WITHIN = (
-    1.0  # seconds that Ctrl-C waits at most for stacks, which come in a tenth of one unless the machine is busy
-)
+# seconds that Ctrl-C waits at most for stacks, which come in a tenth of one unless the machine is busy
+STACKS_WITHIN = 1.0
 # seconds from stop to SIGKILL for a worker that has not moved since: no handler of Python runs in a collective, for example
 HANG_GRACE = 5.0
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
@@ -29,7 +28,7 @@ _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator
 _EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)  # their reports may show the workers' stacks
 # of these, the stops that do not wait for stacks unless workers may wait for others
 _SOON = (Why.FAILED, Why.COORDINATOR)
-_LEAST_CHECKS = 3  # that found no progress, before the coordinator stops a job that hangs
+_LEAST_CHECKS = 3  # checks that found no progress, before the coordinator stops a job that hangs
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
@@ -53,10 +52,10 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
         delayed = DelayedStop(signum=signum, until=at + EXPECTED_WITHIN)
         return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), resumes
     captures_stacks = (explained or signum == SIGINT) and why in _EXPLAINED and not by_cluster
-    if captures_stacks and state.policy.stacks_within and state.alive and not state.debugger:
+    if captures_stacks and state.policy.stacks_within and state.alive and not state.terminal_holder:
         state, captures = _stop_after_stacks(state, signum, at, explained=explained)
         return state, (*captures, *then)
-    in_debugger = state.debugger if why is Why.FAILED else frozenset()  # there the user decides when it ends
+    in_debugger = state.terminal_holder if why is Why.FAILED else frozenset()  # there the user decides when it ends
     then = (actions.StopWorkers(signum, state.policy.ranks - in_debugger, by_cluster), *then)
     if in_debugger:
         then = (*then, actions.Print(f"{_what_failed(state)}; rank {min(in_debugger)} stays in the debugger"))
@@ -75,8 +74,8 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, explained: bool)
     delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
     state = _with_grace_period(state, at + within)
     state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed, job_hangs=hangs))
-    if_joined = explained and state.why in _SOON and not interval
-    return state, (actions.CaptureStacks(within, if_joined=if_joined, ras=hangs, silently=not explained),)
+    if_in_group = explained and state.why in _SOON and not interval
+    return state, (actions.CaptureStacks(within, if_in_group=if_in_group, ras=hangs, silently=not explained),)
 
 
 def stop_with_stacks(
@@ -88,11 +87,11 @@ def stop_with_stacks(
     still stand there: all in a job that hangs, after Ctrl-C only the waiting ones, where no handler of the signal runs.
     """
     state = _with_grace_period(state, at)
-    now = state.teardown
-    is_interrupted = now.delayed_stop is not None and now.delayed_stop.signum == SIGINT
-    compared = known if now.job_hangs else waiting if is_interrupted else frozenset[int]()
+    before = state.teardown
+    is_interrupted = before.delayed_stop is not None and before.delayed_stop.signum == SIGINT
+    compared = known if before.job_hangs else waiting if is_interrupted else frozenset[int]()
     if compared and state.policy.grace_period > HANG_GRACE:
-        state = replace(state, teardown=replace(now, compared=compared, stuck_deadline=at + HANG_GRACE))
+        state = replace(state, teardown=replace(before, compared=compared, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
 
 
@@ -111,18 +110,20 @@ def _with_grace_period(state: State, at: float) -> State:
     return replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None)
 
 
-def look_for_stuck(state: State, at: float) -> Result:
+def find_stuck(state: State, at: float) -> Result:
     """Ask which ranks still stand where they stood at the stop: these are killed before their grace period ends.
 
     In a job that does not hang, a rank may wait for a worker that is saving. It waits in vain only once a worker has ended:
     until then, look again later.
     """
-    now = replace(state.teardown, stuck_deadline=None)
-    state = replace(state, teardown=now)
-    if not (ranks := now.compared & state.alive):
+    teardown = replace(state.teardown, stuck_deadline=None)
+    state = replace(state, teardown=teardown)
+    ranks = teardown.compared & state.alive
+    if not ranks:
         return state, ()
-    if not (now.job_hangs or state.exits or now.others_ended):
-        return replace(state, teardown=replace(now, stuck_deadline=at + HANG_GRACE)), ()
+    wait_in_vain = teardown.job_hangs or state.exits or teardown.others_ended
+    if not wait_in_vain:
+        return replace(state, teardown=replace(teardown, stuck_deadline=at + HANG_GRACE)), ()
     if state.warning_deadline is not None:
         state = replace(state, warning_deadline=at + SLOW_STOP)  # the others are named once these are killed
     return state, (actions.FindStuck(ranks),)
@@ -140,7 +141,7 @@ def _what_failed(state: State) -> str:
 
 
 def stop_other_nodes(state: State, why: Why, signum: int, *, by_cluster: bool = False) -> Result:
-    """Have the other nodes stop. Here all workers ended, and what they left behind is being swept already."""
+    """Have the other nodes stop. Here all workers have ended, and processes that they left behind are being swept already."""
     return replace(state, why=why), (actions.ReportStopping(why, signum, by_cluster),)
 
 
@@ -149,7 +150,7 @@ def sweep_if_all_ended(state: State, at: float) -> Result:
     if state.alive or state.pending:
         return state, ()
     if state.phase is Phase.STOPPING:
-        # what the workers left behind gets the rest of the one grace period
+        # processes that the workers left behind get the rest of the grace period
         return sweep(state, state.end.signum or SIGTERM, state.phase_deadline or at + SWEEP_GRACE)
     if state.phase is Phase.KILLING:
         return sweep(state, SIGKILL, at + TIDY_TIMEOUT)
@@ -191,11 +192,11 @@ def kill(state: State, at: float) -> Result:
 
 
 def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -> Result:
-    """End the processes that the workers, which have all ended, left behind."""
+    """End the processes that the workers, which have all ended, left behind; `sparing` as in `actions.Sweep`."""
     sweeps = actions.Sweep(signum, sparing)
     state = _without_deadlines(state)
-    now = replace(state.teardown, last_sweep=sweeps)
-    return replace(state, phase=Phase.SWEEPING, phase_deadline=deadline, teardown=now), (sweeps,)
+    teardown = replace(state.teardown, last_sweep=sweeps)
+    return replace(state, phase=Phase.SWEEPING, phase_deadline=deadline, teardown=teardown), (sweeps,)
 
 
 def _without_deadlines(state: State) -> State:

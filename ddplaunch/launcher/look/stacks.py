@@ -1,4 +1,6 @@
-"""Takes the stacks of the workers of a node, and of their children, all at once, in a child of the agent.
+"""Captures the stacks of the workers of a node, and of their children, all at once, in a child of the agent.
+
+Functions that return an iterator ask one process each: each step says that the answer has not come yet.
 
 A process gets the signal only where it is proven that it will write its stack: it handles the signal, and has our file open
 under the number that it was given. Any other would be killed by it.
@@ -18,7 +20,7 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.launcher.look.recorder import ask, ask_ras
+from ddplaunch.launcher.look.recorder import ask_ras, ask_recorders
 from ddplaunch.record.seen import NOT_BEGUN, Group, Sample
 from ddplaunch.record.seen.dump import parse_dump
 from ddplaunch.record.seen.stack import exit_state
@@ -29,8 +31,8 @@ from ddplaunch.system.process.linux import memory_file, signal_at_end_of
 from ddplaunch.system.process.tree import Process, descendants, ended_children, look, signal_process
 from ddplaunch.system.words import signal_name
 
-_PACE = 0.001  # seconds between two looks
-_SETTLING = 0.5  # seconds after the fork of a child
+_PACE = 0.001  # seconds from one step of all questions to the next
+_SETTLING = 0.5  # seconds after its fork in which a child may execute another program
 _MOST_CHILDREN = 64  # of a worker
 _LONGEST = 1 << 20  # bytes of the stacks of a worker, which is more than faulthandler writes
 _LONGEST_CHILD = 1 << 16  # of each of its children
@@ -66,7 +68,7 @@ class Target(Struct, frozen=True):
     recorder: str = ""  # path of the socket where torch tells of its collectives, once it has a process group
 
 
-def take(
+def capture_stacks(
     targets: Sequence[Target],
     *,
     until: float,
@@ -75,27 +77,30 @@ def take(
     stacks: bool = True,
     ras: bool = False,
 ) -> list[Sample]:
-    """Take the stacks of `targets` and of their children, until the time `until` (CLOCK_MONOTONIC) at the latest.
+    """Return the stacks of `targets` and of their children, captured until the time `until` (CLOCK_MONOTONIC) at the latest.
 
     Without `stacks`, only ask torch's recorders about collectives. With `ras`, ask NCCL too, on the node of rank 0: NCCL knows
     about all ranks.
     """
-    found = [] if stacks else [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
+    found: list[Sample] = []
+    pending: list[Iterator[bool]] = []
+    if stacks:
+        pending += [_contain_errors(_capture_worker(target, until, host, found), target, found) for target in targets]
+    else:
+        found += [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
-    pending = (
-        [_contained(_of_worker(target, until, host, found), target, found) for target in targets] if stacks else []
-    )
-    # at the same time: two answers that do not belong together differ in their numbers
-    pending += [_contained(ask(target.recorder, groups[target.rank])) for target in targets if target.recorder]
+    with_recorder = [target for target in targets if target.recorder]
+    # at the same time as the stacks: two answers that do not belong together differ in their numbers
+    pending += [_contain_errors(ask_recorders(target.recorder, groups[target.rank])) for target in with_recorder]
     of_native: dict[int, str] = {}
     of_ras: dict[int, str] = {}
-    ranks = {target.rank: target.pid for target in targets}
-    if ras and 0 in ranks:
-        pending.append(_contained(ask_ras(ranks, of_ras, until=min(until, time.monotonic() + _RAS))))
-    pending += [_contained(_native(target, until, of_native)) for target in targets if native]
+    pids = {target.rank: target.pid for target in targets}
+    if ras and 0 in pids:
+        pending.append(_contain_errors(ask_ras(pids, of_ras, until=min(until, time.monotonic() + _RAS))))
+    pending += [_contain_errors(_capture_native(target, until, of_native)) for target in targets if native]
     while pending:
         is_last = time.monotonic() >= until  # in the last round, too, each may note what it has not learned
-        pending = [one for one in pending if next(one, None) is not None]
+        pending = [asking for asking in pending if next(asking, None) is not None]
         if is_last:
             break
         time.sleep(_PACE)
@@ -110,10 +115,10 @@ def take(
     return sorted(map(complete, found), key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
 
 
-def _contained(
+def _contain_errors(
     asking: Iterator[bool], target: Target | None = None, found: list[Sample] | None = None
 ) -> Iterator[bool]:
-    """Ask, and let nothing that fails with one worker keep the others from being asked; say of a stack that it failed."""
+    """Ask one worker; whatever fails with it, go on with the others. Add to `found` that its stack cannot be read."""
     try:
         yield from asking
     except Exception as error:  # noqa: BLE001 - a worker may have done anything to what is read of it
@@ -122,36 +127,36 @@ def _contained(
             found.append(Sample(rank=target.rank, pid=target.pid, state=state))
 
 
-def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> Iterator[bool]:
-    """Take the stacks of a worker, then of its children in turn, since all share one file; yield to wait."""
+def _capture_worker(target: Target, until: float, host: str, found: list[Sample]) -> Iterator[bool]:
+    """Add the stacks of a worker to `found`, then those of its children in turn, since all share one file; yield to wait."""
     worker = look(target.pid)
     if worker is None or worker.state in "ZX":
         found.append(Sample(rank=target.rank, pid=target.pid, host=host, state="it has ended", ended=True))
         return
     if target.file is None:
-        yield from _of_process(target, worker, until, host, found, is_child=False)
+        yield from _capture_process(target, worker, until, host, found, is_child=False)
         return
-    # opened anew, for a lock of our own: what it was inherited from has one for all
+    # opened again, for a lock of our own: all that inherited the descriptor share one
     with open(f"/proc/self/fd/{target.file}", "rb", buffering=0) as file:
-        while not _is_locked(file.fileno()):
+        while not _try_lock(file.fileno()):
             if time.monotonic() >= until:
-                found.append(Sample(rank=target.rank, pid=target.pid, host=host, state=_unanswered(target.pid)))
+                found.append(Sample(rank=target.rank, pid=target.pid, host=host, state=_why_unanswered(target.pid)))
                 return
             yield True
-        yield from _of_process(target, worker, until, host, found, is_child=False)
+        yield from _capture_process(target, worker, until, host, found, is_child=False)
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
             if _has_settled(child) and has_file(child.pid, target.file):
-                yield from _of_process(target, child, until, host, found, is_child=True)
+                yield from _capture_process(target, child, until, host, found, is_child=True)
     found += (
-        seen(target.rank, child.pid, host, child=child.name or "?", state=_how_ended(code), ended=True)
+        sample_of(target.rank, child.pid, host, child=child.name or "?", state=_how_ended(code), ended=True)
         for child, code in islice(ended_children(target.pid), _MOST_CHILDREN)
     )
 
 
-def seen(
+def sample_of(
     rank: int, pid: int, host: str, *, child: str = "", state: str = "", dump: str = "", ended: bool = False
 ) -> Sample:
-    """Return what is seen of a process, whatever its name is, and whatever the process has written as its stacks."""
+    """Return the sample of a process; its name and `dump`, the stacks that it has written, may be any text."""
     threads = parse_dump(dump)
     state = state or ("" if child else exit_state(threads, working_directory() or ""))
     return Sample(rank=rank, pid=pid, host=host, child=line(child), threads=threads, state=piece(state), ended=ended)
@@ -162,13 +167,13 @@ def _how_ended(code: int) -> str:
 
 
 def _has_settled(child: Process) -> bool:
-    """Whether it is old enough not to execute another program just now, which the signal would kill."""
+    """Whether a child is old enough not to execute another program just now, which the signal would kill."""
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - child.started / os.sysconf("SC_CLK_TCK")
     return age > _SETTLING
 
 
-def _is_locked(file: int) -> bool:
-    """Keep others who take stacks from the file until it is closed, unless one of them is at it."""
+def _try_lock(file: int) -> bool:
+    """Lock the file, until it is closed, against other processes that capture stacks; return whether none of them had it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -176,32 +181,32 @@ def _is_locked(file: int) -> bool:
     return True
 
 
-def _of_process(
+def _capture_process(
     target: Target, process: Process, until: float, host: str, found: list[Sample], *, is_child: bool
 ) -> Iterator[bool]:
     """Signal a process for its stacks and add them to `found`; yield while it has not answered, until `until`."""
 
     def sample(dump: str = "", state: str = "") -> None:
         child = (process.name or "?") if is_child else ""
-        found.append(seen(target.rank, process.pid, host, child=child, state=state, dump=dump))
+        found.append(sample_of(target.rank, process.pid, host, child=child, state=state, dump=dump))
 
     status = read_status(process.pid)
     if status is None:
         return
-    if (why := _why_not(process.pid, status, target.file)) is not None:
+    if (why := _why_unaskable(process.pid, status, target.file)) is not None:
         sample(state=why)
         return
     assert target.file is not None
     os.lseek(target.file, 0, os.SEEK_SET)
-    # of one that could not answer the last time the signal still waits, and would be answered twice
+    # a process that could not answer the last time has the signal pending, and would answer a second one too
     if not status.has_pending(STACKS_SIGNAL) and not signal_process(process, STACKS_SIGNAL):
         sample(state="it belongs to another user")
         return
-    while not _has_written(process.pid, target.file):
+    while not _has_answered(process.pid, target.file):
         if (now := look(process.pid)) is None or now.started != process.started or now.state in "ZX":
             return
         if time.monotonic() >= until:
-            sample(state=_unanswered(process.pid))
+            sample(state=_why_unanswered(process.pid))
             return
         yield True
     # the offset is the worker's to move
@@ -209,8 +214,8 @@ def _of_process(
     sample(os.pread(target.file, length, 0).decode(errors="replace"))
 
 
-def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[bool]:
-    """Have py-spy write a worker's stacks with the frames of C between those of Python; yields to wait."""
+def _capture_native(target: Target, until: float, found: dict[int, str]) -> Iterator[bool]:
+    """Have py-spy add a worker's stacks to `found`, with the frames of C between those of Python; yield to wait."""
     import subprocess  # few want them
 
     command = ["py-spy", "dump", "--native", "--pid", str(target.pid)]
@@ -236,7 +241,7 @@ def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[boo
         found[target.rank] = f"py-spy cannot be run: {error.strerror}"
 
 
-def _why_not(pid: int, status: Status, file: int | None) -> str | None:
+def _why_unaskable(pid: int, status: Status, file: int | None) -> str | None:
     """Return why a process cannot be asked for its stacks, None if it can be asked."""
     if status.is_stopped:
         return "suspended" if status.state == "T" else "held by a debugger"
@@ -263,15 +268,16 @@ def has_file(pid: int, file: int) -> bool:
     return same and status is not None and status.catches(STACKS_SIGNAL)
 
 
-def _has_written(pid: int, file: int) -> bool:
-    """Whether the dump is complete: the handler has written, and has returned; while it runs its signal is blocked."""
+def _has_answered(pid: int, file: int) -> bool:
+    """Whether the stacks are complete: the handler has written, and has returned; while it runs its signal is blocked."""
     if os.lseek(file, 0, os.SEEK_CUR) == 0:
         return False
     status = read_status(pid)
     return status is not None and not status.has_pending(STACKS_SIGNAL) and not status.blocks(STACKS_SIGNAL)
 
 
-def _unanswered(pid: int) -> str:
+def _why_unanswered(pid: int) -> str:
+    """Return why a process has not written its stacks in time."""
     status = read_status(pid)
     if status is None:
         return "it has just ended"
@@ -293,24 +299,24 @@ class Status(Struct, frozen=True):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped: by SIGSTOP, or by a debugger."""
+        """Whether the process is stopped: by SIGSTOP, or by a debugger."""
         return self.state in "Tt"
 
     def catches(self, signum: int) -> bool:
-        """Whether it has a handler."""
+        """Whether the process has a handler of this signal."""
         return bool(self.caught >> (signum - 1) & 1)
 
     def blocks(self, signum: int) -> bool:
-        """Whether the main thread blocks it, as it does while the handler runs."""
+        """Whether the main thread blocks this signal, as it does while the handler runs."""
         return bool(self.blocked >> (signum - 1) & 1)
 
     def has_pending(self, signum: int) -> bool:
-        """Whether it waits to be delivered."""
+        """Whether this signal waits to be delivered."""
         return bool(self.pending >> (signum - 1) & 1)
 
 
 def read_status(pid: int) -> Status | None:
-    """Read it; None if the process is gone."""
+    """Return the status of a process; None if the process is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             return parse_status(file.read())
@@ -319,7 +325,7 @@ def read_status(pid: int) -> Status | None:
 
 
 def parse_status(content: bytes) -> Status | None:
-    """Take the fields out of the file's content; None where they are not there: a process that is being made or has ended."""
+    """Return the status in /proc/PID/status; None without these fields: the process is being made, or has ended."""
     fields = dict(line.split(b":\t", 1) for line in content.splitlines() if b":\t" in line)
     try:
         caught, blocked = int(fields[b"SigCgt"], 16), int(fields[b"SigBlk"], 16)
@@ -330,7 +336,7 @@ def parse_status(content: bytes) -> Status | None:
 
 
 def place_in_kernel(pid: int, status: Status) -> str:
-    """Say where in the kernel a process sleeps, as far as we may know: ", in nfs_wait_on_request (read)"; "" if it runs."""
+    """Return where in the kernel a process sleeps, as far as we may know: ", in nfs_wait_on_request (read)"; "" if it runs."""
     if status.state == "R":
         return ""
     channel, call = _read(pid, "wchan"), call_name(_read(pid, "syscall"), os.uname().machine)
@@ -341,7 +347,7 @@ def place_in_kernel(pid: int, status: Status) -> str:
 
 
 def call_name(text: str, machine: str) -> str:
-    """Name the system call of /proc/PID/syscall; "" where there is none, or it may not be read."""
+    """Return the name of the system call in /proc/PID/syscall; "" where there is none, or we may not read it."""
     number = text.partition(" ")[0]
     if not re.fullmatch(r"\d{1,4}", number):
         return ""
