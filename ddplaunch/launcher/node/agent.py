@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.node.health import HealthGate
     from ddplaunch.launcher.node.job import Connect
     from ddplaunch.launcher.node.outward import Errands
+    from ddplaunch.launcher.node.questions import Questions
     from ddplaunch.launcher.node.workers import Workers
     from ddplaunch.reach.channel.streams import Chunk
     from ddplaunch.record.window.questions import Ask, Forget
@@ -91,6 +92,7 @@ class Agent:
         self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
         self._generations = Generations(loop, context)
         self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
+        self._questions: Questions | None = None  # once a question has come
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
         self._stop_asked = False  # of all nodes, where a signal would mean this one alone
         self._link: Link | None = None  # until the coordinator is known
@@ -225,7 +227,7 @@ class Agent:
             case orders.Forward(signum):
                 self._signals.received(signum, SignalOrigin.COORDINATOR)
             case orders.ClientOrder(order):
-                self._take_client_order(order)
+                self._on_client_order(order)
             case orders.JobEnd():
                 self._step(node.JobEnded(event.status, loop.now()))
             # commands that ask the run
@@ -269,34 +271,30 @@ class Agent:
             case _ if self._workers is not None:
                 self._act_on(self._workers, event)
 
-    def _take_client_order(self, order: Ask | Forget | Chunk) -> None:
+    def _on_client_order(self, order: Ask | Forget | Chunk) -> None:
         """Answer a question of a client, forget one, or pass on what a client says to a worker."""
         from ddplaunch.record.window.questions import Ask, Forget  # only a job that is looked into needs it
 
-        assert self._link is not None
-        generations, has_begun = self._generations, self._link.has_begun
         match order:
-            case Ask(number, question):
-                expendable(
-                    lambda: generations.inspection.answer(
-                        number,
-                        question,
-                        lambda answered: self._loop.post(events.QuestionAnswered(answered)),
-                        plan=generations.plan if has_begun else self._context.draft,
-                        exits=self._state.exits if has_begun else (),
-                        written=self._workers.written if self._workers is not None else {},
-                        progress=self._workers.progress if self._workers is not None else {},
-                        debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
-                        gpus=lambda: generations.sampler.gpus(generations.plan.workers),
-                        folder=(folder.path or "") if (folder := self._context.folder) is not None else "",
-                    ),
-                    lambda why: self._report_no_answer(number, why),
-                )
+            case Ask(number):
+                expendable(lambda: self._answer(order), lambda why: self._report_no_answer(number, why))
             case Forget(number):
-                if (inspection := generations.inspected) is not None:
-                    inspection.forget(number)
+                if self._questions is not None:
+                    self._questions.forget(number)
             case chunk:
                 self._run_socket.take(chunk)
+
+    def _answer(self, ask: Ask) -> None:
+        """Answer a question about the workers: before this node has begun with the coordinator that asks, about the draft."""
+        from ddplaunch.launcher.node.questions import Questions  # few are asked
+
+        assert self._link is not None
+        if self._questions is None:
+            self._questions = Questions(self._loop, self._context, self._generations)
+        if self._link.has_begun:
+            self._questions.answer(ask, self._generations.plan, self._state.exits)
+        else:
+            self._questions.answer(ask, self._context.draft, ())
 
     def _act_on(self, workers: Workers, action: node.Action) -> None:
         """Carry out an action that concerns the workers there are."""
