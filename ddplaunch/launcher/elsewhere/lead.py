@@ -312,6 +312,6 @@ class Lead:
         self.link.close()
         self.reporter.stderr.put(self.context.last_words)
         if self.link.end is not None:
-            self.shutdown.leave(self._ended(self.link.end), self.link, is_stopped=bool(self.signum))
+            self.shutdown.leave(self._ended(self.link.end), self.link)
         else:
-            self.shutdown.leave_early(is_stopped=bool(self.signum))
+            self.shutdown.leave_early()

@@ -64,22 +64,22 @@ class Shutdown:
         while any(one.is_busy for one in errands) and self._signals.stop_signals == before:
             self._loop.run_once()
 
-    def leave(self, ended: Ended, link: Link, *, is_stopped: bool) -> None:
+    def leave(self, ended: Ended, link: Link) -> None:
         """End this agent: requeue the job if that is due, which may end this process, too; then hand over all output."""
         end = link.end
         if end is not None and (requeue := self._own_requeue(link)) is not None:
             asked = self._loop.ask(partial(requeue.decide, end.requeue), requeue.undecided(end.requeue))
             decision, at = self._signals.wait_for(asked), time.monotonic()
             self._reporter.print_end(end.why, end.text)
-            failed = self._submit(requeue, decision, is_stopped=is_stopped)
+            failed = self._submit(requeue, decision)
             self._reporter.story.note_left_after(end.requeue, decision, failed)
             self._reporter.write_summary(ended, at)
-        self.leave_early(is_stopped=is_stopped)
+        self.leave_early()
 
-    def leave_early(self, *, is_stopped: bool = False) -> None:
+    def leave_early(self) -> None:
         """Have all files of the run written, and hand over all output."""
         self._end_files()
-        self.hand_over(is_stopped=is_stopped)
+        self.hand_over()
         self._signals.see_front_go_on()
 
     def _end_files(self) -> None:
@@ -92,13 +92,12 @@ class Shutdown:
             self._pipes.spare(writer.pid, writer.started)
         self._reporter.report_folder(leaves=True)
 
-    def hand_over(self, *, is_stopped: bool = False) -> None:
+    def hand_over(self) -> None:
         """Wait until the front has taken all output; after a stop, only as long as the front takes any."""
         sent, read_by = self._queue.sent, self._loop.timer(None, lambda: None)
         is_limited = False
         while self._queue.size:
-            stopped = is_stopped or self._signals.end_asked
-            if stopped and (not is_limited or self._queue.sent != sent):
+            if self._signals.end_asked and (not is_limited or self._queue.sent != sent):
                 sent, is_limited = self._queue.sent, True
                 read_by.set(self._loop.now() + UNREAD_TIMEOUT)
             elif is_limited and not read_by.is_set:
@@ -111,12 +110,12 @@ class Shutdown:
         is_here = link.coordinator is not None or (end is not None and end.why == "lost")
         return self._requeue if end is not None and end.requeue and is_here else None
 
-    def _submit(self, requeue: Requeue, decision: Intent, *, is_stopped: bool) -> str | None:
+    def _submit(self, requeue: Requeue, decision: Intent) -> str | None:
         """Requeue the job if that was decided; return the reason if that failed. The requeue ends this process, too."""
         self._reporter.print(decision.text)
         if not decision.requeues:
             return None
-        self.hand_over(is_stopped=is_stopped)
+        self.hand_over()
         if not self._context.inputs.leads:
             # srun drops what it has not read when its step ends, and there is no sign of when it has
             self._signals.wait(OUTPUT_DELAY)

@@ -271,4 +271,5 @@ def test_a_signal_while_a_node_that_found_no_coordinator_leaves_is_no_bug(make_b
         raise LaunchError("port 29500 is taken", status=121)
 
     bed.agent._shutdown.leave_early = bed.loop.run_once  # as while the files are written
-    assert bed.agent.run(connect) == 121
+    bed.agent._connect = connect
+    assert bed.agent.run() == 121
