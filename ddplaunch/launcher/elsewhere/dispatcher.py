@@ -10,7 +10,9 @@ import gc
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from signal import SIGKILL
+from typing import Any
 
 from msgspec import Struct
 
@@ -21,6 +23,7 @@ from ddplaunch.launcher.elsewhere.chaos import Chaos
 from ddplaunch.launcher.elsewhere.console import Console
 from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
 from ddplaunch.launcher.elsewhere.statuses import HostStatuses
+from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.orders import Generation, JobEnd
 from ddplaunch.launcher.node import begin, child
 from ddplaunch.launcher.node.events import ChildEnded
@@ -65,14 +68,14 @@ def run(job: DispatchedJob, pipes: FrontPipes) -> int:
 class _Agent:
     """The connection of a host's agent to the coordinator here, carried by the host's pipe."""
 
-    def __init__(self, loop: Loop, host: HostConnection, lead: Lead) -> None:
+    def __init__(self, loop: Loop, host: HostConnection, incoming: Incoming) -> None:
         self.id: int | None = None  # as the coordinator knows it, once it has proven the key
         self._host = host
-        self._lead = lead
+        self._incoming = incoming
         self._streams = Streams(loop, lambda chunk: host.send(STREAM, messages.encode(chunk)))
         ours, its = socket.socketpair()
         self._streams.add(CHANNEL, its)
-        lead.incoming.agents.connections.adopt(ours, str(host), self._on_opened, self._on_failed)
+        incoming.agents.connections.adopt(ours, str(host), self._on_opened, self._on_failed)
 
     def _on_opened(self, id: int) -> None:
         self.id = id
@@ -94,72 +97,68 @@ class _Agent:
     def lose(self, reason: str, *, has_ended: bool) -> None:
         """Tell the coordinator that the connection has ended, and whether the agent is known to have."""
         if self.id is not None:
-            self._lead.incoming.lose(self.id, reason, has_ended=has_ended)
+            self._incoming.lose(self.id, reason, has_ended=has_ended)
         self._streams.close()
 
 
-class Dispatcher:
-    """The loop's state."""
+class Dispatcher(Lead):
+    """The loop that starts the agents of hosts, and shows what they print."""
 
     def __init__(self, loop: Loop, job: DispatchedJob, files: FileQueue, pipes: FrontPipes) -> None:
         """Prepare the connections to all hosts; `run` starts them. `pipes` lead to the front of this command."""
-        self._job = job.hosts
-        self._spec = job.hosts.spec
-        self._loop = loop
-        loop.handle = self._on_event
-        self._lead = Lead(loop, job.lead, files, pipes)
-        self._console = Console(loop, self._lead.context.queue)
+        super().__init__(loop, job.lead, files, pipes)
+        self._remote = job.hosts
+        self._console = Console(loop, self._context.queue)
         self._spare = pipes.spare
         self._spared: set[tuple[int, int]] = set()  # pids and starts of processes that outlive their simulated node
-        self._statuses = HostStatuses([agent.host for agent in self._job.agents], self._job.min_nodes)
-        self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._job.agents)
+        self._statuses = HostStatuses([agent.host for agent in self._remote.agents], self._remote.min_nodes)
+        self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._remote.agents)
         self._agents: dict[HostConnection, _Agent] = {}
-        self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._lead.reporter.print)
+        self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter.print)
         self._startup = Startup(
             loop,
-            self._job,
+            self._remote,
             self._hosts,
             self,
             has_failed=lambda: not self._statuses.may_try_others,
-            notify=self._lead.reporter.print,
+            notify=self._reporter.print,
         )
         self._settle_by = loop.timer(None, self._startup.disconnect)
 
-    def run(self) -> int:
-        """Run the loop until every connection is closed and all output taken; return the job's exit status."""
-        self._lead.open()
+    def begin(self, opened: ExitStack) -> None:
+        """Start the agents of the first hosts."""
         self._startup.start_next()
-        while not (self._startup.all_closed and self._lead.is_over):
-            self._wait()
-        status = self._status()
-        self._lead.close()
-        return status
 
-    def _status(self) -> int:
+    @property
+    def is_over(self) -> bool:
+        """Whether every connection is closed, and the job needs no agent any more."""
+        return self._startup.all_closed and self._needs_no_agent
+
+    def status(self) -> int:
         """Return the exit status of the job, and say what is wrong with hosts because of which it could not begin."""
-        if self._lead.front_lost:
+        if self._front_lost:
             return exitcodes.of_signal(SIGKILL)
         if error := self._statuses.error():
-            self._lead.context.last_words = ""  # that all hosts were cut off then
-            self._lead.fail(error)
+            self._context.last_words = ""  # that all hosts were cut off then
+            self.fail(error)
             return error.status
-        return exitcodes.NODE_LOST if self._lead.status is None else self._lead.status
+        return exitcodes.NODE_LOST if self._decided_status is None else self._decided_status
 
     # --- the loop
 
-    def _wait(self) -> None:
-        self._console.update(self._hosts)
-        self._lead.before_sleep()
-        self._startup.is_shown = not self._console.queue.full
-        self._loop.run_once()
+    def before_sleep(self) -> None:
+        """Let hosts send output or not, and give all up once it is known of each whether the job can run there."""
         if self._settle_by.is_set and not self._startup.is_undecided:
             self._settle_by.cancel()
             self._startup.disconnect()
+        self._console.update(self._hosts)
+        super().before_sleep()
+        self._startup.is_shown = not self._console.queue.full
 
-    def _on_event(self, event: object) -> None:
+    def handle(self, event: Any) -> None:
         """Take one event of the loop."""
-        was_stopped = bool(self._lead.signum)
-        self._lead.handle(event)
+        was_stopped = bool(self._signum)
+        super().handle(event)
         match event:
             case node.SignalReceived(signum) if not event.is_copy:
                 self._console.note_signal(signum)
@@ -171,7 +170,7 @@ class Dispatcher:
                 reap(keep=self._own)
             case Generation(number=0, agreed=agreed) if agreed is not None:
                 self._chaos.begun(sum(agent.workers for agent in agreed.agents))
-            case JobEnd() if not self._lead.has_begun:
+            case JobEnd() if not self._has_begun:
                 self._startup.disconnect()  # also those whose agents get ready, and know of no job yet
             case JobEnd():
                 self._startup.stop_starting()
@@ -200,7 +199,7 @@ class Dispatcher:
             host.close_stdin()
             return
         host.send(ORDER, host.agent.order())
-        self._agents[host] = _Agent(self._loop, host, self._lead)
+        self._agents[host] = _Agent(self._loop, host, self.incoming)
         self._startup.start_next()
 
     def report_received(self, host: HostConnection, data: bytes) -> None:
@@ -218,7 +217,7 @@ class Dispatcher:
                 status = exitcodes.RENDEZVOUS if status == exitcodes.USAGE else status
                 self._host_failed(host, HostError(message, hint, status))
             case messages.AgentEnded(status, spared):
-                if self._job.starter == "simulate":  # then it is a process of this host
+                if self._remote.starter == "simulate":  # then it is a process of this host
                     for pid, started in spared:
                         self._spare(pid, started)
                     self._spared.update(spared)
@@ -242,13 +241,13 @@ class Dispatcher:
         """Handle the end of a host's connection."""
         self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)
-        error = diagnose.of_host(self._job.starter, self._job.python, host)
+        error = diagnose.of_host(self._remote.starter, self._remote.python, host)
         if (agent := self._agents.get(host)) is not None:
             reason = error.reason if status is None else CLOSED
             agent.lose(reason, has_ended=status is not None or self._ends_what_is_left())
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
-        if not host.given_up and not self._lead.has_begun:
+        if not host.given_up and not self._has_begun:
             self._host_failed(host, error)
         self._startup.start_next()
 
@@ -263,8 +262,8 @@ class Dispatcher:
         left = sum(other.phase is not HostPhase.CLOSED for other in others)
         if statuses.can_go_on_without(left):
             host.given_up = True
-            self._lead.reporter.print(f"going on without {host}: {below(error.message)}")
-            self._lead.coordinator.feed(decide.NodeGivenUp(self._loop.now()))
+            self._reporter.print(f"going on without {host}: {below(error.message)}")
+            self.coordinator.feed(decide.NodeGivenUp(self._loop.now()))
             return
         statuses.errors[node_rank] = error
         if not self._settle_by.is_set or statuses.may_try_others:
@@ -275,7 +274,7 @@ class Dispatcher:
 
         What a simulated node has started becomes our child as it loses its parent. What other hosts have left ends by its lease.
         """
-        if self._job.starter != "simulate" or not self._lead.coordinator.state.policy.lease:
+        if self._remote.starter != "simulate" or not self.coordinator.state.policy.lease:
             return False
         kill_at_once(
             lambda: [
@@ -290,4 +289,4 @@ class Dispatcher:
     def _own(self) -> frozenset[int]:
         """Our children that are none of a simulated node that has lost its front."""
         fronts = (host.pid for host in self._hosts if host.phase is not HostPhase.CLOSED)
-        return frozenset((*filter(None, fronts), self._lead.context.files.pid)) | self._loop.asked_pids
+        return frozenset((*filter(None, fronts), self._context.files.pid)) | self._loop.asked_pids

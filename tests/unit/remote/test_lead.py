@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from signal import SIGINT, SIGTERM
 from typing import Any
 
@@ -58,6 +59,18 @@ BEGUN = Generation(
 )
 
 
+class PlayedLead(Lead):
+    """A command whose agents the test plays."""
+
+    is_over = False
+
+    def begin(self, opened: ExitStack) -> None:
+        """There is nothing to start."""
+
+    def status(self) -> int:
+        return 0
+
+
 class Bed:
     """A command over a fake loop, whose disk never answers."""
 
@@ -71,9 +84,10 @@ class Bed:
         self.files = FileQueue(ours, shared)
         inputs = inputs_of_lead(asked, {"HOME": "/home/ann"}, ALLOCATION, run_id="run-1", python="python")
         job = LeadJob(inputs=inputs, key=KEY, ports=None, python="python", signals=frozenset((SIGINT, SIGTERM)))
-        self.lead = Lead(self.loop, job, self.files, self.pipes)
+        self.lead = PlayedLead(self.loop, job, self.files, self.pipes)
+        self.loop.handle = self.loop.events.append  # the test hands over what it means to
         self.told: list[Event] = []
-        self.lead.reporter.also_tell(self.told.append)
+        self.lead._reporter.also_tell(self.told.append)
 
     def pass_time(self, seconds: float) -> None:
         end = self.loop.now() + seconds
@@ -81,7 +95,7 @@ class Bed:
             self.loop.run_once()
 
     def close(self) -> None:
-        self.lead.link.close()
+        self.lead._link.close()
         self.files.close()
         self.writer.close()
         for end in (*self.pipes.output, *self.pipes.spared):
@@ -106,7 +120,7 @@ def bed(asked: JobSpec) -> Iterator[Bed]:
 
 def test_a_stop_file_that_comes_after_signals_leaves_the_workers_their_time_to_save(bed: Bed) -> None:
     for signum in (SIGTERM, SIGINT):
-        bed.lead.signals.received(signum, SignalOrigin.FRONT)
+        bed.lead._signals.received(signum, SignalOrigin.FRONT)
         bed.pass_time(10.0)
     bed.lead.handle(NoticeSeen("--stop-file stop", SIGTERM, "", stops_job=True))
     bed.loop.run_once()
@@ -121,8 +135,8 @@ def test_a_job_that_ends_before_its_folder_is_made_has_begun_before_all_the_same
     bed.lead.handle(BEGUN)
     bed.lead.before_sleep()
     assert not bed.told  # where the folder lies is said with it
-    bed.lead.link.take(JobEnd(1, "failed"))
-    bed.lead.handle(bed.lead.link.end)
+    bed.lead._link.take(JobEnd(1, "failed"))
+    bed.lead.handle(bed.lead._link.end)
     bed.lead.before_sleep()
     assert [event.name for event in bed.told] == ["job_started", "generation_started", "job_ended"]
 

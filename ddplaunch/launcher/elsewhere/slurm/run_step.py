@@ -77,7 +77,7 @@ def run_step(
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     return serve(
-        partial(run, lead, step, srun.start_step(step)), signals, spec.ending_signals, sent_again=allocation.sent_again
+        partial(run, lead, srun.start_step(step)), signals, spec.ending_signals, sent_again=allocation.sent_again
     )
 
 
@@ -177,7 +177,7 @@ def environment(env: Mapping[str, str], *, token: str, host: str, port: int) -> 
     return {**kept, secret.VARIABLE: token, secret.RDZV_HOST: host, secret.RDZV_PORT: str(port)}
 
 
-def run(lead: LeadJob, step: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
+def run(lead: LeadJob, step: srun.Srun, pipes: FrontPipes) -> int:
     """Coordinate the agents of the step and give the job's exit status. Runs in a process of its own, with signals blocked."""
     child.decide_start(pipes)  # srun has been started: from here on there is something to be stopped
     files = begin.start_writer()
@@ -188,7 +188,7 @@ def run(lead: LeadJob, step: srun.StepJob, started: srun.Srun, pipes: FrontPipes
 
     gc.freeze()
     gc.enable()
-    return Watcher(Loop(), lead, step, files, pipes).run(started)
+    return Watcher(Loop(), lead, step, files, pipes).run()
 
 
 # --- how many GPUs each node was granted, and how srun is asked for them
