@@ -464,5 +464,5 @@ class Agent(BehindFront):
             end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.end.signum))
         if end.why == "lost" and self._is_left_in_charge():
             end = self._link.end = replace(end, requeue=self._state.notice)
-        self._shutdown.conclude(self.ended(), self._link, time.monotonic())
+        self._conclude(end)
         self._run_socket.ended(end)

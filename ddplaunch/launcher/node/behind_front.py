@@ -6,6 +6,7 @@ A front shows what such a loop says, passes signals on to it, and ends what it l
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from functools import partial
@@ -14,23 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.job.orders import JobEnd
 from ddplaunch.launcher.node import events
 from ddplaunch.launcher.node.context import AgentContext
 from ddplaunch.launcher.node.job import FrontedJob
 from ddplaunch.launcher.node.run_socket import RunSocket
-from ddplaunch.launcher.node.shutdown import Shutdown
 from ddplaunch.launcher.node.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.launcher.tell.story import Ended
-from ddplaunch.reach.pipes import FrontPipes, OutputQueue
+from ddplaunch.reach.pipes import UNREAD_TIMEOUT, FrontPipes, OutputQueue
 from ddplaunch.reach.repeated_stop import Typed
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.tree import look
 from ddplaunch.system.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.coordinator import Coordinator
+    from ddplaunch.launcher.node.job import Requeue
     from ddplaunch.launcher.node.outward import Errands
+
+OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm before the job is queued again
 
 
 class BehindFront(ABC):
@@ -59,7 +64,7 @@ class BehindFront(ABC):
             from_caller=inputs.reports_to_caller,
             heartbeat_timeout=spec.heartbeat_timeout,
         )
-        self._shutdown = Shutdown(loop, self._context, self._signals, pipes, job.requeue)
+        self._requeue = job.requeue
         self._run_socket = RunSocket(loop, self._context, lambda: self.run_id)
         self._outward: list[Errands] = []
 
@@ -74,7 +79,7 @@ class BehindFront(ABC):
                     BehindFront.handle, self
                 )  # this node takes no part, and has nothing to decide
                 self.fail(error)
-                self._shutdown.leave_early()
+                self._leave()
                 return error.status
             opened.callback(link.close)
             self._run_socket.open(link)
@@ -87,13 +92,12 @@ class BehindFront(ABC):
                 self.before_sleep()
                 self._loop.run_once()
             status = self.status()
-            self._shutdown.wait_for(self._outward)
+            self._wait_for_errands()
         if self._context.last_words:
             self._reporter.stderr.put(self._context.last_words)
-        if link.end is not None:
-            self._shutdown.leave(self.ended(), link)
-        else:
-            self._shutdown.leave_early()
+        if (requeue := self._own_requeue) is not None:
+            self._queue_again(requeue)
+        self._leave()
         return status
 
     # --- what a kind of loop says
@@ -196,3 +200,90 @@ class BehindFront(ABC):
             self._reporter.caller.closed(error.render())
         else:
             self._reporter.stderr.write(error.render())
+
+    # --- the end
+
+    def _conclude(self, end: JobEnd) -> None:
+        """Report how the job ended, unless it is to be queued again from here, which is known later."""
+        if end.requeue:
+            self._reporter.story.note_left_after(end.requeue)
+        if self._own_requeue is None:
+            self._reporter.write_summary(self.ended(), time.monotonic())
+            self._reporter.print_end(end.why, end.text)
+            self._advise()
+
+    def _advise(self) -> None:
+        """Say which imports the next run could find warm."""
+        preload = self._context.draft.preload
+        if self._context.draft.keep_warm is not None and preload is not None:
+            from ddplaunch.spec.error_file import advice_on_imports  # few jobs keep anything warm
+
+            if text := advice_on_imports(self._context.error_files.slow_imports, preload):
+                self._reporter.print(text)
+
+    def _wait_for_errands(self) -> None:
+        """Wait until all is told to programs outside, unless the user does not wait; each errand has a time limit."""
+        before = self._signals.stop_signals
+        while any(one.is_busy for one in self._outward) and self._signals.stop_signals == before:
+            self._loop.run_once()
+
+    @property
+    def _own_requeue(self) -> Requeue | None:
+        """What queues the job again, if it is to be done from here: where the coordinator is, or was lost after a notice."""
+        end = self._link.end if self._link is not None else None
+        if end is None or not end.requeue:
+            return None
+        return self._requeue if self._coordinator is not None or end.why == "lost" else None
+
+    def _queue_again(self, requeue: Requeue) -> None:
+        """Have the cluster queue the job again if that is due, which may end this process, too; report what came of it."""
+        assert self._link is not None
+        assert self._link.end is not None
+        end = self._link.end
+        asked = self._loop.ask(partial(requeue.decide, end.requeue), requeue.undecided(end.requeue))
+        decision, at = self._signals.wait_for(asked), time.monotonic()
+        self._reporter.print_end(end.why, end.text)
+        self._reporter.print(decision.text)
+        failed = self._submit(requeue) if decision.requeues else None
+        self._reporter.story.note_left_after(end.requeue, decision, failed)
+        self._reporter.write_summary(self.ended(), at)
+
+    def _submit(self, requeue: Requeue) -> str | None:
+        """Queue the job again, which ends this process, too; return the reason if that failed."""
+        self._hand_over()
+        if not self._context.inputs.leads:
+            # srun drops what it has not read when its step ends, and there is no sign of when it has
+            self._signals.wait(OUTPUT_DELAY)
+        failed = self._signals.wait_for(self._loop.ask(requeue.submit, requeue.unsent))
+        if failed is not None:
+            self._reporter.print(failed)
+        return failed
+
+    def _leave(self) -> None:
+        """Have all files of the run written, and hand over all output."""
+        self._end_files()
+        self._hand_over()
+        self._signals.see_front_go_on()
+
+    def _end_files(self) -> None:
+        """Wait until all files of the run are written, unless their disk hangs, or is slow and the user does not wait."""
+        files, before = self._context.files, self._signals.stop_signals
+        files.end()
+        while files.is_busy and self._signals.stop_signals == before:
+            self._loop.run_once()
+        if files.is_open and (writer := look(files.pid)) is not None:
+            self._pipes.spare(writer.pid, writer.started)
+        self._reporter.report_folder(leaves=True)
+
+    def _hand_over(self) -> None:
+        """Wait until the front has taken all output; after a stop, only as long as the front takes any."""
+        queue = self._context.queue
+        sent, read_by = queue.sent, self._loop.timer(None, lambda: None)
+        is_limited = False
+        while queue.size:
+            if self._signals.end_asked and (not is_limited or queue.sent != sent):
+                sent, is_limited = queue.sent, True
+                read_by.set(self._loop.now() + UNREAD_TIMEOUT)
+            elif is_limited and not read_by.is_set:
+                return
+            self._loop.run_once()

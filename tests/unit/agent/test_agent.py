@@ -270,6 +270,6 @@ def test_a_signal_while_a_node_that_found_no_coordinator_leaves_is_no_bug(make_b
         bed.loop.post(node.FrontLost(bed.loop.now()))
         raise LaunchError("port 29500 is taken", status=121)
 
-    bed.agent._shutdown.leave_early = bed.loop.run_once  # as while the files are written
+    bed.agent._leave = bed.loop.run_once  # as while the files are written
     bed.agent._connect = connect
     assert bed.agent.run() == 121

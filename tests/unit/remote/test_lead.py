@@ -163,3 +163,14 @@ def test_the_last_words_of_an_agent_that_has_ended_come_before_its_end(bed: Bed)
     bed.lead.incoming.lose(known[0], CLOSED, has_ended=True)
     left = [event.fields["reason"] for event in bed.told if event.name == "node_left"]
     assert left == ["its health check failed: a GPU is gone"]
+
+
+def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(bed: Bed) -> None:
+    def interrupted() -> None:
+        bed.lead._signals.received(os.read(bed.pipes.signals[0], 1)[0], SignalOrigin.FRONT)
+
+    bed.loop.watch(bed.pipes.signals[0], interrupted)
+    bed.pipes.pass_on(SIGINT)
+    bed.lead._leave()
+    assert bed.files.is_busy
+    assert not bed.files.has_hung
