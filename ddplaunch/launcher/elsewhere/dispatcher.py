@@ -1,6 +1,6 @@
-"""The loop of a job whose agents are started from here: it connects to the hosts, starts the agents, and shows their output.
+"""A job whose agents are started from here: an order for each host, and the loop that connects to them and shows their output.
 
-It runs in place of a job's only agent, behind the same front, and coordinates the agents, see `lead`. The connection
+The loop runs in place of a job's only agent, behind the same front, and coordinates the agents, see `lead`. The connection
 of each agent comes as a stream through the same pipe as its output.
 """
 
@@ -9,38 +9,47 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from signal import SIGKILL
 from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch import __version__
 from ddplaunch.launcher.decide import job as decide
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.elsewhere.chaos import Chaos
 from ddplaunch.launcher.elsewhere.console import Console
-from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
-from ddplaunch.launcher.elsewhere.statuses import HostStatuses
+from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob, inputs_of_lead
 from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.orders import Generation, JobEnd
 from ddplaunch.launcher.node import begin, child
 from ddplaunch.launcher.node.events import ChildEnded
+from ddplaunch.launcher.node.signals import passed_on
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.reach import diagnose, messages
+from ddplaunch.reach.agents import agents
+from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.streams import Chunk, Streams
 from ddplaunch.reach.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup
-from ddplaunch.reach.diagnose import HostError
+from ddplaunch.reach.diagnose import UNRESOLVED, HostError
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.protocol import CHANNEL, ORDER, PROTOCOL, STREAM
 from ddplaunch.record.file_queue import FileQueue
+from ddplaunch.record.run_folder import run_id_with_nodes
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import below
+from ddplaunch.system.errors import LaunchError, below
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
-from ddplaunch.system.process.linux import become_subreaper
+from ddplaunch.system.process.linux import become_subreaper, raise_open_files
 from ddplaunch.system.process.tidying import kill_at_once
 from ddplaunch.system.process.tree import descendants, reap
 
@@ -48,21 +57,79 @@ SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, s
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
 
 
-class DispatchedJob(Struct, frozen=True, kw_only=True):
-    """All that the dispatcher needs to know."""
+def run_over_ssh(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int], reports_to_caller: bool
+) -> int:
+    """Start an agent on each host, show their output until all have ended, and return the exit status of the job.
 
-    lead: LeadJob
-    hosts: RemoteJob
+    `serve` and `reports_to_caller` are those of `launcher.start.node.run`.
+
+    Raises LaunchError: nothing was started.
+    """
+    if asked := spec.wants_terminal:
+        raise LaunchError(
+            f"{asked}: a worker on another node cannot have this terminal",
+            hint="debug it in a job of one node, on that host; or start ddplaunch on each node yourself, with --node-rank",
+        )
+    python, token = spec.remote_python or sys.executable, os.urandom(32).hex()
+    signals, run_id = passed_on(spec.signals), run_id_with_nodes(spec, env)
+    hosts = RemoteJob(
+        spec=spec,
+        agents=agents(spec, env, allocation, python, run_id, token=token),
+        run_id=run_id,
+        starter=allocation.starter,
+        python=python,
+        min_nodes=allocation.nnodes[0],
+        env=secret.public(env),
+        open_files=raise_open_files(),
+    )
+    inputs = inputs_of_lead(spec, env, allocation, run_id=run_id, python=python, reports_to_caller=reports_to_caller)
+    lead = LeadJob(
+        inputs=inputs,
+        key=key(token, job_name(spec, replace(allocation, identity=""))),
+        ports=None,
+        python=python,
+        signals=signals,
+    )
+    return serve(partial(run, lead, hosts), signals, spec.ending_signals)
 
 
-def run(job: DispatchedJob, pipes: FrontPipes) -> int:
+def run(lead: LeadJob, hosts: RemoteJob, pipes: FrontPipes) -> int:
     """Run the job and return its exit status. Runs in a process of its own."""
     become_subreaper()
     files = begin.start_writer()
     gc.freeze()
     gc.enable()
     child.decide_start(pipes)
-    return Dispatcher(Loop(), job, files, pipes).run()
+    return Dispatcher(Loop(), lead, hosts, files, pipes).run()
+
+
+class HostStatuses:
+    """The status and the errors of each host, by node rank: because of which hosts the job cannot run. Pure."""
+
+    def __init__(self, hosts: Sequence[str], min_nodes: int) -> None:
+        """Expect the agents of these hosts; the job needs `min_nodes` of them."""
+        self._hosts = hosts
+        self._min_nodes = min_nodes
+        self.ended: dict[int, int] = {}  # the status with which each agent has ended, and nothing of it is left
+        self.errors: dict[int, HostError] = {}  # because of which the job cannot run
+
+    @property
+    def may_try_others(self) -> bool:
+        """Whether other hosts are still tried: a list of names is often wrong in many places, and all are to be known at once."""
+        return all(one.message == UNRESOLVED for one in self.errors.values())
+
+    def can_go_on_without(self, left: int) -> bool:
+        """Whether the job can begin without a host; `left` is the number of others."""
+        return left >= self._min_nodes and not self.errors
+
+    def error(self) -> LaunchError | None:
+        """Return the error of all hosts because of which the job cannot run; None if there is none."""
+        if not self.errors:
+            return None
+        return diagnose.error(
+            [(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)], len(self._hosts)
+        )
 
 
 class _Agent:
@@ -104,10 +171,10 @@ class _Agent:
 class Dispatcher(Lead):
     """The loop that starts the agents of hosts, and shows what they print."""
 
-    def __init__(self, loop: Loop, job: DispatchedJob, files: FileQueue, pipes: FrontPipes) -> None:
+    def __init__(self, loop: Loop, lead: LeadJob, hosts: RemoteJob, files: FileQueue, pipes: FrontPipes) -> None:
         """Prepare the connections to all hosts; `run` starts them. `pipes` lead to the front of this command."""
-        super().__init__(loop, job.lead, files, pipes)
-        self._remote = job.hosts
+        super().__init__(loop, lead, files, pipes)
+        self._remote = hosts
         self._console = Console(loop, self._context.queue)
         self._spare = pipes.spare
         self._spared: set[tuple[int, int]] = set()  # pids and starts of processes that outlive their simulated node

@@ -66,8 +66,8 @@ class Agent(BehindFront):
         self._job = job
         self._connect = connect
         self._backpressure = Backpressure(loop, self._context.queue)
-        self._leftovers = Leftovers(loop)
         self._generations = Generations(loop, self._context)
+        self._leftovers = Leftovers(loop, files, self._generations)
         self._questions: Questions | None = None  # once a question has come
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
         self._stop_asked = False  # of all nodes, where a signal would mean this one alone
@@ -147,7 +147,7 @@ class Agent(BehindFront):
             case events.ChildEnded():
                 self._leftovers.child_ended()
             case events.ReapDue():
-                self._leftovers.reap(keep=self._kept | self._others)
+                self._leftovers.reap()
                 if self._state.phase is Phase.SWEEPING:
                     self._sweep()
             case events.GroupJoined():
@@ -379,22 +379,7 @@ class Agent(BehindFront):
 
     def _sweep(self, signum: int = 0, *, sparing: bool = False) -> None:
         """Look for what workers left behind, signal it if `signum` is one, and say what there is."""
-        if signum and sparing and self._workers is not None:
-            self._workers.dismiss_services()
-        left = self._leftovers.find(self._others, self._generations.starter.leftovers(), signum, sparing=sparing)
-        self._loop.post(node.Swept(left, self._loop.now()))
-
-    @property
-    def _kept(self) -> frozenset[int]:
-        """The processes of all workers, dead ones included until they are reaped."""
-        return self._workers.pids if self._workers is not None else frozenset()
-
-    @property
-    def _others(self) -> frozenset[int]:
-        """Our children that are neither workers that live nor left behind by any."""
-        workers = self._workers
-        ended = workers.ended if workers is not None else frozenset[int]()
-        return ended | self._generations.starter.pids | self._loop.asked_pids | {self._context.files.pid}
+        self._loop.post(node.Swept(self._leftovers.find(signum, sparing=sparing), self._loop.now()))
 
     def _report_no_answer(self, number: int, why: str) -> None:
         """Say, and tell who asked, that a question could not be answered."""

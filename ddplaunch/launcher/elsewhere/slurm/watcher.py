@@ -12,12 +12,12 @@ import os
 import signal
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
 from ddplaunch.launcher.job.orders import JobEnd
-from ddplaunch.reach.pipes import FrontPipes
+from ddplaunch.reach.pipes import FULL, MESSAGE, STDERR, STDOUT, FrontPipes, OutputQueue
 from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.reach.slurm.srun import Srun, not_started
 from ddplaunch.record.file_queue import FileQueue
@@ -25,9 +25,6 @@ from ddplaunch.spec.outcome import ClusterEnding
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import StartError
-
-if TYPE_CHECKING:
-    from ddplaunch.launcher.elsewhere.slurm.live import StepOutput
 
 HELLO_TIMEOUT = 2.0  # seconds from a signal to stop until the step is ended if no agent has come yet
 QUIT_TIMEOUT = 5.0  # seconds from the end of the job until srun gets SIGTERM, at which it ends the step
@@ -51,8 +48,6 @@ class Watcher(Lead):
         """Wait for the end of srun, and with --live for its output."""
         self._loop.watch(self._srun.fd, self._on_srun_end)
         if self._srun.output is not None:
-            from ddplaunch.launcher.elsewhere.slurm.live import StepOutput  # few jobs need it
-
             self._output = StepOutput(self._loop, self._context.queue, self._srun.output)
 
     @property
@@ -126,3 +121,48 @@ class Watcher(Lead):
                 self._reporter.stderr.write(f"error: {ending.text}\n")
                 return ending.outcome[0]
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+class StepOutput:
+    """With --live passes what srun writes on to the front; while the front takes nothing, srun has to wait."""
+
+    def __init__(self, loop: Loop, queue: OutputQueue, fds: tuple[int, int]) -> None:
+        """Read these descriptors, which are srun's stdout and stderr."""
+        self._loop = loop
+        self._queue = queue
+        self._streams = dict(zip(fds, (STDOUT, STDERR), strict=True))
+        self._reads = False
+        for fd in fds:
+            os.set_blocking(fd, False)
+        self.update()
+
+    def update(self) -> None:
+        """Read, or leave alone, as the queue has room."""
+        reads = not self._queue.full if self._reads else self._queue.size < FULL // 2
+        if reads != self._reads:
+            self._reads = reads
+            for fd in self._streams:
+                if reads:
+                    self._loop.watch(fd, lambda fd=fd: self._read(fd))  # type: ignore[misc]  # fd is bound here
+                else:
+                    self._loop.unwatch(fd)
+
+    def _read(self, fd: int) -> bool:
+        """Pass a piece on; return whether there was one. Called by the loop."""
+        try:
+            data = os.read(fd, MESSAGE)
+        except BlockingIOError:
+            return False
+        if data:
+            self._queue.put(self._streams[fd], data)
+        else:
+            self._loop.unwatch(fd)
+            del self._streams[fd]
+            os.close(fd)
+        return bool(data)
+
+    def drain(self) -> None:
+        """Pass on what is left, once srun has ended."""
+        for fd in list(self._streams):
+            while self._read(fd):
+                pass
