@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from ddplaunch.plan.cluster import Endpoint
 from ddplaunch.reach.channel.streams import Chunk
+from ddplaunch.spec.order import Order
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import (
@@ -33,15 +34,12 @@ _Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
 _Ticks = Annotated[int, Meta(ge=0, le=2**62)]
 
 
-class Order(Struct, frozen=True):
+class HostOrder(Struct, frozen=True):
     """To a host: the job, and the host's part in it."""
 
+    job: Order
     token: Line  # the secret of this job, which authenticates its agents to each other
-    given: tuple[tuple[bytes, bytes, bytes, bytes, bytes], ...]  # options, each as the fields of `Given`
-    program: tuple[bytes, ...]  # and its arguments
     env: tuple[tuple[bytes, bytes], ...]
-    # variables: the name, the value, the file that it is from or b""
-    for_workers: tuple[tuple[bytes, bytes, bytes], ...]
     cwd: bytes
     node_rank: Number
     typed_on: Host  # where the command was typed that coordinates the job
@@ -88,7 +86,7 @@ class AgentEnded(Struct, frozen=True, tag="ended"):
 Report = Ready | Worker | OrderRefused | AgentEnded
 
 encode = msgspec.json.Encoder().encode
-order: Callable[[bytes], Order] = decoder(Order)
+order: Callable[[bytes], HostOrder] = decoder(HostOrder)
 chunk: Callable[[bytes], Chunk] = decoder(Chunk)
 report: Callable[[bytes], Report] = decoder(Report)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from ddplaunch.plan.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.cluster.hostlist import Host
-from ddplaunch.reach.messages import Order
+from ddplaunch.reach.messages import HostOrder
 from ddplaunch.spec.job import Fault, Given, JobSpec
-from ddplaunch.spec.options.resolve import received, sent
+from ddplaunch.spec.options.resolve import sent
 from ddplaunch.spec.options.table import OPTIONS, Reach
 from ddplaunch.spec.options.token import VARIABLE as TOKEN
+from ddplaunch.spec.order import Order
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.fields import line
@@ -29,7 +29,7 @@ def order(
     run_id: str,
     token: str,
     screen: Screen,
-) -> Order:
+) -> HostOrder:
     """Write the order for the host with this rank; `env` are the variables that are sent."""
     host = allocation.start[node_rank]
     own = [Given.typed("run_id", run_id)]  # in place of the options that the list of hosts may set
@@ -40,12 +40,10 @@ def order(
     names = {one.name for one in own}
     given = [*(one for one in sent(spec, Reach.JOB) if one.name not in names), *own]
     alone = len(allocation.start) == 1
-    return Order(
+    return HostOrder(
+        job=Order.of(given, spec),
         token=token,
-        given=tuple(_encoded(one.fields()) for one in given),
-        program=_encoded((spec.program.target, *spec.program.args)),
-        env=tuple(map(_encoded, env.items())),
-        for_workers=tuple(_encoded((name, value, spec.secret.get(name, ""))) for name, value in spec.env),
+        env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in env.items()),
         cwd=os.fsencode(cwd),
         node_rank=node_rank,
         typed_on=host_name(os.uname().nodename),
@@ -66,27 +64,12 @@ def order(
     )
 
 
-def spec(order: Order) -> JobSpec:
-    """Return the job of an order. Raises LaunchError: it cannot run here."""
-    given = (Given.from_fields(_decoded(fields)) for fields in order.given)
-    variables = ((os.fsdecode(name), os.fsdecode(value), os.fsdecode(file)) for name, value, file in order.for_workers)
-    return received(given, _decoded(order.program), variables)
-
-
-def variables(order: Order) -> dict[str, str]:
+def variables(order: HostOrder) -> dict[str, str]:
     """Return the variables of an order."""
     return {os.fsdecode(name): os.fsdecode(value) for name, value in order.env}
 
 
-def _encoded(texts: Iterable[str]) -> Any:  # a tuple of as many
-    return tuple(map(os.fsencode, texts))
-
-
-def _decoded(texts: Iterable[bytes]) -> tuple[str, ...]:
-    return tuple(map(os.fsdecode, texts))
-
-
-def allocation(order: Order) -> Allocation:
+def allocation(order: HostOrder) -> Allocation:
     """Return the allocation of a host from its order: its connection to the coordinator comes with the order's pipe."""
     return Allocation(
         cluster=order.cluster,
@@ -100,7 +83,7 @@ def allocation(order: Order) -> Allocation:
     )
 
 
-def faults(order: Order) -> tuple[Fault, ...]:
+def faults(order: HostOrder) -> tuple[Fault, ...]:
     """Return what a failure report has to know of --chaos."""
     return tuple(Fault(kind="kill", target=rank, after=0.0) for rank in order.killed)
 

@@ -21,7 +21,7 @@ from ddplaunch.system.process import clock
 PROTOCOL = 1
 
 # to a host
-ORDER = b"j"  # messages.Order
+ORDER = b"j"  # messages.HostOrder
 HOLD = b"h"  # whether the host is to hold the output of its agent back: b"1" or b""
 TAKEN = b"t"  # TAKEN_STEP more bytes of its output have been read, see `AHEAD`
 REQUEST = b"r"  # doctor.nodes.messages.Asked, to the doctor's program in place of an agent

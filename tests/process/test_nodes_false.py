@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.look.inspection import MAX_QUESTIONS
+from ddplaunch.launcher.node.questions import MAX_QUESTIONS
 from ddplaunch.reach.channel.handshake import LIMIT, Decoder, Server, pack
 from ddplaunch.record import bad_nodes
 from ddplaunch.record.folders import bad_nodes_file

@@ -94,16 +94,17 @@ def agent(pipes):
     # until the child has opened its stdin, which it never has, its parent is in the sleep of vfork(2)
     os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
 
-pid, pipes = child.start(agent, ())
-while child.state_of(pid) != "D":
+process = child.start(agent, ())
+while process.state != "D":
     pass
 reader, writer = os.pipe()
 os.set_blocking(reader, False)
 os.write(writer, RUNS)
-watch = child.Watch(pid, pipes, Replies(reader), 10.0)
+process.replies = Replies(reader)
+watch = child.Watch(process, 10.0)
 print(sum(iter(watch.look, False)), watch.silent)
-child.kill(pid)
-child.reap_agent(pid, pipes)
+process.kill()
+process.reap()
 """
 
 
@@ -272,7 +273,7 @@ def test_the_front_waits_for_an_agent_that_is_slow_since_it_answers():
 AT_THE_END = """
 import signal
 from ddplaunch.launcher.node import child
-from ddplaunch.reach.pipes import GOES_ON, MAY_STOP, STOPPED, Replies
+from ddplaunch.reach.pipes import GOES_ON, MAY_STOP, STOPPED
 from ddplaunch.launcher.node.events import FrontWaits
 from ddplaunch.launcher.node.signals import SignalSource
 from ddplaunch.system.loop.loop import Loop
@@ -286,15 +287,15 @@ def agent(pipes):
     while True:
         loop.run_once()
 
-pid, pipes = child.start(agent, ())
-replies = Replies(pipes.replies[0])
+process = child.start(agent, ())
+pipes, replies = process.pipes, process.replies
 for signum in (signal.SIGTSTP, signal.SIGCONT):
     replies.forget(STOPPED + GOES_ON)
     pipes.pass_on(signum)
     pipes.request(MAY_STOP)
     assert replies.wait(STOPPED + GOES_ON, clock.now() + 60)
     print(replies.has(STOPPED), replies.has(GOES_ON))
-child.kill(pid)
+process.kill()
 """
 
 

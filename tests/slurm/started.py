@@ -20,7 +20,7 @@ WAYS = {
     "a task for each rank": ("srun", "", EACH),
     "a step of its own": ("", f"--nproc-per-node {EACH}", 4),
 }
-TASK = " -m ddplaunch.launcher.start.task "  # how a task of the step that ddplaunch starts looks
+TASK = " -m ddplaunch.launcher.start.task"  # how a task of the step that ddplaunch starts looks
 WORKER = "/worker/bootstrap.py "  # how a worker looks
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 

@@ -25,7 +25,6 @@ MODULES = {"os", "path", "psutil", "shutil", "socket", "subprocess", "tempfile",
 HARMLESS = {
     "launcher/node/child.py": "the front, while it kills",
     "launcher/node/starter.py": "/dev/null",
-    "launcher/node/giver.py": "what a child does that is asked",
     "launcher/node/notices.py": "what a child does that is asked",
     "record/about.py": "what a child does that is asked",
     "launcher/node/services.py": "what a child does that is asked, and /dev/null",

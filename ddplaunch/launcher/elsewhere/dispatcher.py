@@ -1,6 +1,6 @@
-"""The loop of a job whose agents are started from here: it connects to the hosts, starts the agents, and shows their output.
+"""A job whose agents are started from here: an order for each host, and the loop that connects to them and shows their output.
 
-It runs in place of a job's only agent, behind the same front, and coordinates the agents, see `lead`. The connection
+The loop runs in place of a job's only agent, behind the same front, and coordinates the agents, see `lead`. The connection
 of each agent comes as a stream through the same pipe as its output.
 """
 
@@ -9,69 +9,139 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from signal import SIGKILL
+from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch import __version__
 from ddplaunch.launcher.decide import job as decide
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.elsewhere.chaos import Chaos
 from ddplaunch.launcher.elsewhere.console import Console
-from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
-from ddplaunch.launcher.elsewhere.statuses import HostStatuses
+from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob, inputs_of_lead
+from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.orders import Generation, JobEnd
 from ddplaunch.launcher.node import begin, child
 from ddplaunch.launcher.node.events import ChildEnded
+from ddplaunch.launcher.node.signals import passed_on
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.reach import diagnose, messages
+from ddplaunch.reach.agents import agents
+from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.streams import Chunk, Streams
 from ddplaunch.reach.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup
-from ddplaunch.reach.diagnose import HostError
+from ddplaunch.reach.diagnose import UNRESOLVED, HostError
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.protocol import CHANNEL, ORDER, PROTOCOL, STREAM
 from ddplaunch.record.file_queue import FileQueue
+from ddplaunch.record.run_folder import run_id_with_nodes
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import below
+from ddplaunch.system.errors import LaunchError, below
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
-from ddplaunch.system.process.linux import become_subreaper
+from ddplaunch.system.process.linux import become_subreaper, raise_open_files
 from ddplaunch.system.process.tree import descendants, kill_at_once, reap
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
 
 
-class DispatchedJob(Struct, frozen=True, kw_only=True):
-    """All that the dispatcher needs to know."""
+def run_over_ssh(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int], reports_to_caller: bool
+) -> int:
+    """Start an agent on each host, show their output until all have ended, and return the exit status of the job.
 
-    lead: LeadJob
-    hosts: RemoteJob
+    `serve` and `reports_to_caller` are those of `launcher.start.node.run`.
+
+    Raises LaunchError: nothing was started.
+    """
+    if asked := spec.wants_terminal:
+        raise LaunchError(
+            f"{asked}: a worker on another node cannot have this terminal",
+            hint="debug it in a job of one node, on that host; or start ddplaunch on each node yourself, with --node-rank",
+        )
+    python, token = spec.remote_python or sys.executable, os.urandom(32).hex()
+    signals, run_id = passed_on(spec.signals), run_id_with_nodes(spec, env)
+    hosts = RemoteJob(
+        spec=spec,
+        agents=agents(spec, env, allocation, python, run_id, token=token),
+        run_id=run_id,
+        starter=allocation.starter,
+        python=python,
+        min_nodes=allocation.nnodes[0],
+        env=secret.public(env),
+        open_files=raise_open_files(),
+    )
+    inputs = inputs_of_lead(spec, env, allocation, run_id=run_id, python=python, reports_to_caller=reports_to_caller)
+    lead = LeadJob(
+        inputs=inputs,
+        key=key(token, job_name(spec, replace(allocation, identity=""))),
+        ports=None,
+        python=python,
+        signals=signals,
+    )
+    return serve(partial(run, lead, hosts), signals, spec.ending_signals)
 
 
-def run(job: DispatchedJob, pipes: FrontPipes) -> int:
+def run(lead: LeadJob, hosts: RemoteJob, pipes: FrontPipes) -> int:
     """Run the job and return its exit status. Runs in a process of its own."""
     become_subreaper()
     files = begin.start_writer()
     gc.freeze()
     gc.enable()
     child.decide_start(pipes)
-    return Dispatcher(Loop(), job, files, pipes).run()
+    return Dispatcher(Loop(), lead, hosts, files, pipes).run()
+
+
+class HostStatuses:
+    """The status and the errors of each host, by node rank: because of which hosts the job cannot run. Pure."""
+
+    def __init__(self, hosts: Sequence[str], min_nodes: int) -> None:
+        """Expect the agents of these hosts; the job needs `min_nodes` of them."""
+        self._hosts = hosts
+        self._min_nodes = min_nodes
+        self.ended: dict[int, int] = {}  # the status with which each agent has ended, and nothing of it is left
+        self.errors: dict[int, HostError] = {}  # because of which the job cannot run
+
+    @property
+    def may_try_others(self) -> bool:
+        """Whether other hosts are still tried: a list of names is often wrong in many places, and all are to be known at once."""
+        return all(one.message == UNRESOLVED for one in self.errors.values())
+
+    def can_go_on_without(self, left: int) -> bool:
+        """Whether the job can begin without a host; `left` is the number of others."""
+        return left >= self._min_nodes and not self.errors
+
+    def error(self) -> LaunchError | None:
+        """Return the error of all hosts because of which the job cannot run; None if there is none."""
+        if not self.errors:
+            return None
+        return diagnose.error(
+            [(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)], len(self._hosts)
+        )
 
 
 class _Agent:
     """The connection of a host's agent to the coordinator here, carried by the host's pipe."""
 
-    def __init__(self, loop: Loop, host: HostConnection, lead: Lead) -> None:
+    def __init__(self, loop: Loop, host: HostConnection, incoming: Incoming) -> None:
         self.id: int | None = None  # as the coordinator knows it, once it has proven the key
         self._host = host
-        self._lead = lead
+        self._incoming = incoming
         self._streams = Streams(loop, lambda chunk: host.send(STREAM, messages.encode(chunk)))
         ours, its = socket.socketpair()
         self._streams.add(CHANNEL, its)
-        lead.incoming.agents.connections.adopt(ours, str(host), self._on_opened, self._on_failed)
+        incoming.agents.connections.adopt(ours, str(host), self._on_opened, self._on_failed)
 
     def _on_opened(self, id: int) -> None:
         self.id = id
@@ -93,72 +163,68 @@ class _Agent:
     def lose(self, reason: str, *, has_ended: bool) -> None:
         """Tell the coordinator that the connection has ended, and whether the agent is known to have."""
         if self.id is not None:
-            self._lead.incoming.lose(self.id, reason, has_ended=has_ended)
+            self._incoming.lose(self.id, reason, has_ended=has_ended)
         self._streams.close()
 
 
-class Dispatcher:
-    """The loop's state."""
+class Dispatcher(Lead):
+    """The loop that starts the agents of hosts, and shows what they print."""
 
-    def __init__(self, loop: Loop, job: DispatchedJob, files: FileQueue, pipes: FrontPipes) -> None:
+    def __init__(self, loop: Loop, lead: LeadJob, hosts: RemoteJob, files: FileQueue, pipes: FrontPipes) -> None:
         """Prepare the connections to all hosts; `run` starts them. `pipes` lead to the front of this command."""
-        self._job = job.hosts
-        self._spec = job.hosts.spec
-        self._loop = loop
-        loop.handle = self._on_event
-        self._lead = Lead(loop, job.lead, files, pipes)
-        self._console = Console(loop, self._lead.context.queue)
+        super().__init__(loop, lead, files, pipes)
+        self._remote = hosts
+        self._console = Console(loop, self._context.queue)
         self._spare = pipes.spare
         self._spared: set[tuple[int, int]] = set()  # pids and starts of processes that outlive their simulated node
-        self._statuses = HostStatuses([agent.host for agent in self._job.agents], self._job.min_nodes)
-        self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._job.agents)
+        self._statuses = HostStatuses([agent.host for agent in self._remote.agents], self._remote.min_nodes)
+        self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._remote.agents)
         self._agents: dict[HostConnection, _Agent] = {}
-        self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._lead.reporter.print)
+        self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter.print)
         self._startup = Startup(
             loop,
-            self._job,
+            self._remote,
             self._hosts,
             self,
             has_failed=lambda: not self._statuses.may_try_others,
-            notify=self._lead.reporter.print,
+            notify=self._reporter.print,
         )
         self._settle_by = loop.timer(None, self._startup.disconnect)
 
-    def run(self) -> int:
-        """Run the loop until every connection is closed and all output taken; return the job's exit status."""
-        self._lead.open()
+    def begin(self, opened: ExitStack) -> None:
+        """Start the agents of the first hosts."""
         self._startup.start_next()
-        while not (self._startup.all_closed and self._lead.is_over):
-            self._wait()
-        status = self._status()
-        self._lead.close()
-        return status
 
-    def _status(self) -> int:
+    @property
+    def is_over(self) -> bool:
+        """Whether every connection is closed, and the job needs no agent any more."""
+        return self._startup.all_closed and self._needs_no_agent
+
+    def status(self) -> int:
         """Return the exit status of the job, and say what is wrong with hosts because of which it could not begin."""
-        if self._lead.front_lost:
+        if self._front_lost:
             return exitcodes.of_signal(SIGKILL)
         if error := self._statuses.error():
-            self._lead.context.last_words = ""  # that all hosts were cut off then
-            self._lead.fail(error)
+            self._context.last_words = ""  # that all hosts were cut off then
+            self.fail(error)
             return error.status
-        return exitcodes.NODE_LOST if self._lead.status is None else self._lead.status
+        return exitcodes.NODE_LOST if self._decided_status is None else self._decided_status
 
     # --- the loop
 
-    def _wait(self) -> None:
-        self._console.update(self._hosts)
-        self._lead.before_sleep()
-        self._startup.is_shown = not self._console.queue.full
-        self._loop.run_once()
+    def before_sleep(self) -> None:
+        """Let hosts send output or not, and give all up once it is known of each whether the job can run there."""
         if self._settle_by.is_set and not self._startup.is_undecided:
             self._settle_by.cancel()
             self._startup.disconnect()
+        self._console.update(self._hosts)
+        super().before_sleep()
+        self._startup.is_shown = not self._console.queue.full
 
-    def _on_event(self, event: object) -> None:
+    def handle(self, event: Any) -> None:
         """Take one event of the loop."""
-        was_stopped = bool(self._lead.signum)
-        self._lead.handle(event)
+        was_stopped = bool(self._signum)
+        super().handle(event)
         match event:
             case node.SignalReceived(signum) if not event.is_copy:
                 self._console.note_signal(signum)
@@ -170,7 +236,7 @@ class Dispatcher:
                 reap(keep=self._own)
             case Generation(number=0, agreed=agreed) if agreed is not None:
                 self._chaos.begun(sum(agent.workers for agent in agreed.agents))
-            case JobEnd() if not self._lead.has_begun:
+            case JobEnd() if not self._has_begun:
                 self._startup.disconnect()  # also those whose agents get ready, and know of no job yet
             case JobEnd():
                 self._startup.stop_starting()
@@ -199,7 +265,7 @@ class Dispatcher:
             host.close_stdin()
             return
         host.send(ORDER, host.agent.order())
-        self._agents[host] = _Agent(self._loop, host, self._lead)
+        self._agents[host] = _Agent(self._loop, host, self.incoming)
         self._startup.start_next()
 
     def report_received(self, host: HostConnection, data: bytes) -> None:
@@ -217,7 +283,7 @@ class Dispatcher:
                 status = exitcodes.RENDEZVOUS if status == exitcodes.USAGE else status
                 self._host_failed(host, HostError(message, hint, status))
             case messages.AgentEnded(status, spared):
-                if self._job.starter == "simulate":  # then it is a process of this host
+                if self._remote.starter == "simulate":  # then it is a process of this host
                     for pid, started in spared:
                         self._spare(pid, started)
                     self._spared.update(spared)
@@ -241,13 +307,13 @@ class Dispatcher:
         """Handle the end of a host's connection."""
         self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)
-        error = diagnose.of_host(self._job.starter, self._job.python, host)
+        error = diagnose.of_host(self._remote.starter, self._remote.python, host)
         if (agent := self._agents.get(host)) is not None:
             reason = error.reason if status is None else CLOSED
             agent.lose(reason, has_ended=status is not None or self._ends_what_is_left())
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
-        if not host.given_up and not self._lead.has_begun:
+        if not host.given_up and not self._has_begun:
             self._host_failed(host, error)
         self._startup.start_next()
 
@@ -262,8 +328,8 @@ class Dispatcher:
         left = sum(other.phase is not HostPhase.CLOSED for other in others)
         if statuses.can_go_on_without(left):
             host.given_up = True
-            self._lead.reporter.print(f"going on without {host}: {below(error.message)}")
-            self._lead.coordinator.feed(decide.NodeGivenUp(self._loop.now()))
+            self._reporter.print(f"going on without {host}: {below(error.message)}")
+            self.coordinator.feed(decide.NodeGivenUp(self._loop.now()))
             return
         statuses.errors[node_rank] = error
         if not self._settle_by.is_set or statuses.may_try_others:
@@ -274,7 +340,7 @@ class Dispatcher:
 
         What a simulated node has started becomes our child as it loses its parent. What other hosts have left ends by its lease.
         """
-        if self._job.starter != "simulate" or not self._lead.coordinator.state.policy.lease:
+        if self._remote.starter != "simulate" or not self.coordinator.state.policy.lease:
             return False
         kill_at_once(
             lambda: [
@@ -289,4 +355,4 @@ class Dispatcher:
     def _own(self) -> frozenset[int]:
         """Our children that are none of a simulated node that has lost its front."""
         fronts = (host.pid for host in self._hosts if host.phase is not HostPhase.CLOSED)
-        return frozenset((*filter(None, fronts), self._lead.context.files.pid)) | self._loop.asked_pids
+        return frozenset((*filter(None, fronts), self._context.files.pid)) | self._loop.asked_pids

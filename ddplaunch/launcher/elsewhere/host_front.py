@@ -11,13 +11,14 @@ import signal
 import socket
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 
 from ddplaunch.launcher.node import child
 from ddplaunch.launcher.node.signals import passed_on
 from ddplaunch.reach import messages
 from ddplaunch.reach.channel.streams import Streams
 from ddplaunch.reach.messages import Report
-from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, FrontPipes, Replies
+from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, FrontPipes
 from ddplaunch.reach.protocol import AHEAD, CHANNEL, HEARTBEAT, HOLD, STREAM, TAKEN, TAKEN_STEP, InputPipe, OutputPipe
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NODE_LOST, of_signal
@@ -25,12 +26,10 @@ from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.clock import PROCESS_CLOCK
-from ddplaunch.system.process.tree import ends_within, has_ended
-from ddplaunch.system.words import duration
+from ddplaunch.system.process.tree import ends_within
 
-_FULL = (
-    1 << 16
-)  # bytes waiting to be sent from which the agent's output is not read: what the agent itself says waits behind
+# bytes waiting to be sent from which the agent's output is not read: what the agent itself says waits behind
+_FULL = 1 << 16
 
 
 class HostFront:
@@ -50,8 +49,7 @@ class HostFront:
         self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._disconnect)
         self._loop.watch(input_pipe, self._on_input)
         output_pipe.attach(self._loop)
-        self._agent: int | None = None
-        self._pipes: FrontPipes | None = None
+        self._agent: child.AgentProcess | None = None  # while it is there
         self._stops: Collection[int] = ()
         self._prevented: tuple[int, str] | None = None  # status and text of an agent that never began
         # processes that outlive the agent: see `FrontPipes.spared_processes`
@@ -60,9 +58,8 @@ class HostFront:
         self._ahead = 0  # bytes of output that were sent, as far as is known before they were taken
         self._lost = False
         self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
-        self.channel, self._carried = (
-            socket.socketpair()
-        )  # of the agent, to the coordinator, and what is carried of it here
+        # of the agent, to the coordinator, and what is carried of it here
+        self.channel, self._carried = socket.socketpair()
         self._streams.add(CHANNEL, self._carried)
         self._watch: child.Watch | None = None  # of the agent
         self._look_at = self._loop.timer(None, self._look_whether_it_runs)
@@ -99,34 +96,32 @@ class HostFront:
             self._carried.close()
             return agent(pipes)
 
-        pid, self._pipes = child.start(as_agent, passed, _send_error)
+        self._agent = process = child.start(as_agent, passed, _send_error)
         self.channel.close()
-        self._agent = pid
-        self._replies = Replies(self._pipes.replies[0])
-        self._watch = child.Watch(pid, self._pipes, self._replies, self._heartbeat_timeout)
+        self._watch = child.Watch(process, self._heartbeat_timeout)
         self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         self._take_frames()
-        pidfd = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(process.pid)
         self._loop.watch(pidfd, lambda: None)
-        while not has_ended(pid):
+        while not process.has_ended:
             self._wait()
             if self._is_stuck:
-                child.kill(pid)
-                if not ends_within(pid, child.KILL_TIMEOUT):
+                process.kill()
+                if not ends_within(process.pid, child.KILL_TIMEOUT):
                     self._output.put(OURS, child.describe_leftovers().encode())
                     return NODE_LOST
         self._loop.unwatch(pidfd)
         os.close(pidfd)
-        wait_status = child.reap_agent(pid, self._pipes)
-        self.spared = tuple(self._pipes.spared_processes())
+        wait_status = process.reap()
+        self.spared = tuple(process.pipes.spared_processes())
         self._agent = None
-        self._watch_agent()
-        while self._on_output():
+        self._loop.unwatch(process.pipes.output[0])
+        while self._on_output(process.pipes):
             pass
-        status, message = self._prevented or child.status_of(pid, wait_status, self._host)
+        status, message = self._prevented or child.status_of(process.pid, wait_status, self._host)
         if message:
             self._output.put(OURS, message.encode())
         return status
@@ -142,8 +137,8 @@ class HostFront:
 
     def _ask(self) -> None:
         """Ask the agent whether it runs."""
-        if self._agent is not None and self._pipes is not None and self._question is None:
-            self._question = child.Question(self._agent, self._pipes, self._replies)
+        if self._agent is not None and self._question is None:
+            self._question = child.Question(self._agent)
             self._ask_again.set(self._loop.now() + child.INTERVAL)
 
     def _look_whether_it_runs(self) -> None:
@@ -154,8 +149,8 @@ class HostFront:
         self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
         if not runs:
             self._is_stuck = True
-            silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
-            self._output.put(OURS, f"ddplaunch: the agent on {self._host} (pid {self._agent}) {silence}\n".encode())
+            text = f"ddplaunch: the agent on {self._host} {self._watch.describe()}\n"
+            self._output.put(OURS, text.encode())
 
     def _look_whether_stuck(self) -> None:
         """Find out whether the agent still answers; once the dispatcher is lost, ask again and again until the agent ends."""
@@ -182,23 +177,23 @@ class HostFront:
 
         At most AHEAD bytes are sent before the command has taken them.
         """
-        if self._pipes is None:
+        if self._agent is None:
             return
+        pipes = self._agent.pipes
         is_taken = self._lost or not (self._is_held or self._ahead >= AHEAD)
-        if self._agent is not None and is_taken and self._output.size < _FULL:
-            self._loop.watch(self._pipes.output[0], self._on_output)
+        if is_taken and self._output.size < _FULL:
+            self._loop.watch(pipes.output[0], partial(self._on_output, pipes))
         else:
-            self._loop.unwatch(self._pipes.output[0])
+            self._loop.unwatch(pipes.output[0])
 
-    def _on_output(self) -> bool:
+    def _on_output(self, pipes: FrontPipes) -> bool:
         """Send output of the agent as a frame; return whether there was any."""
-        assert self._pipes is not None
         try:
-            message = self._pipes.output[0].recv(MESSAGE + 1, socket.MSG_DONTWAIT)
+            message = pipes.output[0].recv(MESSAGE + 1, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         if not message:
-            self._loop.unwatch(self._pipes.output[0])
+            self._loop.unwatch(pipes.output[0])
             return False
         self._output.put(message[:1], message[1:])
         self._ahead += len(message) - 1
@@ -237,20 +232,17 @@ class HostFront:
 
     def _prevent_start(self, signum: int) -> None:
         """End an agent that has not begun, if this signal stops the job; 0 stands for the loss of the dispatcher."""
-        if self._agent is None or self._pipes is None or (signum and signum not in self._stops):
+        if self._agent is None or (signum and signum not in self._stops):
             return
-        if child.prevent_start(self._agent, self._pipes):
+        if self._agent.prevent_start():
             text = child.prevented_by(signum) if signum else ""
             self._prevented = (of_signal(signum) if signum else NODE_LOST, text)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         """Prevent the start of the job, or pass the signal on to the agent: it came to this process directly."""
         self._prevent_start(signum)
-        self._request(HOST_SIGNAL, signum)
-
-    def _request(self, kind: bytes, signum: int = 0) -> None:
-        if self._pipes is not None:
-            self._pipes.request(kind, signum)
+        if self._agent is not None:
+            self._agent.pipes.request(HOST_SIGNAL, signum)
 
     def _disconnect(self) -> None:
         """Handle the loss of the dispatcher: drop all output, and end the pipe of signals, on which the agent ends."""
@@ -261,9 +253,9 @@ class HostFront:
         self._loop.unwatch(self._input)
         self._streams.close()
         self._output.abandon()
-        if self._pipes is not None:
+        if self._agent is not None:
             self._prevent_start(0)
-            os.close(self._pipes.signals[1])
+            os.close(self._agent.pipes.signals[1])
             self._ask()
 
 

@@ -1,4 +1,4 @@
-"""What looks into the workers of this node while they run: their stacks, whether they make progress, what users ask of them.
+"""What looks into the workers of this node while they run: their stacks, and whether they make progress.
 
 It is made when it is first needed. It decides nothing, and waits for nothing: children ask the workers, and their answers
 become events.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -27,15 +27,9 @@ from ddplaunch.system.process.child import RunningWorker
 from ddplaunch.system.process.tree import Footprint, footprint
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.look.sampler import GpuUse
-    from ddplaunch.plan import Plan
-    from ddplaunch.record.window.questions import Answer, Answered, Question
-    from ddplaunch.spec.outcome import Progress, WorkerExit
-    from ddplaunch.system.console.streams import Written
     from ddplaunch.system.loop.loop import Pending
 
 T = TypeVar("T")
-MAX_QUESTIONS = 8  # that children answer at once
 _LATE = 5.0  # seconds that a child may take longer than it has, on a busy machine, before it is killed
 _STUCK_WITHIN = 1.0  # seconds to find out whether workers still hang
 _STACKS_WITHIN = 2.0  # seconds to find out what workers that compute wait for
@@ -58,7 +52,6 @@ class Inspection:
         self._host = host
         self._running = running
         self._printed = printed
-        self._children: dict[int, Pending[Any]] = {}  # the children that answer, by the number of the question
         self.begin()
 
     def begin(self) -> None:
@@ -103,16 +96,16 @@ class Inspection:
             samples = capture_stacks(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
             return convert([one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples])
 
-        return self._ask(question, within, reply, files)
+        return self.ask(question, within, reply, files)
 
-    def _ask(
+    def ask(
         self,
         question: Callable[[], T],
         within: float,
         reply: Callable[[T | None], None],
         descriptors: Sequence[int] = (),
     ) -> Pending[T | None]:
-        """Have a child find the answer to a question; `reply` gets None if that fails."""
+        """Have a child answer a question about the workers; `reply` gets None if the child fails, or there is no room for it."""
 
         def guarded() -> T | None:
             try:
@@ -206,78 +199,6 @@ class Inspection:
 
     def _post_checked(self, progressed: bool) -> None:
         self._loop.post(node.ProgressChecked(progressed, self._loop.now()))
-
-    # --- questions about workers
-
-    def answer(
-        self,
-        number: int,
-        question: Question,
-        reply: Callable[[Answered], None],
-        *,
-        plan: Plan,
-        exits: Sequence[WorkerExit],
-        written: Mapping[int, Written],
-        progress: Mapping[int, Progress],
-        debugged: frozenset[int],
-        gpus: Callable[[], Mapping[int, GpuUse]],
-        folder: str,
-    ) -> None:
-        """Answer a question about the workers, now or later, by a call of `reply`, unless too many are being answered.
-
-        `plan` tells of the workers while there are none, and `exits` how they ended; `written` what each has written to its
-        pipes, `progress` how far it is; `debugged` are the ranks that have a debugger; `gpus` says what their GPUs do; `folder`
-        is that of their logs.
-        """
-        from ddplaunch.launcher.look import answers
-        from ddplaunch.record.window.questions import (  # few are asked
-            Answered,
-            AskStacks,
-            AskStatus,
-            NoAnswer,
-            NodeArrivals,
-        )
-
-        if number in self._children:
-            return None  # it was asked before
-
-        def answered(answer: Answer | None) -> None:
-            self._children.pop(number, None)
-            reply(Answered(number, answer or NoAnswer("could not create the process that asks the workers")))
-
-        if len(self._children) >= MAX_QUESTIONS:
-            return answered(NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
-        if isinstance(question, AskStatus):
-            return answered(
-                answers.status(plan.workers, self._running, exits, written, progress, debugged, gpus(), folder)
-            )
-        if isinstance(question, AskStacks):
-            convert = partial(answers.stacks, threads=question.threads)
-            workers = self._running.values()
-            asked = self.capture(
-                workers,
-                question.within,
-                answered,
-                convert=convert,
-                native=question.native,
-                stacks=question.frames,
-                ras=question.frames,
-            )
-        else:
-            recorders = {rank: worker.recorder for rank, worker in self._running.items() if worker.recorder}
-            if not recorders:
-                return answered(NodeArrivals(wall=0, series=()))
-            until = time.monotonic() + question.within
-            read = partial(answers.arrivals, recorders, until=until, every=question.every)
-            asked = self._ask(read, question.within, answered)
-        if asked.pid:
-            self._children[number] = asked
-        return None
-
-    def forget(self, number: int) -> None:
-        """Have the child that would answer this question end."""
-        if (asked := self._children.get(number)) is not None:
-            asked.give_up()
 
 
 def _of_workers(samples: Iterable[Sample]) -> dict[int, Sample]:

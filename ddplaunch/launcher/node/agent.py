@@ -19,32 +19,28 @@ from ddplaunch.launcher.job import orders
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.orders import JobEnd, NodeEnd, SentReport, Unfit, Warned
 from ddplaunch.launcher.node import events
-from ddplaunch.launcher.node.context import AgentContext
+from ddplaunch.launcher.node.behind_front import BehindFront
 from ddplaunch.launcher.node.generations import Generations
 from ddplaunch.launcher.node.job import AgentJob
 from ddplaunch.launcher.node.leftovers import Leftovers
-from ddplaunch.launcher.node.run_socket import RunSocket
-from ddplaunch.launcher.node.shutdown import Shutdown
-from ddplaunch.launcher.node.signals import END_MARGIN, SignalOrigin, SignalSource
+from ddplaunch.launcher.node.signals import SignalOrigin
 from ddplaunch.launcher.tell.closing import render_still_running, render_stuck
 from ddplaunch.launcher.tell.story import Ended
-from ddplaunch.reach.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
+from ddplaunch.reach.pipes import CONTROL, Backpressure, FrontPipes
 from ddplaunch.reach.repeated_stop import Typed
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.errors import expendable
 from ddplaunch.system.fields import line, piece
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.linux import keep_freed_memory
-from ddplaunch.system.words import signal_name
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.job.coordinator import Coordinator
     from ddplaunch.launcher.job.orders import Report
     from ddplaunch.launcher.node.health import HealthGate
     from ddplaunch.launcher.node.job import Connect
-    from ddplaunch.launcher.node.outward import Errands
+    from ddplaunch.launcher.node.questions import Questions
     from ddplaunch.launcher.node.workers import Workers
     from ddplaunch.reach.channel.streams import Chunk
     from ddplaunch.record.window.questions import Ask, Forget
@@ -58,93 +54,58 @@ def run(job: AgentJob, connect: Connect, files: FileQueue, pipes: FrontPipes) ->
     gc.freeze()
     gc.enable()
     keep_freed_memory()
-    loop = Loop()
-    context = AgentContext(loop, job.inputs, files, OutputQueue(loop, pipes.output[1]))
-    return Agent(loop, context, job, pipes).run(connect)
+    return Agent(Loop(), job, connect, files, pipes).run()
 
 
-class Agent:
+class Agent(BehindFront):
     """Owns the parts, which know the loop and the context, and nothing of each other; `handle` says what they do when."""
 
-    def __init__(self, loop: Loop, context: AgentContext, job: AgentJob, pipes: FrontPipes) -> None:
-        """Make all parts of the agent. The coordinator is not known yet: `run` connects to it."""
-        self._loop = loop
-        loop.handle = self.handle
-        loop.question_failed = self._question_failed
-        self._context = context
-        self._reporter = context.reporter
+    def __init__(self, loop: Loop, job: AgentJob, connect: Connect, files: FileQueue, pipes: FrontPipes) -> None:
+        """Make all parts of the agent. The coordinator is not known yet: `connect` gives the link to it."""
+        super().__init__(loop, job, files, pipes)
         self._job = job
-        self._pipes = pipes
-        context.files.attach(loop)
-        self._backpressure = Backpressure(loop, context.queue)
-        self._leftovers = Leftovers(loop)
-        self._signals = SignalSource(
-            loop,
-            pipes,
-            stops=job.policy.stop_signals,
-            sent_again=job.sent_again,
-            end_within=job.policy.grace_period + END_MARGIN,
-            signals_all=job.signals_all,
-            from_caller=job.inputs.reports_to_caller,
-            heartbeat_timeout=job.inputs.spec.heartbeat_timeout,
-        )
-        self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
-        self._generations = Generations(loop, context)
-        self._run_socket = RunSocket(loop, context, lambda: self._generations.run_id)
+        self._connect = connect
+        self._backpressure = Backpressure(loop, self._context.queue)
+        self._generations = Generations(loop, self._context)
+        self._leftovers = Leftovers(loop, files, self._generations)
+        self._questions: Questions | None = None  # once a question has come
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
         self._stop_asked = False  # of all nodes, where a signal would mean this one alone
-        self._link: Link | None = None  # until the coordinator is known
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)
         self._rest = loop.timer(None, self._on_deadline, may_rest=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
-        self._outward: list[Errands] = []
 
-    def run(self, connect: Connect) -> int:
-        """Run the loop until everything is gone; give the job's exit status."""
-        self._signals.listen(self._job.signals)
-        with ExitStack() as opened:  # what is opened is closed here, in reverse order
-            try:
-                self._link = link = connect(self._loop, self._reporter)
-            except LaunchError as error:
-                self._loop.handle = self._handle_without_coordinator
-                self._reporter.stderr.write(error.render())
-                self._shutdown.leave_early()
-                return error.status
-            if self._job.inputs.allocation.has_one_screen:
-                self._reporter.tell_all = lambda text, is_warning: self._report(Warned(line(text), is_warning))
-            opened.callback(link.close)
-            self._run_socket.open(link)
-            opened.callback(self._run_socket.close)
-            self._watch_for_notices()
-            if self._context.inputs.reports_job and link.coordinator is not None:
-                self._report_job()
-            opened.callback(self._generations.close)
-            if self._job.inputs.allocation.rendezvous is not None:
-                # what forks workers imports while the nodes meet, and in a spare while it waits
-                self._generations.starter.prepare(self._context.draft, self._job.inputs.env)
-            opened.callback(self._loop.give_up_questions)
-            while self._state.phase is not Phase.ENDED or not link.is_over:
-                self._before_sleep()
-                self._loop.run_once()
-            self._shutdown.wait_for(self._outward)
+    def connect(self) -> Link:
+        """Reach the coordinator, or be it."""
+        link = self._connect(self._loop, self._reporter)
+        if self._job.inputs.allocation.has_one_screen:
+            self._reporter.tell_all = lambda text, is_warning: self._report(Warned(line(text), is_warning))
+        return link
+
+    def begin(self, opened: ExitStack) -> None:
+        """Have what may announce the end of this node watched, and what forks workers made ready."""
+        self._watch_for_notices()
+        opened.callback(self._generations.close)
+        if self._job.inputs.allocation.rendezvous is not None:
+            # what forks workers imports while the nodes meet, and in a spare while it waits
+            self._generations.starter.prepare(self._context.draft, self._job.inputs.env)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this node has ended, and the other nodes need its coordinator no longer."""
+        assert self._link is not None
+        return self._state.phase is Phase.ENDED and self._link.is_over
+
+    def status(self) -> int:
+        """Return the exit status of the job, as the coordinator has sent it, or as this node has decided without it."""
         assert self._state.end.status is not None
-        assert link.end is not None
-        self._shutdown.leave(self._ended(link), link, is_stopped=self._state.why is Why.SIGNALLED)
         return self._state.end.status
 
-    def _report_job(self) -> None:
-        """Do from now on what one node does for the whole job: tell programs outside of it, and look for the stop file."""
-        assert self._coordinator is not None
-        spec, reporter = self._context.inputs.spec, self._reporter
-        if spec.notify or spec.metrics_file:
-            from ddplaunch.launcher.node import outward  # few jobs need it
-
-            self._outward = outward.begin(self._loop, self._context, self._coordinator)
-        if spec.stop_file:
-            from ddplaunch.launcher.node import notices  # few jobs need it
-
-            notices.watch_stop_file(self._loop, spec.stop_file, reporter.clock() - reporter.story.began)
+    @property
+    def run_id(self) -> str:
+        """The name that all nodes know the run by; "" before they have met."""
+        return self._generations.run_id
 
     def _watch_for_notices(self) -> None:
         """Have the file and the command watched that may announce the end of the job, or of this node."""
@@ -155,7 +116,7 @@ class Agent:
 
         notices.watch(self._loop, spec, inputs.env, leaves=inputs.allocation.nodes_leave)
 
-    def _before_sleep(self) -> None:
+    def before_sleep(self) -> None:
         """Adapt to how much output waits, and to whether there is more to start."""
         output, backpressure = self._generations.output, self._backpressure
         backpressure.update(logged=output.is_kept)
@@ -165,13 +126,7 @@ class Agent:
         if not output.muted:
             self._reporter.report_dropped_output(output.dropped)
         self._generations.before_sleep()
-        self._reporter.report_pause(self._loop.clock.pause)
-        self._reporter.report_folder()
-
-    @property
-    def _coordinator(self) -> Coordinator | None:
-        """What decides for all nodes, if it is on this one."""
-        return self._link.coordinator if self._link is not None else None
+        super().before_sleep()
 
     @property
     def _workers(self) -> Workers | None:
@@ -182,6 +137,7 @@ class Agent:
 
     def handle(self, event: Any) -> None:
         """Carry out what follows from one event of the loop, or from one action of the decision (`launcher.decide.node`)."""
+        super().handle(event)
         context, generations, loop = self._context, self._generations, self._loop
         match event:
             # the processes of this node
@@ -191,7 +147,7 @@ class Agent:
             case events.ChildEnded():
                 self._leftovers.child_ended()
             case events.ReapDue():
-                self._leftovers.reap(keep=self._kept | self._others)
+                self._leftovers.reap()
                 if self._state.phase is Phase.SWEEPING:
                     self._sweep()
             case events.GroupJoined():
@@ -202,11 +158,8 @@ class Agent:
             # the front
             case events.FrontWaits():
                 self._signals.let_front_stop(all_stopped=self._workers is None or self._workers.has_stopped)
-            case node.FrontLost():
-                context.queue.abandon()
-                self._step(event)
             # what the user has this node look for
-            case events.NoticeSeen():
+            case events.NoticeSeen(problem="", stops_job=False):
                 self._on_notice(event)
             case events.HealthChecked(number, why):
                 if self._health is not None and (generation := self._health.release(number)) is not None:
@@ -225,28 +178,18 @@ class Agent:
             case orders.Forward(signum):
                 self._signals.received(signum, SignalOrigin.COORDINATOR)
             case orders.ClientOrder(order):
-                self._take_client_order(order)
+                self._on_client_order(order)
             case orders.JobEnd():
                 self._step(node.JobEnded(event.status, loop.now()))
             # commands that ask the run
             case events.QuestionAnswered(report):
                 self._report(report)
-            case events.ClientAsked(client, request):
-                self._run_socket.answer(client, request)
             case events.AttachAsked(client, asked):
                 if (visitor := self._run_socket.client(client)) is not None:
                     expendable(lambda: generations.debuggers.attach(asked, visitor), self._run_socket.fail)
-            case events.StopAsked():
-                # as Ctrl-C does; with another signal if that is ignored here, as after nohup
-                self._reporter.print("asked to stop from another shell")
-                stop = SIGINT if SIGINT in self._job.signals else SIGTERM
-                self._stop_all(stop, SignalOrigin.FRONT, typed=Typed.YES)
             case events.ClientGone(client):
-                self._run_socket.forget(client)
                 if generations.debugged is not None:
                     generations.debugged.forget(client)
-            case events.ClientsFailed(why):
-                self._run_socket.fail(why)
             # actions of the decision that concern more than the workers
             case node.StartWorkers():
                 generations.begin()
@@ -269,34 +212,30 @@ class Agent:
             case _ if self._workers is not None:
                 self._act_on(self._workers, event)
 
-    def _take_client_order(self, order: Ask | Forget | Chunk) -> None:
+    def _on_client_order(self, order: Ask | Forget | Chunk) -> None:
         """Answer a question of a client, forget one, or pass on what a client says to a worker."""
         from ddplaunch.record.window.questions import Ask, Forget  # only a job that is looked into needs it
 
-        assert self._link is not None
-        generations, has_begun = self._generations, self._link.has_begun
         match order:
-            case Ask(number, question):
-                expendable(
-                    lambda: generations.inspection.answer(
-                        number,
-                        question,
-                        lambda answered: self._loop.post(events.QuestionAnswered(answered)),
-                        plan=generations.plan if has_begun else self._context.draft,
-                        exits=self._state.exits if has_begun else (),
-                        written=self._workers.written if self._workers is not None else {},
-                        progress=self._workers.progress if self._workers is not None else {},
-                        debugged=generations.debugged.ranks if generations.debugged is not None else frozenset(),
-                        gpus=lambda: generations.sampler.gpus(generations.plan.workers),
-                        folder=(folder.path or "") if (folder := self._context.folder) is not None else "",
-                    ),
-                    lambda why: self._report_no_answer(number, why),
-                )
+            case Ask(number):
+                expendable(lambda: self._answer(order), lambda why: self._report_no_answer(number, why))
             case Forget(number):
-                if (inspection := generations.inspected) is not None:
-                    inspection.forget(number)
+                if self._questions is not None:
+                    self._questions.forget(number)
             case chunk:
                 self._run_socket.take(chunk)
+
+    def _answer(self, ask: Ask) -> None:
+        """Answer a question about the workers: before this node has begun with the coordinator that asks, about the draft."""
+        from ddplaunch.launcher.node.questions import Questions  # few are asked
+
+        assert self._link is not None
+        if self._questions is None:
+            self._questions = Questions(self._loop, self._context, self._generations)
+        if self._link.has_begun:
+            self._questions.answer(ask, self._generations.plan, self._state.exits)
+        else:
+            self._questions.answer(ask, self._context.draft, ())
 
     def _act_on(self, workers: Workers, action: node.Action) -> None:
         """Carry out an action that concerns the workers there are."""
@@ -347,34 +286,23 @@ class Agent:
                 output.hide(False)
 
     def _on_notice(self, notice: events.NoticeSeen) -> None:
-        """Send the signal of a notice to the workers; or say that none can come from there."""
-        if notice.problem:
-            if self._state.phase is Phase.ENDED:
-                return  # with the job, what looked for it was given up
-            self._reporter.warn(f"{notice.option}: {notice.problem}")
-            return
-        self._reporter.emit("notice", text=notice.option)
-        is_of_all = notice.stops_job or self._generations.plan.nnodes == 1
-        whose = "" if is_of_all else f" on {self._context.draft.workers[0].host}"
-        self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers{whose}")
-        if notice.stops_job:
-            self._stop_all(notice.signum, SignalOrigin.PROCESS)
-            return
+        """Send the signal of a notice that is for this node to its workers, and tell the coordinator."""
+        is_alone = self._generations.plan.nnodes == 1
+        self._tell_notice(notice, "" if is_alone else f" on {self._context.draft.workers[0].host}")
         is_over = self._state.phase is Phase.ENDED or self._state.is_sweeping_after_success
         if notice.signum != SIGTERM and not is_over:
             self._report(node.ReportNotice(notice.signum))
         self._signals.received(notice.signum, SignalOrigin.PROCESS)
 
-    def _stop_all(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
-        """Stop the job for good, where SIGTERM itself might requeue it or have this node leave; asked again, kill all workers."""
+    def stop_for_good(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
+        """Stop the job for good, where SIGTERM itself might have this node leave it; asked again, kill all workers."""
+        coordinator = self._coordinator
+        if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
+            super().stop_for_good(signum, source, typed)
+            return
         from ddplaunch.launcher.decide import job  # imported with the coordinator
 
-        coordinator = self._coordinator
-        if coordinator is not None:
-            coordinator.feed(job.Abandoned())
-        if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
-            self._signals.received(signum, source, typed=typed)
-            return
+        coordinator.feed(job.Abandoned())
         now, was_asked = self._loop.now(), self._stop_asked
         self._stop_asked = self._signals.end_asked = True
         again = job.NodeEscalated(job.NO_MEMBER, signum, now)
@@ -454,33 +382,7 @@ class Agent:
 
     def _sweep(self, signum: int = 0, *, sparing: bool = False) -> None:
         """Look for what workers left behind, signal it if `signum` is one, and say what there is."""
-        if signum and sparing and self._workers is not None:
-            self._workers.dismiss_services()
-        left = self._leftovers.find(self._others, self._generations.starter.leftovers(), signum, sparing=sparing)
-        self._loop.post(node.Swept(left, self._loop.now()))
-
-    @property
-    def _kept(self) -> frozenset[int]:
-        """The processes of all workers, dead ones included until they are reaped."""
-        return self._workers.pids if self._workers is not None else frozenset()
-
-    @property
-    def _others(self) -> frozenset[int]:
-        """Our children that are neither workers that live nor left behind by any."""
-        workers = self._workers
-        ended = workers.ended if workers is not None else frozenset[int]()
-        return ended | self._generations.starter.pids | self._loop.asked_pids | {self._context.files.pid}
-
-    def _handle_without_coordinator(self, event: Any) -> None:
-        """Take an event while the last output is handed over: this node takes no part, and has nothing to decide."""
-        if isinstance(event, node.FrontLost):
-            self._context.queue.abandon()
-
-    def _question_failed(self, error: Exception) -> None:
-        """Say that a child has met a bug of ours: the job goes on without its answer."""
-        self._reporter.warn(
-            f"a part of ddplaunch failed, and the job goes on without it: {type(error).__name__}: {error}"
-        )
+        self._loop.post(node.Swept(self._leftovers.find(signum, sparing=sparing), self._loop.now()))
 
     def _report_no_answer(self, number: int, why: str) -> None:
         """Say, and tell who asked, that a question could not be answered."""
@@ -508,13 +410,14 @@ class Agent:
             NodeEnd(state.generation, exits, state.start_failure, state.teardown.leftovers, self._reporter.traces)
         )
 
-    def _ended(self, link: Link) -> Ended:
-        state, end = self._state, link.end
+    def ended(self) -> Ended:
+        """Return how the job has ended, as far as this node knows."""
+        assert self._link is not None
+        state, end = self._state, self._link.end
         assert end is not None
-        assert state.end.status is not None
         failure = state.start_failure or state.failure if state.why is Why.FAILED else None
         return Ended(
-            status=state.end.status,
+            status=self.status(),
             why=end.why,
             text=end.text,
             restarts=state.generation,
@@ -540,6 +443,8 @@ class Agent:
         self._reporter.tell_all = None  # the coordinator says nothing more
         self._exits = self._generations.reap(self._state) or self._exits
         self._reporter.report_dropped_output(self._generations.output.dropped)
+        if self._state.why is Why.SIGNALLED:
+            self._signals.end_asked = True  # elsewhere, it may be
         end = self._link.end
         if end is None:  # the coordinator did not answer, and the user does not wait for it
             self._link.leave()
@@ -547,5 +452,5 @@ class Agent:
             end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped_line(self._state.end.signum))
         if end.why == "lost" and self._is_left_in_charge():
             end = self._link.end = replace(end, requeue=self._state.notice)
-        self._shutdown.conclude(self._ended(self._link), self._link, time.monotonic())
+        self._conclude(end)
         self._run_socket.ended(end)

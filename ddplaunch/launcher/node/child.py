@@ -24,7 +24,17 @@ from ddplaunch.system.process.linux import (
     return_freed_memory,
     signal_at_end_of,
 )
-from ddplaunch.system.process.tree import Process, descendants, let_tidy, reap, signal_process, state_of, tidies
+from ddplaunch.system.process.tree import (
+    Process,
+    descendants,
+    has_ended,
+    let_tidy,
+    reap,
+    signal_process,
+    state_of,
+    tidies,
+)
+from ddplaunch.system.words import duration
 
 INTERVAL = 0.5  # seconds from one question to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
@@ -51,8 +61,8 @@ def start(
     agent: Callable[[FrontPipes], int],
     blocked: Collection[int],
     failed: Callable[[LaunchError, FrontPipes], None] = lambda error, _: _print(error),
-) -> tuple[int, FrontPipes]:
-    """Fork, run `agent` in the child, in a session of its own; give its pid and our side of the pipes.
+) -> AgentProcess:
+    """Fork, run `agent` in the child, in a session of its own; return the child, with our side of the pipes.
 
     The signals `blocked` are blocked in both processes from then on, so that none is lost until each handles them. `failed` is
     called in the child, with what keeps the agent from its work.
@@ -82,7 +92,7 @@ def start(
         finally:
             os._exit(status)
     pipes.front_side()
-    return pid, pipes
+    return AgentProcess(pid, pipes)
 
 
 def _run(
@@ -113,13 +123,6 @@ def decide_start(pipes: FrontPipes) -> bool:
         return False
 
 
-def prevent_start(agent: int, pipes: FrontPipes) -> bool:
-    """Kill an agent that still gets ready, for which its files may have to come from far; False if the job has begun."""
-    if is_prevented := decide_start(pipes):
-        kill(agent)
-    return is_prevented
-
-
 def prevented_by(signum: int) -> str:
     """Say that a signal has ended the job before it began."""
     keys = " (Ctrl-C)" if signum == signal.SIGINT else ""
@@ -134,21 +137,72 @@ def _no_room(error: OSError) -> LaunchError:
     return LaunchError(f"ddplaunch cannot start: {reason}", hint=hint, status=exitcodes.NOT_EXECUTABLE)
 
 
-def sweep(agent: int, pipes: FrontPipes) -> None:
-    """Kill and reap every process that the agent, which has ended, left, but for that which it has named.
+class AgentProcess:
+    """The agent as its front sees it, which has forked it, asks it whether it runs, and ends all that it leaves."""
 
-    One that was not killed has done so itself. What it has not named may be the writer of a simulated node that was killed
-    itself: in uninterruptible sleep, it is waited for, but not killed.
-    """
-    info = os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
-    killed = info is not None and info.si_code != os.CLD_EXITED
-    _kill_below(os.getpid(), (agent,), pipes.is_spared, with_sleeping=killed)
+    def __init__(self, pid: int, pipes: FrontPipes) -> None:
+        """Speak with the agent over the front's side of these pipes."""
+        self.pid = pid
+        self.pipes = pipes
+        self.replies = Replies(pipes.replies[0])
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the agent has ended; it may be yet to be reaped."""
+        return has_ended(self.pid)
 
-def kill(agent: int) -> None:
-    """Kill the agent, which does not respond, and every process below it."""
-    os.kill(agent, signal.SIGKILL)
-    _kill_below(agent, (agent,), lambda _: False, with_sleeping=True)
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the agent is stopped, as by SIGSTOP."""
+        return self.state == "T"
+
+    @property
+    def state(self) -> str:
+        """The letter of proc(5) for the state of the agent."""
+        return state_of(self.pid)
+
+    def ask(self, *, with_handler: bool = True) -> None:
+        """Ask the agent's loop whether it runs, and its signal handler, by a signal that wakes the agent once more."""
+        self.pipes.request(IS_RUNNING)
+        if with_handler:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, ASKS)
+
+    def describe_silence(self) -> str:
+        """Say why the agent does not run, as far as its state tells; "" if that tells nothing."""
+        states = {
+            "T": " (it is stopped, as by SIGSTOP)",
+            "t": " (a debugger holds it)",
+            "D": " (it is in uninterruptible sleep)",
+        }
+        return states.get(self.state, "")
+
+    def prevent_start(self) -> bool:
+        """Kill an agent that still gets ready, for which its files may have to come from far; False if the job has begun."""
+        if is_prevented := decide_start(self.pipes):
+            self.kill()
+        return is_prevented
+
+    def kill(self) -> None:
+        """Kill the agent, which does not respond, and every process below it."""
+        os.kill(self.pid, signal.SIGKILL)
+        _kill_below(self.pid, (self.pid,), lambda _: False, with_sleeping=True)
+
+    def sweep(self) -> None:
+        """Kill and reap every process that the agent, which has ended, left, but for that which it has named.
+
+        One that was not killed has done so itself. What it has not named may be the writer of a simulated node that was killed
+        itself: in uninterruptible sleep, it is waited for, but not killed.
+        """
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        killed = info is not None and info.si_code != os.CLD_EXITED
+        _kill_below(os.getpid(), (self.pid,), self.pipes.is_spared, with_sleeping=killed)
+
+    def reap(self) -> int:
+        """Wait for the agent's end, end what it left, and return its wait status."""
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self.sweep()
+        return os.waitpid(self.pid, 0)[1]
 
 
 class Watch:
@@ -158,14 +212,12 @@ class Watch:
     pause of both gives nobody up.
     """
 
-    def __init__(self, agent: int, pipes: FrontPipes, replies: Replies, heartbeat_timeout: float) -> None:
+    def __init__(self, agent: AgentProcess, heartbeat_timeout: float) -> None:
         """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
         self.interval = watch_interval(heartbeat_timeout)
         self._waited = self.interval  # before the next look
         self._within = PATIENCE * heartbeat_timeout
         self._agent = agent
-        self._pipes = pipes
-        self._replies = replies
         self._most_unanswered = ceil(self._within / self.interval)
         self._most_without_loop = ceil(max(self._within, _WITHOUT_LOOP) / self.interval)
         self._has_begun = False  # the loop has answered once: before, the agent's files may have to come from far
@@ -174,23 +226,22 @@ class Watch:
         self.silent = 0.0  # seconds in which the loop has not answered
         self._heartbeat_timeout = heartbeat_timeout
         self._lapsed = 0  # looks in a row at which the lease of the workers was over
-        ask(agent, pipes)
+        agent.ask()
 
     def look(self) -> bool:
         """Take the answers and ask again; False: the agent does not run."""
-        self._replies.take()
-        loop_answered, answered = self._replies.has(RUNS), self._replies.has(RUNS + LIVES)
-        self._replies.forget(RUNS + LIVES)
+        replies = self._agent.replies
+        replies.take()
+        loop_answered, answered = replies.has(RUNS), replies.has(RUNS + LIVES)
+        replies.forget(RUNS + LIVES)
         self._has_begun = self._has_begun or loop_answered
-        state = "" if loop_answered else state_of(self._agent)
+        state = "" if loop_answered else self._agent.state
         is_judged = self._has_begun or state == "T"
         counts = (1.0 if answered else _COUNTS.get(state, 1.0)) * min(1.0, self._waited / self.interval)
         self._unanswered = self._unanswered + counts if is_judged and not answered else 0.0
         self._without_loop = self._without_loop + counts if is_judged and not loop_answered else 0.0
         self.silent = self.silent + self._waited if is_judged and not loop_answered else 0.0
-        self._pipes.request(IS_RUNNING)
-        if not loop_answered:  # a signal wakes the agent once more
-            ask_handler(self._agent)
+        self._agent.ask(with_handler=not loop_answered)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
     def keeps_lease(self) -> bool:
@@ -198,7 +249,7 @@ class Watch:
 
         False: their lease is over, and the agent has not killed them, so that it does not run.
         """
-        self._lapsed = 0 if self._pipes.lease_left() else self._lapsed + 1
+        self._lapsed = 0 if self._agent.pipes.lease_left() else self._lapsed + 1
         if self._lapsed < _LAPSED:
             return True
         self.silent = max(self.silent, self._heartbeat_timeout)  # so long ago it has sent its last renewal
@@ -209,14 +260,20 @@ class Watch:
 
         The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent; else it `may_rest` no longer than usual.
         """
-        is_well = may_rest and not self.silent and not is_stopped(self._agent)
-        self._waited = min(self.interval * (_AT_REST if is_well else 1), self._pipes.lease_left() or LOOK_AT_LAPSE)
+        is_well = may_rest and not self.silent and not self._agent.is_stopped
+        self._waited = min(
+            self.interval * (_AT_REST if is_well else 1), self._agent.pipes.lease_left() or LOOK_AT_LAPSE
+        )
         return self._waited
+
+    def describe(self) -> str:
+        """Say which agent has not run, for how long as far as its loop shows, and why."""
+        return f"(pid {self._agent.pid}) did not respond for {duration(self.silent)}{self._agent.describe_silence()}"
 
     @property
     def within(self) -> float:
         """The seconds without any answer after which the agent is given up, if its state does not change."""
-        return self._within / _COUNTS.get(state_of(self._agent), 1.0)
+        return self._within / _COUNTS.get(self._agent.state, 1.0)
 
 
 def watch_interval(heartbeat_timeout: float) -> float:
@@ -229,33 +286,6 @@ def longest_wait(heartbeat_timeout: float) -> float:
     return (_AT_REST + 1) * watch_interval(heartbeat_timeout)
 
 
-def is_stopped(agent: int) -> bool:
-    """Whether the agent is stopped, as by SIGSTOP."""
-    return state_of(agent) == "T"
-
-
-def ask(agent: int, pipes: FrontPipes) -> None:
-    """Ask the agent's loop and its signal handler whether they run."""
-    pipes.request(IS_RUNNING)
-    ask_handler(agent)
-
-
-def ask_handler(agent: int) -> None:
-    """Ask the agent's signal handler alone."""
-    with suppress(ProcessLookupError):
-        os.kill(agent, ASKS)
-
-
-def describe_silence(agent: int) -> str:
-    """Say why an agent does not run, as far as its state tells; "" if that tells nothing."""
-    states = {
-        "T": " (it is stopped, as by SIGSTOP)",
-        "t": " (a debugger holds it)",
-        "D": " (it is in uninterruptible sleep)",
-    }
-    return states.get(state_of(agent), "")
-
-
 class Question:
     """Asks an agent that has to end at once whether it runs, every INTERVAL seconds until its loop answers. Has no timer.
 
@@ -263,14 +293,13 @@ class Question:
     sweep or a write to a slow disk. So a stopped agent is given up within seconds, and a slow one has time.
     """
 
-    def __init__(self, agent: int, pipes: FrontPipes, replies: Replies) -> None:
+    def __init__(self, agent: AgentProcess) -> None:
         self._agent = agent
-        self._pipes = pipes
-        self._replies = replies
+        self._replies = agent.replies
         self._unanswered = 0  # questions in a row without any answer
         self._without_loop = 0  # questions that the loop has not answered
-        replies.forget(RUNS + LIVES)
-        ask(agent, pipes)
+        agent.replies.forget(RUNS + LIVES)
+        agent.ask()
 
     def has_answer(self) -> bool:
         """Whether the loop has come by."""
@@ -286,7 +315,7 @@ class Question:
         if self._unanswered >= _MOST_UNANSWERED or self._without_loop >= _MOST_WITHOUT_LOOP:
             return False
         self._replies.forget(LIVES)
-        ask(self._agent, self._pipes)
+        self._agent.ask()
         return True
 
 
@@ -313,13 +342,6 @@ def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bo
             if not tidying and clock.now() >= began + _SLEEP_TIMEOUT:
                 return
             time.sleep(_LOOK_AGAIN)
-
-
-def reap_agent(agent: int, pipes: FrontPipes) -> int:
-    """Wait for the agent's end, end what it left, and give its wait status."""
-    os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
-    sweep(agent, pipes)
-    return os.waitpid(agent, 0)[1]
 
 
 def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:

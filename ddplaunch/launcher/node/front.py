@@ -27,13 +27,12 @@ from ddplaunch.reach.pipes import (
     STOPPED,
     UNREAD_TIMEOUT,
     FrontPipes,
-    Replies,
 )
 from ddplaunch.reach.repeated_stop import typed_at
 from ddplaunch.system import exitcodes
 from ddplaunch.system.process import clock
 from ddplaunch.system.process.terminal import Modes, modes, set_modes, size_of
-from ddplaunch.system.process.tree import ends_within, has_ended, is_orphaned_group
+from ddplaunch.system.process.tree import ends_within, is_orphaned_group
 from ddplaunch.system.words import duration
 
 if TYPE_CHECKING:
@@ -67,11 +66,11 @@ def run(
     """
     passed = passed_on(signals)
     before = modes()
-    pid, pipes = child.start(agent, passed)
+    process = child.start(agent, passed)
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
-    signal.set_wakeup_fd(pipes.signals[1], warn_on_full_buffer=False)
+    signal.set_wakeup_fd(process.pipes.signals[1], warn_on_full_buffer=False)
     deduplicator = SignalDeduplicator(frozenset(stops), sent_again)
-    front = _Front(pid, deduplicator, frozenset(stops), pipes, output or FrontOutput(), heartbeat_timeout)
+    front = _Front(process, deduplicator, frozenset(stops), output or FrontOutput(), heartbeat_timeout)
     for signum in passed:
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
@@ -79,20 +78,20 @@ def run(
     front.child_ended(signal.SIGCHLD, None)  # an agent that ended before has sent its signal to nobody
     signal.signal(signal.SIGALRM, front.interval_passed)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
-    _show_until_end(front, pid, pipes)
-    return _status_of_job(front, pid, pipes, before)
+    _show_until_end(front, process)
+    return _status_of_job(front, process, before)
 
 
-def _show_until_end(front: _Front, pid: int, pipes: FrontPipes) -> None:
+def _show_until_end(front: _Front, agent: child.AgentProcess) -> None:
     """Show the agent's messages until the agent has ended, or is killed because it does not respond."""
     try:
         front.watch_time()
-        front.output.show(pipes.output[0])
+        front.output.show(agent.pipes.output[0])
     except _Unread:
         pass
     except _Unresponsive as error:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        child.kill(pid)  # first, since the print may block
+        agent.kill()  # first, since the print may block
         print_now(f"{error}\n")
     front.is_done = True
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -100,18 +99,18 @@ def _show_until_end(front: _Front, pid: int, pipes: FrontPipes) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _status_of_job(front: _Front, pid: int, pipes: FrontPipes, before: Modes | None) -> int:
+def _status_of_job(front: _Front, agent: child.AgentProcess, before: Modes | None) -> int:
     """Reap the agent, give the terminal its modes of `before` if the agent was killed, and return the exit status."""
     if front.killed_agent:
-        if ends_within(pid, child.KILL_TIMEOUT):
-            child.reap_agent(pid, pipes)
+        if ends_within(agent.pid, child.KILL_TIMEOUT):
+            agent.reap()
             set_modes(before)
         print_now(child.describe_leftovers())
         return exitcodes.of_signal(front.stopped_by) if front.stopped_by else exitcodes.NODE_LOST
-    wait_status = child.reap_agent(pid, pipes)
+    wait_status = agent.reap()
     if wait_status:
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
-    status, text = child.status_of(pid, wait_status)
+    status, text = child.status_of(agent.pid, wait_status)
     print_now(text)
     return status or (exitcodes.NOT_WRITTEN if front.output.failed else exitcodes.OK)
 
@@ -129,10 +128,9 @@ class _Front:
 
     def __init__(
         self,
-        agent: int,
+        agent: child.AgentProcess,
         deduplicator: SignalDeduplicator,
         stops: frozenset[int],
-        pipes: FrontPipes,
         output: FrontOutput,
         heartbeat_timeout: float,
     ) -> None:
@@ -144,14 +142,12 @@ class _Front:
         self._agent = agent
         self._deduplicator = deduplicator
         self._stops = stops
-        self._pipes = pipes
-        self._replies = Replies(pipes.replies[0])
         self._suspending = False
         self.stopped_by = 0  # the first signal to stop
         self.killed_agent = False
         self.is_done = False
         self._escalates = False  # the agent is to kill its workers
-        self._watch = child.Watch(agent, pipes, self._replies, heartbeat_timeout)
+        self._watch = child.Watch(agent, heartbeat_timeout)
         self._question: child.Question | None = None  # to an agent that is to stop or kill its workers
         self._unread = 0  # INTERVALs without progress, in which the job has ended as it was asked to
         self._written_before = 0  # bytes, one interval ago
@@ -164,7 +160,7 @@ class _Front:
         event = self._deduplicator.take(signum, time.monotonic(), SignalOrigin.FRONT, typed=typed)
         if not self.stopped_by:
             self.stopped_by = signum
-            if child.prevent_start(self._agent, self._pipes):
+            if self._agent.prevent_start():
                 self.killed_agent = True
                 print_now(child.prevented_by(signum))
         elif event.escalates:
@@ -172,7 +168,7 @@ class _Front:
         else:
             return
         if self._question is None and not self.killed_agent:
-            self._question = child.Question(self._agent, self._pipes, self._replies)
+            self._question = child.Question(self._agent)
         self.watch_time()
 
     def suspend(self, _signum: int, _frame: object) -> None:
@@ -182,7 +178,7 @@ class _Front:
         without a request to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
         """
         if is_orphaned_group():
-            self._pipes.pass_on(signal.SIGCONT)
+            self._agent.pipes.pass_on(signal.SIGCONT)
         elif not self._suspending:
             self._suspending = True
             may_stop = self._may_stop()
@@ -196,25 +192,26 @@ class _Front:
 
     def _may_stop(self) -> bool:
         """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
-        self._replies.forget(STOPPED + GOES_ON)
-        self._pipes.request(MAY_STOP)
-        self._replies.wait(STOPPED + GOES_ON, clock.now() + _STOP_TIMEOUT)
-        return not self._replies.has(GOES_ON)
+        replies = self._agent.replies
+        replies.forget(STOPPED + GOES_ON)
+        self._agent.pipes.request(MAY_STOP)
+        replies.wait(STOPPED + GOES_ON, clock.now() + _STOP_TIMEOUT)
+        return not replies.has(GOES_ON)
 
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left; look sooner at one that is stopped."""
         if self.is_done:
             return
-        if has_ended(self._agent):
+        if self._agent.has_ended:
             self.output.agent_has_ended = True
-            child.sweep(self._agent, self._pipes)
+            self._agent.sweep()
             self.watch_time()
-        elif child.is_stopped(self._agent) and not self._watch.silent:
+        elif self._agent.is_stopped and not self._watch.silent:
             self.watch_time()
 
     def watch_time(self) -> None:
         """Have `interval_passed` called when it is time to look at the agent, or at output that nobody reads."""
-        has_agent = not has_ended(self._agent)
+        has_agent = not self._agent.has_ended
         if self._question is not None or (self.stopped_by and not has_agent):
             signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
         elif has_agent:
@@ -227,15 +224,14 @@ class _Front:
             _Unresponsive: the agent is to be killed.
             _Unread: the rest of the output is not written.
         """
-        if has_ended(self._agent):
+        if self._agent.has_ended:
             self._question = None
             self._look_at_output()
         elif (keeps_lease := self._watch.keeps_lease()) and self._question is not None:
             self._look_at_answer(self._question)
         elif not (keeps_lease and self._watch.look()):
             self.killed_agent = True
-            silence = f"did not respond for {duration(self._watch.silent)}{child.describe_silence(self._agent)}"
-            raise _Unresponsive(f"error: ddplaunch's agent (pid {self._agent}) {silence}: killed, with its workers")
+            raise _Unresponsive(f"error: ddplaunch's agent {self._watch.describe()}: killed, with its workers")
         self.watch_time()
 
     def _look_at_output(self) -> None:
@@ -255,12 +251,12 @@ class _Front:
             if self._escalates:
                 self.killed_agent = True
                 raise _Unresponsive(
-                    f"ddplaunch: the agent (pid {self._agent}) did not respond and was killed, with the workers"
+                    f"ddplaunch: the agent (pid {self._agent.pid}) did not respond and was killed, with the workers"
                 )
             self._question = None
             within = duration(self._watch.within)
             print_now(
-                f"ddplaunch: the agent (pid {self._agent}) does not respond{child.describe_silence(self._agent)}. "
+                f"ddplaunch: the agent (pid {self._agent.pid}) does not respond{self._agent.describe_silence()}. "
                 f"Without an answer for {within} it is killed, with the workers\n"
             )
 

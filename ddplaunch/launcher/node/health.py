@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
-from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
 from ddplaunch.launcher.job.orders import Generation
 from ddplaunch.launcher.node.events import HealthChecked
+from ddplaunch.launcher.node.job import JobInputs
+from ddplaunch.plan.cluster import Allocation
+from ddplaunch.system import exitcodes
+from ddplaunch.system.errors import LaunchError, own_imports
 from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop, Pending
 from ddplaunch.system.process.command import run_in_shell
+from ddplaunch.system.process.linux import signal_at_end_of
 
 LIMIT = 60.0  # seconds that the command has
 # signals that Slurm, a terminal or a user sends to all processes of a job, which say nothing of the machine
@@ -26,6 +32,43 @@ def why_unfit(command: str, env: Mapping[str, str]) -> str:
     how = f"killed after {LIMIT:g} s" if code is None else f"exit status {code}" if code > 0 else f"signal {-code}"
     said = output.strip().rpartition("\n")[2]
     return line(f"{how}: {said}" if said else how)
+
+
+def check(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> None:
+    """Find out whether this node is fit; if it is not, tell a coordinator elsewhere.
+
+    Until then the front ends this process, the agent, as soon as somebody wants the job to end.
+
+    Raises LaunchError: it is unfit.
+    """
+    with own_imports():
+        from ddplaunch.launcher.job.join import withdraw  # only jobs of several nodes have it
+
+    front = os.getppid()
+    signal_at_end_of(front, SIGKILL)
+    why = why_unfit(command, inputs.env)
+    signal_at_end_of(front, SIGCONT)
+    if not why:
+        return
+    asked = inputs.spec.typed("health_check", command)
+    text = f"{inputs.node.host} is not fit for the job: {asked}: {why}"
+    error = LaunchError(text, hint=_without_this_node(inputs.allocation), status=exitcodes.NODE_LOST)
+    if several:
+        withdraw(inputs.spec, inputs.allocation, env, error)
+    raise error
+
+
+def _without_this_node(allocation: Allocation) -> str | None:
+    """Return what becomes of the job without this node, before it has begun; None: it has no other."""
+    least, most = allocation.nnodes
+    if most == 1:
+        return None
+    if least == most:
+        return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
+    if allocation.node_rank == 0 and not allocation.has_front:
+        return "no job begins without node 0: make another node the first one"
+    unless = ", unless it is node 0," if allocation.node_rank is None else ""
+    return f"the job begins without this node{unless} if enough others are fit"
 
 
 class HealthGate:

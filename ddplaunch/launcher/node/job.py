@@ -62,13 +62,18 @@ class JobInputs(Struct, frozen=True, kw_only=True):
     why_cold: str = ""  # why one that was asked for is not used, or another is; or that it is new
 
 
-class AgentJob(Struct, frozen=True, kw_only=True):
+class FrontedJob(Struct, frozen=True, kw_only=True):
+    """All that a loop behind a front needs to know, whether workers are its own or those of agents that it has started."""
+
+    inputs: JobInputs
+    signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
+    sent_again: frozenset[int] = frozenset()  # of which a second one does not escalate
+    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
+    requeue: Requeue | None = None  # if it is for this process to queue the job again
+
+
+class AgentJob(FrontedJob, frozen=True, kw_only=True):
     """All that the agent of a node needs to know; made before it is forked."""
 
     policy: Policy
-    inputs: JobInputs
     link: Callable[[], Connect]  # prepares to reach the coordinator, or to be it, and imports what that takes
-    signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
-    sent_again: frozenset[int]  # of which a second one does not escalate
-    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
-    requeue: Requeue | None = None  # if it is for this process to queue the job again

@@ -17,9 +17,9 @@ import sys
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from ddplaunch.spec import call as request
+from ddplaunch.spec import order
 from ddplaunch.spec.call import stop_signal
-from ddplaunch.spec.job import Given
+from ddplaunch.spec.order import Order
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import BUG
 from ddplaunch.system.process.linux import signal_at_end_of
@@ -45,18 +45,17 @@ def main() -> NoReturn:
         os._exit(status)
 
 
-def _order(control: int) -> dict[str, Any]:
+def _order(control: int) -> Order:
     with socket.socket(fileno=os.dup(control)) as connection, connection.makefile("rb") as file:
         line = file.readline()
     if not line:  # the caller has ended already
         os._exit(BUG)
-    order: dict[str, Any] = json.loads(line)
-    return order
+    return order.decode(line)
 
 
-def _run(order: dict[str, Any], control: int) -> int:
-    spec = request.spec_of(map(Given.from_fields, order["options"]))
-    signal_at_end_of(order["caller"], stop_signal(spec))
+def _run(job: Order, control: int) -> int:
+    spec = job.spec()
+    signal_at_end_of(int(sys.argv[1]), stop_signal(spec))  # of the caller
     from ddplaunch.launcher.start import dispatch
 
     return dispatch.run(spec, dict(os.environ), control=control)

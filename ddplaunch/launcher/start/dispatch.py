@@ -105,7 +105,7 @@ def run(
 
         preview.planned(spec, env, allocation)
     if allocation.start:
-        from ddplaunch.launcher.elsewhere.start import run_over_ssh
+        from ddplaunch.launcher.elsewhere.dispatcher import run_over_ssh
 
         return run_over_ssh(spec, env, allocation, serve=serve, reports_to_caller=to_caller)
     return _run_here(spec, env, allocation, screen, serve, to_caller=to_caller)

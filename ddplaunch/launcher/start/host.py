@@ -55,7 +55,7 @@ def main() -> int:
     return status
 
 
-def _run(order: messages.Order, front: HostFront) -> int:
+def _run(order: messages.HostOrder, front: HostFront) -> int:
     """Run the part of the job on a host that another ddplaunch has started; return the exit status."""
     with own_imports():
         from ddplaunch.launcher.start.node import run
@@ -71,7 +71,7 @@ def _run(order: messages.Order, front: HostFront) -> int:
     except OSError as error:
         hint = "ddplaunch runs on each host in the folder where it was typed"
         raise LaunchError(f"{os.fsdecode(order.cwd)}: {why_failed(error)}", hint=hint) from None
-    spec = orders.spec(order)
+    spec = order.job.spec()
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
     here = inspect(spec, env, divided_by=nodes if order.simulated else 1)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from signal import SIGCONT, SIGKILL
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
@@ -25,12 +24,11 @@ from ddplaunch.spec.error_file import ErrorFiles
 from ddplaunch.spec.job import JobSpec, ProgramKind
 from ddplaunch.spec.options import token
 from ddplaunch.spec.outcome import ClusterQuestions
-from ddplaunch.system import exitcodes
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, own_imports
 from ddplaunch.system.net import port
 from ddplaunch.system.process.fork import is_followed, unfollowed
-from ddplaunch.system.process.linux import raise_open_files, signal_at_end_of
+from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import duration
 
 if TYPE_CHECKING:  # one node needs none of it, or its agent alone
@@ -200,19 +198,6 @@ def _is_folder(path: str) -> bool:
         return False
 
 
-def _without_this_node(allocation: Allocation) -> str | None:
-    """Return what becomes of the job without this node, before it has begun; None: it has no other."""
-    least, most = allocation.nnodes
-    if most == 1:
-        return None
-    if least == most:
-        return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
-    if allocation.node_rank == 0 and not allocation.has_front:
-        return "no job begins without node 0: make another node the first one"
-    unless = ", unless it is node 0," if allocation.node_rank is None else ""
-    return f"the job begins without this node{unless} if enough others are fit"
-
-
 def check_debugpy(python: str, env: Mapping[str, str]) -> None:
     """Check that the interpreter of the workers has debugpy. Raises LaunchError: it has none."""
     import shlex  # few jobs need it
@@ -289,7 +274,10 @@ def _link(inputs: JobInputs, env: Mapping[str, str], *, several: bool, carried: 
     """
     spec, allocation, draft = inputs.spec, inputs.allocation, inputs.draft
     if spec.health_check is not None:
-        _check_health(spec.health_check, inputs, env, several=several)
+        with own_imports():
+            from ddplaunch.launcher.node import health  # few jobs have a check
+
+        health.check(spec.health_check, inputs, env, several=several)
     if not several:
         with own_imports():
             from ddplaunch.launcher.job.local_link import coordinate_alone  # only the agent needs it
@@ -307,31 +295,6 @@ def _link(inputs: JobInputs, env: Mapping[str, str], *, several: bool, carried: 
     return partial(
         join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening, carried=carried)
     )
-
-
-def _check_health(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> None:
-    """Find out whether this node is fit; if it is not, tell a coordinator elsewhere.
-
-    Until then the front ends this process, the agent, as soon as somebody wants the job to end.
-
-    Raises LaunchError: it is unfit.
-    """
-    with own_imports():
-        from ddplaunch.launcher.job.join import withdraw
-        from ddplaunch.launcher.node.health import why_unfit  # few jobs need it
-
-    front = os.getppid()
-    signal_at_end_of(front, SIGKILL)
-    why = why_unfit(command, inputs.env)
-    signal_at_end_of(front, SIGCONT)
-    if not why:
-        return
-    asked = inputs.spec.typed("health_check", command)
-    text = f"{inputs.node.host} is not fit for the job: {asked}: {why}"
-    error = LaunchError(text, hint=_without_this_node(inputs.allocation), status=exitcodes.NODE_LOST)
-    if several:
-        withdraw(inputs.spec, inputs.allocation, env, error)
-    raise error
 
 
 def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:

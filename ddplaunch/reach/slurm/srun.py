@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import select
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NoReturn
 
 from msgspec import Struct
@@ -25,7 +24,6 @@ from ddplaunch.system.process.child import Child, StartError, Stdio, start, why_
 from ddplaunch.system.process.fork import fork
 
 _FORK = "cannot create a process"
-_COLONS = re.compile(r"\\*:")
 
 
 class StepJob(Struct, frozen=True, kw_only=True):
@@ -168,16 +166,3 @@ def _wait(child: Child, connection: socket.socket, offered: socket.socket | None
                 poll.unregister(connection)  # srun may not end at once
             signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
     return os.waitpid(child.pid, 0)[1]
-
-
-# --- what srun passes on: a colon by itself would begin another component
-
-
-def escaped(argv: Sequence[str]) -> list[str]:
-    """Escape the arguments so that none is a colon by itself: put a backslash before it, and one more before an escaped one."""
-    return [f"\\{argument}" if _COLONS.fullmatch(argument) else argument for argument in argv]
-
-
-def unescaped(argv: Sequence[str]) -> list[str]:
-    """Return the arguments as they were before `escaped`."""
-    return [argument[1:] if _COLONS.fullmatch(argument) else argument for argument in argv]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ddplaunch.spec.job import JobSpec
@@ -17,12 +17,9 @@ RDZV_HOST = "DDPLAUNCH_RDZV_HOST"  # where the command is that has started the a
 RDZV_PORT = "DDPLAUNCH_RDZV_PORT"
 TASKS_PER_NODE = "DDPLAUNCH_TASKS_PER_NODE"  # of the batch script, which differ from the step's
 SCREEN = "DDPLAUNCH_SCREEN"  # where srun writes what the step prints
-OPTIONS = (
-    "DDPLAUNCH_OPTIONS_OF_STEP"  # options for the agents whose values may be secret: ps shows arguments to everybody
-)
+# the order for the agents of that step, see `spec/order.py`: numbered, as the kernel bounds each variable
+ORDER = "DDPLAUNCH_ORDER_"
 STDIN = "DDPLAUNCH_STDIN"  # where the agent on this host gets the stdin of the command
-# and the name of a variable for the workers: may be secret, and ps shows arguments to everybody
-OF_WORKERS = "DDPLAUNCH_FOR_WORKERS_"
 _MIN_LENGTH = 16  # characters; a shorter one is warned of
 _MAX_SIZE = 4096  # characters; a longer file is probably not a token
 
@@ -70,20 +67,8 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
 
 def public(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that workers may see: all but those that are for agents only."""
-    for_agents = (VARIABLE, RDZV_HOST, RDZV_PORT, TASKS_PER_NODE, SCREEN, STDIN, OPTIONS)
-    return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(OF_WORKERS)}
-
-
-def hidden(spec: JobSpec) -> dict[str, str]:
-    """Return the variables by which an agent gets those of --env, --env-file and files for the workers."""
-    return {f"{OF_WORKERS}{name}": value for name, value in spec.env}
-
-
-def unhidden(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the value and the origin of each variable for the workers that an agent has by `hidden`."""
-    for name, value in env.items():
-        if name.startswith(OF_WORKERS):
-            yield name.removeprefix(OF_WORKERS), value, "--env-file"
+    for_agents = (VARIABLE, RDZV_HOST, RDZV_PORT, TASKS_PER_NODE, SCREEN, STDIN)
+    return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(ORDER)}
 
 
 def _read(path: str, asked: str) -> str:

@@ -21,8 +21,10 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from ddplaunch.reach.repeated_stop import Meaning, StopRequests, typed_at
+from ddplaunch.spec import order
 from ddplaunch.spec.call import stop_signal
 from ddplaunch.spec.job import Given, JobSpec
+from ddplaunch.spec.order import Order
 from ddplaunch.system.errors import MORE_OPEN_FILES, LaunchError
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.own_files import PACKAGE
@@ -111,7 +113,7 @@ class Caller:
         self._ours = ours
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START.format(folder=_FOLDER)],
+                [sys.executable, "-P", "-c", _START.format(folder=_FOLDER), str(os.getpid())],
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -120,8 +122,8 @@ class Caller:
             )
         self._resources.enter_context(self._process)  # waits for it
         self._resources.callback(self._process.kill)  # does nothing unless we were interrupted more than once
-        order = {"options": [one.fields() for one in collected], "caller": os.getpid()}
-        ours.sendall(json.dumps(order).encode() + b"\n")
+        # what is collected has the variables of the workers, too
+        ours.sendall(order.encode(Order.of(collected, replace(self._spec, env=()))) + b"\n")
         ours.setblocking(False)
         self._open = 1
         for pipe, name in ((self._process.stdout, "stdout"), (self._process.stderr, "stderr")):

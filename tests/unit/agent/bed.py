@@ -12,7 +12,7 @@ from typing import Any, cast
 from ddplaunch.launcher.decide.node import Policy
 from ddplaunch.launcher.job.local_link import coordinate_alone
 from ddplaunch.launcher.node.agent import Agent
-from ddplaunch.launcher.node.context import AgentContext, WorkerSetup
+from ddplaunch.launcher.node.context import WorkerSetup
 from ddplaunch.launcher.node.job import AgentJob, JobInputs
 from ddplaunch.launcher.node.starter import Starter, WorkerPipes
 from ddplaunch.launcher.output.sinks import Output
@@ -21,7 +21,7 @@ from ddplaunch.plan.cluster.by_flags import alone
 from ddplaunch.plan.devices import Hardware
 from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import make_plan
-from ddplaunch.reach.pipes import FrontPipes, OutputQueue
+from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.error_file import ErrorFiles
 from ddplaunch.system.console.streams import Screen, Stream
@@ -164,10 +164,8 @@ class Bed:
             signals=asked.ending_signals,
             sent_again=frozenset(),
         )
-        context = AgentContext(self.loop, inputs, FileQueue(), OutputQueue(self.loop, pipes.output[1]))
-        self.agent = Agent(self.loop, context, job, pipes)
+        self.agent = Agent(self.loop, job, job.link(), FileQueue(), pipes)
         self.agent._generations.starter = cast(Starter, PlayedStarter(self))
-        self._connect = job.link()
 
     def note(self, what: str) -> None:
         self.story.append(what)
@@ -191,7 +189,7 @@ class Bed:
 
     def run(self) -> int:
         """Run the agent to its end, and give the status."""
-        return self.agent.run(self._connect)
+        return self.agent.run()
 
     @property
     def shown(self) -> str:

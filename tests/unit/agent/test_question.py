@@ -10,7 +10,7 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.launcher.node.child import Question, Watch
+from ddplaunch.launcher.node.child import AgentProcess, Question, Watch
 from ddplaunch.reach.pipes import ASKS, GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
 from ddplaunch.system.process import clock
 from ddplaunch.system.process.tree import Process
@@ -31,13 +31,18 @@ def pipes() -> Iterator[FrontPipes]:
 
 
 @pytest.fixture
-def replies(pipes: FrontPipes) -> Replies:
-    return Replies(pipes.replies[0])
+def agent(pipes: FrontPipes) -> AgentProcess:
+    return AgentProcess(os.getpid(), pipes)  # the signal means nothing here
 
 
 @pytest.fixture
-def question(pipes: FrontPipes, replies: Replies) -> Question:
-    return Question(os.getpid(), pipes, replies)  # the signal means nothing here
+def replies(agent: AgentProcess) -> Replies:
+    return agent.replies
+
+
+@pytest.fixture
+def question(agent: AgentProcess) -> Question:
+    return Question(agent)
 
 
 def test_an_agent_that_does_not_answer_is_given_up_after_some_questions(question):
@@ -60,15 +65,15 @@ def test_an_agent_whose_handler_answers_has_time_but_not_for_ever(pipes, questio
     assert questions == 59
 
 
-def test_an_answer_to_an_earlier_question_does_not_count(pipes, replies):
+def test_an_answer_to_an_earlier_question_does_not_count(pipes, agent):
     os.write(pipes.replies[1], RUNS)
-    assert not Question(os.getpid(), pipes, replies).has_answer()
+    assert not Question(agent).has_answer()
 
 
 @pytest.fixture
-def watch(pipes: FrontPipes, replies: Replies) -> Watch:
+def watch(pipes: FrontPipes, agent: AgentProcess) -> Watch:
     """Of an agent that was heard once, and may be silent for 10 s."""
-    watch = Watch(os.getpid(), pipes, replies, 10.0)
+    watch = Watch(agent, 10.0)
     os.write(pipes.replies[1], RUNS + LIVES)
     assert watch.look()
     return watch
@@ -136,8 +141,8 @@ def test_a_watched_agent_that_runs_is_never_given_up(pipes, watch, reply):
     assert looks(pipes, watch, reply) == 100
 
 
-def test_an_agent_that_still_imports_its_modules_is_not_given_up_yet(pipes, replies):
-    assert looks(pipes, Watch(os.getpid(), pipes, replies, 10.0), b"") == 100
+def test_an_agent_that_still_imports_its_modules_is_not_given_up_yet(pipes, agent):
+    assert looks(pipes, Watch(agent, 10.0), b"") == 100
 
 
 @pytest.mark.parametrize("reply", [STOPPED, GOES_ON])

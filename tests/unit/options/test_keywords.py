@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.spec import call as request
-from ddplaunch.spec.job import Fault, Given, StreamChoice, Streams
+from ddplaunch.spec import order
+from ddplaunch.spec.job import Fault, StreamChoice, Streams
 from ddplaunch.spec.options.sources import from_keywords
+from ddplaunch.spec.order import Order
 from ddplaunch.system.errors import LaunchError
 
 
@@ -70,7 +73,8 @@ def test_a_time_that_is_too_small_to_be_written_is_no_zero():
 
 def test_another_process_of_ours_reads_the_same():
     collected = request.given({"env": {"A": "ä=\n"}, "timeout": 5, "quiet": False}, {"DDPLAUNCH_ROLE": "r"}, None)
-    assert request.spec_of(Given.from_fields(one.fields()) for one in collected) == request.spec_of(collected)
+    job = request.spec_of(collected)
+    assert order.decode(order.encode(Order.of(collected, replace(job, env=())))).spec() == job
 
 
 def test_a_keyword_wins_over_a_variable():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from signal import SIGINT, SIGTERM
 from typing import Any
 
@@ -58,6 +59,18 @@ BEGUN = Generation(
 )
 
 
+class PlayedLead(Lead):
+    """A command whose agents the test plays."""
+
+    is_over = False
+
+    def begin(self, opened: ExitStack) -> None:
+        """There is nothing to start."""
+
+    def status(self) -> int:
+        return 0
+
+
 class Bed:
     """A command over a fake loop, whose disk never answers."""
 
@@ -71,9 +84,10 @@ class Bed:
         self.files = FileQueue(ours, shared)
         inputs = inputs_of_lead(asked, {"HOME": "/home/ann"}, ALLOCATION, run_id="run-1", python="python")
         job = LeadJob(inputs=inputs, key=KEY, ports=None, python="python", signals=frozenset((SIGINT, SIGTERM)))
-        self.lead = Lead(self.loop, job, self.files, self.pipes)
+        self.lead = PlayedLead(self.loop, job, self.files, self.pipes)
+        self.loop.handle = self.loop.events.append  # the test hands over what it means to
         self.told: list[Event] = []
-        self.lead.reporter.add_reader(self.told.append)
+        self.lead._reporter.add_reader(self.told.append)
 
     def pass_time(self, seconds: float) -> None:
         end = self.loop.now() + seconds
@@ -81,7 +95,7 @@ class Bed:
             self.loop.run_once()
 
     def close(self) -> None:
-        self.lead.link.close()
+        self.lead._link.close()
         self.files.close()
         self.writer.close()
         for end in (*self.pipes.output, *self.pipes.spared):
@@ -106,7 +120,7 @@ def bed(asked: JobSpec) -> Iterator[Bed]:
 
 def test_a_stop_file_that_comes_after_signals_leaves_the_workers_their_time_to_save(bed: Bed) -> None:
     for signum in (SIGTERM, SIGINT):
-        bed.lead.signals.received(signum, SignalOrigin.FRONT)
+        bed.lead._signals.received(signum, SignalOrigin.FRONT)
         bed.pass_time(10.0)
     bed.lead.handle(NoticeSeen("--stop-file stop", SIGTERM, "", stops_job=True))
     bed.loop.run_once()
@@ -121,8 +135,8 @@ def test_a_job_that_ends_before_its_folder_is_made_has_begun_before_all_the_same
     bed.lead.handle(BEGUN)
     bed.lead.before_sleep()
     assert not bed.told  # where the folder lies is said with it
-    bed.lead.link.on_order(JobEnd(1, "failed"))
-    bed.lead.handle(bed.lead.link.end)
+    bed.lead._link.on_order(JobEnd(1, "failed"))
+    bed.lead.handle(bed.lead._link.end)
     bed.lead.before_sleep()
     assert [event.name for event in bed.told] == ["job_started", "generation_started", "job_ended"]
 
@@ -149,3 +163,14 @@ def test_the_last_words_of_an_agent_that_has_ended_come_before_its_end(bed: Bed)
     bed.lead.incoming.lose(known[0], CLOSED, has_ended=True)
     left = [event.fields["reason"] for event in bed.told if event.name == "node_left"]
     assert left == ["its health check failed: a GPU is gone"]
+
+
+def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(bed: Bed) -> None:
+    def interrupted() -> None:
+        bed.lead._signals.received(os.read(bed.pipes.signals[0], 1)[0], SignalOrigin.FRONT)
+
+    bed.loop.watch(bed.pipes.signals[0], interrupted)
+    bed.pipes.pass_on(SIGINT)
+    bed.lead._leave()
+    assert bed.files.is_busy
+    assert not bed.files.has_hung

@@ -25,11 +25,9 @@ REPORTS: list[dict[str, Any]] = [
 ]
 TEXT = b64encode(b"x\xff").decode()
 ORDER = {
+    "job": {"given": [[TEXT] * 5], "program": [TEXT], "for_workers": [[TEXT, TEXT, TEXT]]},
     "token": "t",
-    "given": [[TEXT] * 5],
-    "program": [TEXT],
     "env": [[TEXT, TEXT]],
-    "for_workers": [[TEXT, TEXT, TEXT]],
     "cwd": TEXT,
     "node_rank": 1,
     "typed_on": "login",
@@ -64,7 +62,7 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
         match taken(decode, payload):
             case messages.Worker(_, pid):
                 assert pid > 1  # nobody signals init, or all processes
-            case messages.Order() as order:
+            case messages.HostOrder() as order:
                 assert order.node_rank < len(order.hosts)
                 orders.allocation(order)
 

@@ -23,7 +23,7 @@ def spec_of(*arguments: str) -> JobSpec:
     return resolve(parse(arguments), {}, None)
 
 
-def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, str] | None = None) -> messages.Order:
+def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, str] | None = None) -> messages.HostOrder:
     allocation = Allocation(
         cluster="ssh",
         nnodes=(1, len(hosts)),
@@ -38,8 +38,8 @@ def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, st
     return messages.order(messages.encode(written))
 
 
-def there(order: messages.Order) -> JobSpec:
-    return orders.spec(order)
+def there(order: messages.HostOrder) -> JobSpec:
+    return order.job.spec()
 
 
 HOSTS = [Host(name="ann@a"), Host(name="b", slots=3), Host(name="c", devices=("1", "GPU-7"))]
@@ -87,7 +87,9 @@ def test_variables_from_files_travel_apart_and_with_their_origin(tmp_path):
     (tmp_path / "a.env").write_text(f"A={odd}\nB=file\n")
     spec = spec_of("--hosts", "a", "--env-file", f"{tmp_path}/a.env", "--env", "B=typed", "train.py")
     order = order_of(spec, HOSTS, 0)
-    assert not [word for word in (*order.program, *(text for one in order.given for text in one)) if b"caf" in word]
+    assert not [
+        word for word in (*order.job.program, *(text for one in order.job.given for text in one)) if b"caf" in word
+    ]
     got = there(order)
     assert (dict(got.env), got.secret) == ({"A": odd, "B": "typed"}, {"A": "--env-file"})
     assert dict(got.env) == dict(spec.env)

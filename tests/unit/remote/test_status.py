@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.launcher.elsewhere.statuses import HostStatuses
+from ddplaunch.launcher.elsewhere.dispatcher import HostStatuses
 from ddplaunch.reach.diagnose import UNRESOLVED, HostError
 
 

@@ -5,14 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.launcher.elsewhere.slurm.run_step import apart, argv, environment, mpi_type, run_step
-from ddplaunch.launcher.start.task import spec_of
+from ddplaunch.launcher.elsewhere.slurm.run_step import argv, environment, mpi_type, order, run_step
 from ddplaunch.plan.cluster import Allocation, Endpoint
 from ddplaunch.plan.cluster.hostlist import Host
-from ddplaunch.reach.slurm.srun import escaped, unescaped
-from ddplaunch.spec.job import Given, JobSpec, Program, ProgramKind, Source
+from ddplaunch.spec.job import Given, JobSpec, Program, ProgramKind
 from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.options.table import OPTIONS
+from ddplaunch.spec.order import from_variables
 from ddplaunch.system.errors import LaunchError
 
 
@@ -26,28 +25,31 @@ def test_agents_are_told_the_secret_and_where_to_meet_by_variables_alone() -> No
     assert secret.public(variables(HOME="/root")) == {"HOME": "/root"}
 
 
-def test_variables_of_the_workers_are_told_by_variables_of_their_own_which_workers_do_not_get() -> None:
-    job = replace(SPEC, env=(("PATH", "/theirs"), ("SECRET", "two\nlines")))
-    words, told = argv(job, place("node1"), "/bin/python"), {"PATH": "/usr/bin", **secret.hidden(job)}
-    assert not [word for word in words if "SECRET" in word or "lines" in word]
+def test_the_job_is_told_by_variables_alone_which_workers_do_not_get() -> None:
+    command = "curl https://me:hush@host/"
+    job = replace(
+        SPEC,
+        given=(Given.typed("health_check", command),),
+        health_check=command,
+        env=(("PATH", "/theirs"), ("SECRET", "two\nlines")),
+        secret={"SECRET": "job.env"},
+    )
+    told = {"PATH": "/usr/bin", **order(job, place("node1")).variables()}
     assert told["PATH"] == "/usr/bin"
-    assert there(words, told).env == job.env
+    got = there(told)
+    assert (dict(got.env), got.secret, got.health_check) == (dict(job.env), job.secret, command)
     assert secret.public(told) == {"PATH": "/usr/bin"}
-    assert variables(**secret.hidden(job)) == variables()  # of an outer step
+    assert variables(**order(job, place("node1")).variables()) == variables()  # of an outer step
     read = {name for option in OPTIONS for name, _ in option.variables}
     assert read == secret.public(dict.fromkeys(read, "")).keys()
 
 
-def test_an_option_of_a_file_that_holds_a_secret_is_told_by_a_variable_and_one_that_was_typed_by_its_argument() -> None:
-    command = "curl https://me:hush@host/"
-    typed = Given.typed("health_check", command)
-    for one in (typed, replace(typed, source=Source.FILE, origin="ddplaunch.toml")):
-        job = replace(SPEC, given=(one,), health_check=command)
-        words, told = argv(job, place("node1"), "/bin/python"), apart(job)
-        assert there(words, told).health_check == command
-        assert any("hush" in word for word in words) is (one is typed)
-        assert secret.public(told) == {}
-        assert variables(**told) == variables()  # of an outer step
+@given(st.lists(st.text(alphabet="\\:a\udcff\n"), max_size=5), st.sampled_from((1, 100_000)))
+def test_the_program_and_its_arguments_are_told_whatever_they_hold(words: list[str], times: int) -> None:
+    job = replace(SPEC, program=replace(SPEC.program, args=tuple(word * times for word in words)))
+    told = order(job, place("node1")).variables()
+    assert there(told).program == job.program
+    assert all(len(value) < 1 << 17 and value.isascii() for value in told.values())
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_an_option_of_a_file_that_holds_a_secret_is_told_by_a_variable_and_one_t
     ],
 )
 def test_a_step_prepares_nothing_for_mpi_whatever_the_site_does_unless_the_batch_script_says_so(env, asked):
-    command = argv(SPEC, place("node1", "node2"), "/bin/python", mpi=mpi_type(env))
+    command = argv(place("node1", "node2"), "/bin/python", mpi=mpi_type(env))
     assert [word for word in command if word.startswith("--mpi")] == [f"--mpi={asked}"]
 
 
@@ -118,7 +120,7 @@ def test_what_describes_the_job_is_known_to_the_step(name: str) -> None:
 
 
 def test_srun_is_told_apart_what_each_component_has_to_do() -> None:
-    words = argv(SPEC, place("node3", "node1"), "/bin/python", components=(("node3",), ("node2",), ("node1", "node4")))
+    words = argv(place("node3", "node1"), "/bin/python", components=(("node3",), ("node2",), ("node1", "node4")))
     assert words.count(":") == 1
     before, after = words[: words.index(":")], words[words.index(":") + 1 :]
     assert before[:2] == ("srun", "--het-group=0")
@@ -128,18 +130,12 @@ def test_srun_is_told_apart_what_each_component_has_to_do() -> None:
     assert before[before.index("/bin/python") :] == after[after.index("/bin/python") :]
 
 
-@given(st.lists(st.text(alphabet="\\:a")))
-def test_no_word_passes_through_srun_as_a_colon_by_itself(words: list[str]) -> None:
-    assert ":" not in escaped(words)
-    assert unescaped(escaped(words)) == words
-
-
 SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), given=(Given.typed("nproc_per_node", "2"),))
 
 
-def there(words: tuple[str, ...], env: dict[str, str]) -> JobSpec:
+def there(env: dict[str, str]) -> JobSpec:
     """The job as an agent of the step reads it."""
-    return spec_of(words[words.index("ddplaunch.launcher.start.task") + 1 :], env)
+    return from_variables(env).spec()
 
 
 def place(*names: str) -> Allocation:
@@ -153,16 +149,17 @@ def place(*names: str) -> Allocation:
 
 
 def test_a_step_has_one_agent_on_each_of_the_nodes_in_their_order() -> None:
-    words = argv(SPEC, place("node1", "node2", "node5"), "/bin/python")
+    words = argv(place("node1", "node2", "node5"), "/bin/python")
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=node[1-2],node5", "--overlap"} <= set(words)
-    assert words[words.index("/bin/python") :][:4] == ("/bin/python", "-P", "-m", "ddplaunch.launcher.start.task")
-    assert there(words, {}).nproc_per_node == 2
+    assert words[words.index("/bin/python") :] == ("/bin/python", "-P", "-m", "ddplaunch.launcher.start.task")
 
 
 def test_a_range_of_nodes_reaches_the_agents_with_as_many_as_there_are() -> None:
-    words = argv(replace(SPEC, nnodes=(2, 9)), replace(place("a1", "a2", "a3"), nnodes=(2, 3)), "/bin/python")
-    assert there(words, {}).nnodes == (2, 3)
+    some = replace(place("a1", "a2", "a3"), nnodes=(2, 3))
+    assert there(order(replace(SPEC, nnodes=(2, 9)), some).variables()).nnodes == (2, 3)
+    words = argv(some, "/bin/python")
     assert "--no-kill" in words[: words.index("/bin/python")]
-    fixed = argv(replace(SPEC, nnodes=(3, 3)), replace(place("a1", "a2", "a3"), nnodes=(3, 3)), "/bin/python")
-    assert there(fixed, {}).nnodes == (1, 1)
+    all_of_them = replace(some, nnodes=(3, 3))
+    assert there(order(replace(SPEC, nnodes=(3, 3)), all_of_them).variables()).nnodes == (1, 1)
+    fixed = argv(all_of_them, "/bin/python")
     assert "--no-kill" not in fixed

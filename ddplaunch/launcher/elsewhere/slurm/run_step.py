@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import stat
@@ -21,19 +20,18 @@ from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.slurm import srun
 from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, SlurmRequeue, time_in_queue, why_ending
-from ddplaunch.reach.slurm.srun import escaped
 from ddplaunch.reach.slurm.step import Grants, are_grants_uncertain, public_environment, query_grants, task_options
 from ddplaunch.record.run_folder import run_id_with_nodes
-from ddplaunch.spec.job import Given, JobSpec, Source
+from ddplaunch.spec.job import Given, JobSpec
 from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.options.parsers import write_nnodes
 from ddplaunch.spec.options.resolve import sent
 from ddplaunch.spec.options.table import Reach
+from ddplaunch.spec.order import Order
 from ddplaunch.spec.outcome import ClusterEnding, ClusterQuestions
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, below, tell
 from ddplaunch.system.process.linux import raise_open_files
-from ddplaunch.system.redaction import Redactor
 
 
 def run_step(
@@ -63,12 +61,11 @@ def run_step(
         requeue=SlurmRequeue(secret.public(env), spec.max_requeues, spec.grace_period) if spec.requeue_on else None,
     )
     step = srun.StepJob(
-        argv=argv(spec, allocation, sys.executable, components(env), gpus, mpi_type(env)),
+        argv=argv(allocation, sys.executable, components(env), gpus, mpi_type(env)),
         env={
             **environment(env, token=token, host=os.uname().nodename, port=port),
             secret.SCREEN: screen.text,
-            **apart(spec),
-            **secret.hidden(spec),
+            **order(spec, allocation).variables(),
         },
         signals=signals,
         open_files=raise_open_files(),
@@ -77,7 +74,7 @@ def run_step(
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     return serve(
-        partial(run, lead, step, srun.start_step(step)), signals, spec.ending_signals, sent_again=allocation.sent_again
+        partial(run, lead, srun.start_step(step)), signals, spec.ending_signals, sent_again=allocation.sent_again
     )
 
 
@@ -105,8 +102,15 @@ def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:
     return LaunchError(f"{asked}: the step that ddplaunch would start has no terminal", hint=hint)
 
 
+def order(spec: JobSpec, allocation: Allocation) -> Order:
+    """Return the order for the agents of the step."""
+    given, (least, most) = sent(spec, Reach.STEP), allocation.nnodes
+    if least < most:
+        given.append(Given.typed("nnodes", write_nnodes((least, most - spec.spares))))
+    return Order.of(given, spec)
+
+
 def argv(
-    spec: JobSpec,
     allocation: Allocation,
     python: str,
     components: Sequence[Collection[str]] = (),
@@ -122,16 +126,10 @@ def argv(
     job, each of the `components` has srun options of its own.
     """
     hosts = [host.address for host in allocation.start]
-    is_range = allocation.nnodes[0] < allocation.nnodes[1]
-    given = [one for one in sent(spec, Reach.STEP) if not _is_apart(one)]
-    if is_range:
-        least, most = allocation.nnodes
-        given.append(Given.typed("nnodes", write_nnodes((least, most - spec.spares))))
-    words = (*(json.dumps(one.fields()) for one in given), "--", spec.program.target, *spec.program.args)
-    agent = (python, "-P", "-m", "ddplaunch.launcher.start.task", *escaped(words))
+    agent = (python, "-P", "-m", "ddplaunch.launcher.start.task")
     # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
     at_once = ("--unbuffered",) if len(hosts) == 1 and not components else ()
-    outlives_nodes = ("--no-kill",) if is_range else ()
+    outlives_nodes = ("--no-kill",) if allocation.nnodes[0] < allocation.nnodes[1] else ()
 
     def on(nodes: Sequence[str], *of_component: str) -> list[str]:
         return [*of_component, *task_options(nodes, gpus, mpi), "--input=none", *at_once, *outlives_nodes, *agent]
@@ -143,21 +141,6 @@ def argv(
         if chosen := [host for host in hosts if host in component]:
             parts += (":" if parts else "srun", *on(chosen, f"--het-group={number}"))
     return tuple(parts)
-
-
-def apart(spec: JobSpec) -> dict[str, str]:
-    """Return the variable by which the agents get the options that are not among their arguments; none if all are."""
-    fields = [one.fields() for one in sent(spec, Reach.STEP) if _is_apart(one)]
-    return {secret.OPTIONS: json.dumps(fields)} if fields else {}
-
-
-def _is_apart(given: Given) -> bool:
-    """Whether an option goes to the agents by a variable: it holds a secret, and was typed on no command line."""
-    if given.source is Source.COMMAND_LINE:
-        return False
-    redactor = Redactor()
-    redactor.text(str(given))
-    return redactor.hidden > 0
 
 
 def mpi_type(env: Mapping[str, str]) -> str:
@@ -177,7 +160,7 @@ def environment(env: Mapping[str, str], *, token: str, host: str, port: int) -> 
     return {**kept, secret.VARIABLE: token, secret.RDZV_HOST: host, secret.RDZV_PORT: str(port)}
 
 
-def run(lead: LeadJob, step: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
+def run(lead: LeadJob, step: srun.Srun, pipes: FrontPipes) -> int:
     """Coordinate the agents of the step and give the job's exit status. Runs in a process of its own, with signals blocked."""
     child.decide_start(pipes)  # srun has been started: from here on there is something to be stopped
     files = begin.start_writer()
@@ -188,7 +171,7 @@ def run(lead: LeadJob, step: srun.StepJob, started: srun.Srun, pipes: FrontPipes
 
     gc.freeze()
     gc.enable()
-    return Watcher(Loop(), lead, step, files, pipes).run(started)
+    return Watcher(Loop(), lead, step, files, pipes).run()
 
 
 # --- how many GPUs each node was granted, and how srun is asked for them

@@ -10,82 +10,73 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
 from ddplaunch.launcher.job.orders import JobEnd
-from ddplaunch.reach.pipes import FrontPipes
+from ddplaunch.reach.pipes import FULL, MESSAGE, STDERR, STDOUT, FrontPipes, OutputQueue
 from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, why_ending
-from ddplaunch.reach.slurm.srun import Srun, StepJob, not_started
+from ddplaunch.reach.slurm.srun import Srun, not_started
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.outcome import ClusterEnding
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import StartError
 
-if TYPE_CHECKING:
-    from ddplaunch.launcher.elsewhere.slurm.live import StepOutput
-
 HELLO_TIMEOUT = 2.0  # seconds from a signal to stop until the step is ended if no agent has come yet
 QUIT_TIMEOUT = 5.0  # seconds from the end of the job until srun gets SIGTERM, at which it ends the step
 KILL_TIMEOUT = 2.0  # seconds from then until srun, which may wait for a lost node, gets SIGKILL
 
 
-class Watcher:
-    """The loop's state."""
+class Watcher(Lead):
+    """The loop that meets the agents of a step, and ends the step."""
 
-    def __init__(self, loop: Loop, lead: LeadJob, step: StepJob, files: FileQueue, pipes: FrontPipes) -> None:
-        """Prepare to meet the agents of the step; `run` does."""
-        self._step = step
-        self._spec = lead.inputs.spec
-        self._loop = loop
-        loop.handle = self._on_event
-        self._lead = Lead(loop, lead, files, pipes)
-        self._srun: Srun | None = None
+    def __init__(self, loop: Loop, lead: LeadJob, step: Srun, files: FileQueue, pipes: FrontPipes) -> None:
+        """Prepare to meet the agents of the step that srun starts; `run` does."""
+        super().__init__(loop, lead, files, pipes)
+        self._srun = step
         self._never: StartError | None = None  # why srun could not be started
         self._wait_status: int | None = None
         self._end_by = loop.timer(None, self._end_step)
         self._is_ending = False  # whether srun has got SIGTERM
         self._output: StepOutput | None = None  # with --live
 
-    def run(self, srun: Srun) -> int:
-        """Run the loop until srun has ended; give the job's exit status."""
-        self._lead.open()
-        self._srun = srun
-        self._loop.watch(srun.fd, self._on_srun_end)
-        if srun.output is not None:
-            from ddplaunch.launcher.elsewhere.slurm.live import StepOutput  # few jobs need it
+    def begin(self, opened: ExitStack) -> None:
+        """Wait for the end of srun, and with --live for its output."""
+        self._loop.watch(self._srun.fd, self._on_srun_end)
+        if self._srun.output is not None:
+            self._output = StepOutput(self._loop, self._context.queue, self._srun.output)
 
-            self._output = StepOutput(self._loop, self._lead.context.queue, srun.output)
-        while self._wait_status is None or not self._lead.is_over:
-            self._lead.before_sleep()
-            self._loop.run_once()
-            if self._output is not None:
-                self._output.update()
+    @property
+    def is_over(self) -> bool:
+        """Whether srun has ended, and the job needs no agent any more."""
+        return self._wait_status is not None and self._needs_no_agent
+
+    def before_sleep(self) -> None:
+        """Read the output of srun, as there is room for it."""
         if self._output is not None:
-            self._output.drain()
-        status = self._status()
-        self._lead.close()
-        return status
+            self._output.update()
+        super().before_sleep()
 
-    def _on_event(self, event: object) -> None:
+    def handle(self, event: Any) -> None:
         """Take one event of the loop; no workers are started here."""
-        was_stopped = bool(self._lead.signum)
-        self._lead.handle(event)
+        was_stopped = bool(self._signum)
+        super().handle(event)
         match event:
             case node.SignalReceived(signum) if signum in self._spec.ending_signals:
                 self._limit_step(at_once=was_stopped and event.escalates)
             case node.FrontLost():
-                self._lead.context.writes_itself = True  # Slurm kills the front when the batch script has ended
+                self._context.writes_itself = True  # Slurm kills the front when the batch script has ended
                 self._limit_step()
             case JobEnd():
                 self._end_within(QUIT_TIMEOUT)
 
     def _limit_step(self, *, at_once: bool = False) -> None:
         """Have the step end once its workers have had the time to save, or, `at_once`, to be killed."""
-        if self._lead.has_begun:
+        if self._has_begun:
             self._end_within(QUIT_TIMEOUT if at_once else self._spec.grace_period + QUIT_TIMEOUT)
         else:  # it may still wait for its nodes
             self._end_within(0.0 if at_once else HELLO_TIMEOUT)
@@ -95,7 +86,7 @@ class Watcher:
 
     def _end_step(self) -> None:
         """Have srun end the step; the second time kill srun."""
-        if self._srun is None or self._wait_status is not None:
+        if self._wait_status is not None:
             return
         self._srun.signal(signal.SIGKILL if self._is_ending else signal.SIGTERM)
         self._is_ending = True
@@ -105,27 +96,73 @@ class Watcher:
 
     def _on_srun_end(self) -> None:
         """Keep how srun has ended: all agents have, or never begin. Called by the loop."""
-        assert self._srun is not None
         self._loop.unwatch(self._srun.fd)
         self._wait_status, self._never = self._srun.end()
 
-    def _status(self) -> int:
+    def status(self) -> int:
         """Return the exit status: the job's, else that of the signal, of a lost node, or of srun."""
+        if self._output is not None:
+            self._output.drain()
         if self._never is not None:
             error = not_started(self._never)
-            self._lead.fail(error)
+            self.fail(error)
             return error.status
-        if self._lead.front_lost:
+        if self._front_lost:
             return exitcodes.of_signal(signal.SIGKILL)
-        if self._lead.status is not None:
-            return self._lead.status
-        if self._lead.signum:
-            return exitcodes.of_signal(self._lead.signum)
+        if self._decided_status is not None:
+            return self._decided_status
+        if self._signum:
+            return exitcodes.of_signal(self._signum)
         status = self._wait_status or 0
         if status == 0:  # srun ends so if Slurm has lost nodes before any agent has connected, too
-            question = partial(why_ending, self._lead.context.inputs.env, CONTROLLER_TIMEOUT)
-            ending = self._lead.signals.wait_for(self._loop.ask(question, ClusterEnding()))
+            question = partial(why_ending, self._context.inputs.env, CONTROLLER_TIMEOUT)
+            ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))
             if ending.outcome is not None:
-                self._lead.reporter.stderr.write(f"error: {ending.text}\n")
+                self._reporter.stderr.write(f"error: {ending.text}\n")
                 return ending.outcome[0]
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+class StepOutput:
+    """With --live passes what srun writes on to the front; while the front takes nothing, srun has to wait."""
+
+    def __init__(self, loop: Loop, queue: OutputQueue, fds: tuple[int, int]) -> None:
+        """Read these descriptors, which are srun's stdout and stderr."""
+        self._loop = loop
+        self._queue = queue
+        self._streams = dict(zip(fds, (STDOUT, STDERR), strict=True))
+        self._reads = False
+        for fd in fds:
+            os.set_blocking(fd, False)
+        self.update()
+
+    def update(self) -> None:
+        """Read, or leave alone, as the queue has room."""
+        reads = not self._queue.full if self._reads else self._queue.size < FULL // 2
+        if reads != self._reads:
+            self._reads = reads
+            for fd in self._streams:
+                if reads:
+                    self._loop.watch(fd, lambda fd=fd: self._read(fd))  # type: ignore[misc]  # fd is bound here
+                else:
+                    self._loop.unwatch(fd)
+
+    def _read(self, fd: int) -> bool:
+        """Pass a piece on; return whether there was one. Called by the loop."""
+        try:
+            data = os.read(fd, MESSAGE)
+        except BlockingIOError:
+            return False
+        if data:
+            self._queue.put(self._streams[fd], data)
+        else:
+            self._loop.unwatch(fd)
+            del self._streams[fd]
+            os.close(fd)
+        return bool(data)
+
+    def drain(self) -> None:
+        """Pass on what is left, once srun has ended."""
+        for fd in list(self._streams):
+            while self._read(fd):
+                pass

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 
-from ddplaunch.reach.messages import Order
+from ddplaunch.reach.messages import HostOrder
 from ddplaunch.reach.messages import order as order_in
 from ddplaunch.reach.pipes import CONTROL
 from ddplaunch.reach.protocol import ORDER, REQUEST, InputPipe, reserve_stdio
@@ -42,7 +42,7 @@ class Examinee:
     """This node, as the doctor sees it."""
 
     def __init__(
-        self, loop: Loop, order: Order, send: Callable[[bytes], None], *, may_listen: Collection[int] | None = None
+        self, loop: Loop, order: HostOrder, send: Callable[[bytes], None], *, may_listen: Collection[int] | None = None
     ) -> None:
         """Prepare; `send` sends an answer to the doctor. Of the ports that he asks for, those of `may_listen` are listened at."""
         self._loop = loop
@@ -123,7 +123,7 @@ def _in_words(question: Callable[[], messages.Reply]) -> messages.Reply:
 # --- answers, each in a child
 
 
-def answer(request: messages.Request, order: Order) -> messages.Reply:
+def answer(request: messages.Request, order: HostOrder) -> messages.Reply:
     """Return the answer to a request that needs nothing but the order of this node."""
     match request:
         case messages.Measure():
@@ -137,12 +137,11 @@ def answer(request: messages.Request, order: Order) -> messages.Reply:
     raise ValueError(f"{type(request).__name__} is no request of this kind")
 
 
-def facts_of(order: Order, port: int, ports: tuple[int, ...]) -> messages.Facts:
+def facts_of(order: HostOrder, port: int, ports: tuple[int, ...]) -> messages.Facts:
     """Return what this node is."""
     from ddplaunch.plan.devices.interpreter import find_torch
-    from ddplaunch.reach import order as orders
 
-    spec = orders.spec(order)
+    spec = order.job.spec()
     build = find_torch(spec.program.python or sys.executable)
     script, no_script = "", ""
     folder = _enter(order)
@@ -165,7 +164,7 @@ def facts_of(order: Order, port: int, ports: tuple[int, ...]) -> messages.Facts:
     )
 
 
-def _addresses(order: Order) -> tuple[str, ...]:
+def _addresses(order: HostOrder) -> tuple[str, ...]:
     """Return the numeric addresses under which others may reach this node, the likeliest first."""
     if order.simulated:
         from ddplaunch.plan.cluster.endpoints import LOOPBACK
@@ -178,7 +177,7 @@ def _addresses(order: Order) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*reached, *usable_addresses())))[: messages.MAX_ADDRESSES]
 
 
-def _enter(order: Order) -> str:
+def _enter(order: HostOrder) -> str:
     """Change into the folder where the command was typed; return why that fails, "" if it does not."""
     try:
         os.chdir(os.fsdecode(order.cwd))
@@ -192,12 +191,11 @@ def _digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def share(order: Order, digits: str, what: type[messages.Request]) -> messages.Shared:
+def share(order: HostOrder, digits: str, what: type[messages.Request]) -> messages.Shared:
     """Make the file with these digits, look for it, or remove it."""
-    from ddplaunch.reach import order as orders
     from ddplaunch.record.folders import runs_folder
 
-    runs = orders.spec(order).log_dir or runs_folder(_variables(order))
+    runs = order.job.spec().log_dir or runs_folder(_variables(order))
     in_runs, in_current = (
         _is_seen(folder, digits, what) if folder else None for folder in (runs, os.fsdecode(order.cwd))
     )
@@ -220,25 +218,24 @@ def _is_seen(folder: str, digits: str, what: type[messages.Request]) -> bool | N
         return None
 
 
-def _variables(order: Order) -> Mapping[str, str]:
+def _variables(order: HostOrder) -> Mapping[str, str]:
     """Return the variables that workers here would have."""
     from ddplaunch.reach import order as orders
 
     return orders.variables_on_host(orders.variables(order), os.environ, os.path.isdir)
 
 
-def examine(request: messages.Examine, order: Order) -> messages.Examined:
+def examine(request: messages.Examine, order: HostOrder) -> messages.Examined:
     """Run the checks of this machine.
 
     Raises:
         LaunchError: there is no such check, or no such interpreter here.
     """
-    from ddplaunch.reach import order as orders
     from ddplaunch.tools.doctor import examine as doctor
 
     _enter(order)
     chosen = doctor.chosen(doctor.ALL_CHECKS, request.only)
-    report = doctor.examine(chosen, doctor.subject_of(orders.spec(order), _variables(order)))
+    report = doctor.examine(chosen, doctor.subject_of(order.job.spec(), _variables(order)))
     return messages.Examined(doctor.presentable(report, ""))  # no longer than the doctor takes
 
 

@@ -22,7 +22,7 @@ from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.listener import MAX_REFUSALS, Listener
 from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, Peer
 from ddplaunch.reach.connections import AgentStart, HostPhase
-from ddplaunch.reach.messages import Order
+from ddplaunch.reach.messages import HostOrder
 from ddplaunch.reach.messages import order as order_in
 from ddplaunch.reach.protocol import PROTOCOL
 from ddplaunch.spec.job import JobSpec
@@ -321,7 +321,7 @@ def _answer(loop: Loop, peer: Peer, spec: JobSpec, env: Mapping[str, str], alloc
     return OK
 
 
-def _own_order(order: Order, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Order:
+def _own_order(order: HostOrder, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> HostOrder:
     """Return this node's own order: the node runs what it was started with, whatever a peer says that claims to be node 0.
 
     Of that the order has the secret of the measurements alone, and the node rank where none was typed.

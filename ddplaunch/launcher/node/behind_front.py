@@ -1,0 +1,289 @@
+"""The loop behind a front, from its first signal to its last words: all that an agent has in common with a command that leads.
+
+A front shows what such a loop says, passes signals on to it, and ends what it leaves. `Agent` supervises the workers of a node;
+`Lead`, with `Dispatcher` and `Watcher`, has started the agents of all nodes and coordinates them.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from functools import partial
+from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.job.orders import JobEnd
+from ddplaunch.launcher.node import events
+from ddplaunch.launcher.node.context import AgentContext
+from ddplaunch.launcher.node.job import FrontedJob
+from ddplaunch.launcher.node.run_socket import RunSocket
+from ddplaunch.launcher.node.signals import END_MARGIN, SignalOrigin, SignalSource
+from ddplaunch.launcher.tell.story import Ended
+from ddplaunch.reach.pipes import UNREAD_TIMEOUT, FrontPipes, OutputQueue
+from ddplaunch.reach.repeated_stop import Typed
+from ddplaunch.record.file_queue import FileQueue
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.tree import look
+from ddplaunch.system.words import signal_name
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.job.coordinator import Coordinator
+    from ddplaunch.launcher.node.job import Requeue
+    from ddplaunch.launcher.node.outward import Errands
+
+OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm before the job is queued again
+
+
+class BehindFront(ABC):
+    """Owns the parts that every such loop has; a kind of loop adds its own parts, and says what follows from which event."""
+
+    _link: Link | None = None  # until the coordinator is known
+
+    def __init__(self, loop: Loop, job: FrontedJob, files: FileQueue, pipes: FrontPipes) -> None:
+        """Make the parts; `run` opens them. `files` goes to the process that writes them, `pipes` lead to the front."""
+        inputs, spec = job.inputs, job.inputs.spec
+        self._loop = loop
+        loop.handle = self.handle
+        loop.question_failed = self._question_failed
+        files.attach(loop)
+        self._signals_of_job = job.signals
+        self._pipes = pipes
+        self._context = AgentContext(loop, inputs, files, OutputQueue(loop, pipes.output[1]))
+        self._reporter = self._context.reporter
+        self._signals = SignalSource(
+            loop,
+            pipes,
+            stops=spec.ending_signals,
+            sent_again=job.sent_again,
+            end_within=spec.grace_period + END_MARGIN,
+            signals_all=job.signals_all,
+            from_caller=inputs.reports_to_caller,
+            heartbeat_timeout=spec.heartbeat_timeout,
+        )
+        self._requeue = job.requeue
+        self._run_socket = RunSocket(loop, self._context, lambda: self.run_id)
+        self._outward: list[Errands] = []
+
+    def run(self) -> int:
+        """Run the loop until nothing more is expected of it, hand all output over, and return the exit status of the job."""
+        self._signals.listen(self._signals_of_job)
+        with ExitStack() as opened:  # what is opened is closed here, in reverse order
+            try:
+                self._link = link = self.connect()
+            except LaunchError as error:
+                self._loop.handle = partial(
+                    BehindFront.handle, self
+                )  # this node takes no part, and has nothing to decide
+                self.fail(error)
+                self._leave()
+                return error.status
+            opened.callback(link.close)
+            self._run_socket.open(link)
+            opened.callback(self._run_socket.close)
+            if self._context.inputs.reports_job and link.coordinator is not None:
+                self._report_job(link.coordinator)
+            self.begin(opened)
+            opened.callback(self._loop.give_up_questions)
+            while not self.is_over:
+                self.before_sleep()
+                self._loop.run_once()
+            status = self.status()
+            self._wait_for_errands()
+        if self._context.last_words:
+            self._reporter.stderr.put(self._context.last_words)
+        if (requeue := self._own_requeue) is not None:
+            self._queue_again(requeue)
+        self._leave()
+        return status
+
+    # --- what a kind of loop says
+
+    @abstractmethod
+    def connect(self) -> Link:
+        """Return the link to the coordinator, which may be here. Raises LaunchError: this node can take no part in the job."""
+
+    @abstractmethod
+    def begin(self, opened: ExitStack) -> None:
+        """Begin what is this loop's own, and leave what closes it with `opened`."""
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether nothing more is expected of this loop."""
+
+    @abstractmethod
+    def status(self) -> int:
+        """Return the exit status, after the loop, when all that it has opened is still open."""
+
+    @abstractmethod
+    def ended(self) -> Ended:
+        """Return how the job has ended."""
+
+    @property
+    def run_id(self) -> str:
+        """The name that all nodes know the run by; "" before they have met."""
+        return self._context.draft.run_id
+
+    def before_sleep(self) -> None:
+        """Say what there is to be said of pauses and of the run folder. Called before each turn of the loop."""
+        self._reporter.report_pause(self._loop.clock.pause)
+        self._reporter.report_folder()
+
+    # --- what happens to each of them
+
+    def handle(self, event: Any) -> None:
+        """Carry out what follows from one event in every such loop."""
+        match event:
+            case node.FrontLost():
+                self._context.queue.abandon()
+            case events.ClientAsked(client, request):
+                self._run_socket.answer(client, request)
+            case events.ClientGone(client):
+                self._run_socket.forget(client)
+            case events.ClientsFailed(why):
+                self._run_socket.fail(why)
+            case events.StopAsked():
+                # as Ctrl-C does; with another signal if that is ignored here, as after nohup
+                self._reporter.print("asked to stop from another shell")
+                stop = SIGINT if SIGINT in self._signals_of_job else SIGTERM
+                self.stop_for_good(stop, SignalOrigin.FRONT, typed=Typed.YES)
+            case events.NoticeSeen() if event.problem:
+                if not self.is_over:  # with the job, what looked for it was given up
+                    self._reporter.warn(f"{event.option}: {event.problem}")
+            case events.NoticeSeen(stops_job=True):
+                self._tell_notice(event)
+                self.stop_for_good(event.signum, SignalOrigin.PROCESS)
+
+    def stop_for_good(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
+        """Stop the job, and have it not queued again where this signal would mean that."""
+        if self._coordinator is not None:
+            from ddplaunch.launcher.decide import job  # imported with the coordinator
+
+            self._coordinator.feed(job.Abandoned())
+        self._signals.received(signum, source, typed=typed)
+
+    def _tell_notice(self, notice: events.NoticeSeen, where: str = "") -> None:
+        """Tell that workers get the signal of this notice; `where` are those, if not all of the job."""
+        self._reporter.emit("notice", text=notice.option)
+        self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers{where}")
+
+    @property
+    def _coordinator(self) -> Coordinator | None:
+        """What decides for all nodes, if it is in this process."""
+        return self._link.coordinator if self._link is not None else None
+
+    def _report_job(self, coordinator: Coordinator) -> None:
+        """Do from now on what one node does for the whole job: tell programs outside of it, and look for the stop file."""
+        spec, reporter = self._context.inputs.spec, self._reporter
+        if spec.notify or spec.metrics_file:
+            from ddplaunch.launcher.node import outward  # few jobs need it
+
+            self._outward = outward.begin(self._loop, self._context, coordinator)
+        if spec.stop_file:
+            from ddplaunch.launcher.node import notices  # few jobs need it
+
+            notices.watch_stop_file(self._loop, spec.stop_file, reporter.clock() - reporter.story.began)
+
+    def _question_failed(self, error: Exception) -> None:
+        """Say that a child has met a bug of ours: the job goes on without its answer."""
+        self._reporter.warn(
+            f"a part of ddplaunch failed, and the job goes on without it: {type(error).__name__}: {error}"
+        )
+
+    def fail(self, error: LaunchError) -> None:
+        """Tell the user, or the caller of `launch()`, why the job could not begin."""
+        if self._reporter.caller is not None:
+            self._reporter.caller.closed(error.render())
+        else:
+            self._reporter.stderr.write(error.render())
+
+    # --- the end
+
+    def _conclude(self, end: JobEnd) -> None:
+        """Report how the job ended, unless it is to be queued again from here, which is known later."""
+        if end.requeue:
+            self._reporter.story.note_left_after(end.requeue)
+        if self._own_requeue is None:
+            self._reporter.write_summary(self.ended(), time.monotonic())
+            self._reporter.print_end(end.why, end.text)
+            self._advise()
+
+    def _advise(self) -> None:
+        """Say which imports the next run could find warm."""
+        preload = self._context.draft.preload
+        if self._context.draft.keep_warm is not None and preload is not None:
+            from ddplaunch.spec.error_file import advice_on_imports  # few jobs keep anything warm
+
+            if text := advice_on_imports(self._context.error_files.slow_imports, preload):
+                self._reporter.print(text)
+
+    def _wait_for_errands(self) -> None:
+        """Wait until all is told to programs outside, unless the user does not wait; each errand has a time limit."""
+        before = self._signals.stop_signals
+        while any(one.is_busy for one in self._outward) and self._signals.stop_signals == before:
+            self._loop.run_once()
+
+    @property
+    def _own_requeue(self) -> Requeue | None:
+        """What queues the job again, if it is to be done from here: where the coordinator is, or was lost after a notice."""
+        end = self._link.end if self._link is not None else None
+        if end is None or not end.requeue:
+            return None
+        return self._requeue if self._coordinator is not None or end.why == "lost" else None
+
+    def _queue_again(self, requeue: Requeue) -> None:
+        """Have the cluster queue the job again if that is due, which may end this process, too; report what came of it."""
+        assert self._link is not None
+        assert self._link.end is not None
+        end = self._link.end
+        asked = self._loop.ask(partial(requeue.decide, end.requeue), requeue.undecided(end.requeue))
+        decision, at = self._signals.wait_for(asked), time.monotonic()
+        self._reporter.print_end(end.why, end.text)
+        self._reporter.print(decision.text)
+        failed = self._submit(requeue) if decision.requeues else None
+        self._reporter.story.note_left_after(end.requeue, decision, failed)
+        self._reporter.write_summary(self.ended(), at)
+
+    def _submit(self, requeue: Requeue) -> str | None:
+        """Queue the job again, which ends this process, too; return the reason if that failed."""
+        self._hand_over()
+        if not self._context.inputs.leads:
+            # srun drops what it has not read when its step ends, and there is no sign of when it has
+            self._signals.wait(OUTPUT_DELAY)
+        failed = self._signals.wait_for(self._loop.ask(requeue.submit, requeue.unsent))
+        if failed is not None:
+            self._reporter.print(failed)
+        return failed
+
+    def _leave(self) -> None:
+        """Have all files of the run written, and hand over all output."""
+        self._end_files()
+        self._hand_over()
+        self._signals.see_front_go_on()
+
+    def _end_files(self) -> None:
+        """Wait until all files of the run are written, unless their disk hangs, or is slow and the user does not wait."""
+        files, before = self._context.files, self._signals.stop_signals
+        files.end()
+        while files.is_busy and self._signals.stop_signals == before:
+            self._loop.run_once()
+        if files.is_open and (writer := look(files.pid)) is not None:
+            self._pipes.spare(writer.pid, writer.started)
+        self._reporter.report_folder(leaves=True)
+
+    def _hand_over(self) -> None:
+        """Wait until the front has taken all output; after a stop, only as long as the front takes any."""
+        queue = self._context.queue
+        sent, read_by = queue.sent, self._loop.timer(None, lambda: None)
+        is_limited = False
+        while queue.size:
+            if self._signals.end_asked and (not is_limited or queue.sent != sent):
+                sent, is_limited = queue.sent, True
+                read_by.set(self._loop.now() + UNREAD_TIMEOUT)
+            elif is_limited and not read_by.is_set:
+                return
+            self._loop.run_once()

@@ -1,0 +1,76 @@
+"""A job that one ddplaunch hands to another: the options as they were given, the program, and the variables of its workers. Pure.
+
+Three ways carry an order: a frame to a host over ssh (`reach/order.py` adds the host's part in the job), variables of a step of
+Slurm, and the line to the command of a call of `launch()`. Texts are bytes, for they need not be UTF-8. A host is not to load
+what resolves options before it has sent its greeting, so functions import that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count, takewhile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from ddplaunch.system.fields import decoder
+
+if TYPE_CHECKING:
+    from ddplaunch.spec.job import Given, JobSpec
+
+_LONGEST = 100_000  # bytes of a variable; Linux takes 128 KiB (MAX_ARG_STRLEN)
+
+
+class Order(Struct, frozen=True):
+    """All that another ddplaunch needs to resolve the options as this one did."""
+
+    given: tuple[tuple[bytes, bytes, bytes, bytes, bytes], ...]  # options, each as the fields of `Given`
+    program: tuple[bytes, ...]  # and its arguments
+    # variables: the name, the value, the file that it is from or b""
+    for_workers: tuple[tuple[bytes, bytes, bytes], ...] = ()
+
+    @classmethod
+    def of(cls, given: Iterable[Given], spec: JobSpec) -> Order:
+        """Return the order to run the program of a job with these of its options."""
+        return cls(
+            given=tuple(_encoded(one.fields()) for one in given),
+            program=_encoded((spec.program.target, *spec.program.args)),
+            for_workers=tuple(_encoded((name, value, spec.secret.get(name, ""))) for name, value in spec.env),
+        )
+
+    def spec(self) -> JobSpec:
+        """Return the job. Raises LaunchError: it cannot run here."""
+        from ddplaunch.spec.job import Given
+        from ddplaunch.spec.options.resolve import received
+
+        given = (Given.from_fields(map(os.fsdecode, fields)) for fields in self.given)
+        variables = (
+            (os.fsdecode(name), os.fsdecode(value), os.fsdecode(file)) for name, value, file in self.for_workers
+        )
+        return received(given, tuple(map(os.fsdecode, self.program)), variables)
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that hold this order: ps shows arguments to everybody, and srun takes some for its own."""
+        from ddplaunch.spec.options.token import ORDER
+
+        text = encode(self).decode()
+        starts = range(0, len(text), _LONGEST)
+        return {f"{ORDER}{index}": text[at : at + _LONGEST] for index, at in enumerate(starts)}
+
+
+encode = msgspec.json.Encoder().encode
+decode: Callable[[bytes], Order] = decoder(Order)
+
+
+def from_variables(env: Mapping[str, str]) -> Order:
+    """Return the order in the variables of a step. Raises Malformed: there is none."""
+    from ddplaunch.spec.options.token import ORDER
+
+    names = takewhile(env.__contains__, (f"{ORDER}{index}" for index in count()))
+    return decode("".join(env[name] for name in names).encode())
+
+
+def _encoded(texts: Iterable[str]) -> Any:  # a tuple of as many
+    return tuple(map(os.fsencode, texts))
