@@ -152,7 +152,8 @@ class BehindFront(ABC):
                 stop = SIGINT if SIGINT in self._signals_of_job else SIGTERM
                 self.stop_for_good(stop, SignalOrigin.FRONT, typed=Typed.YES)
             case events.NoticeSeen() if event.problem:
-                if not self.is_over:  # with the job, what looked for it was given up
+                has_ended = self.is_over or (self._link is not None and self._link.end is not None)
+                if not has_ended:  # else what looks for it may be gone with the job
                     self._reporter.warn(f"{event.option}: {event.problem}")
             case events.NoticeSeen(stops_job=True):
                 self._tell_notice(event)

@@ -174,3 +174,13 @@ def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(bed: Bed) -> None
     bed.lead._leave()
     assert bed.files.is_busy
     assert not bed.files.has_hung
+
+
+def test_once_the_job_has_ended_nobody_is_warned_that_no_stop_file_can_come(bed: Bed) -> None:
+    warnings: list[str] = []
+    bed.lead.handle(BEGUN)
+    bed.lead._reporter.tell_all = lambda text, is_warning: warnings.append(text)
+    bed.lead.handle(NoticeSeen("--stop-file stop", SIGTERM, "there is no folder /tmp/run yet", stops_job=True))
+    bed.lead._link.on_order(JobEnd(0, "finished"))
+    bed.lead.handle(NoticeSeen("--stop-file stop", SIGTERM, "it is a folder, and only a file counts", stops_job=True))
+    assert warnings == ["--stop-file stop: there is no folder /tmp/run yet"]
