@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from ddplaunch.system.fields import decoder
+from ddplaunch.system.fields import Malformed, decoder
 
 if TYPE_CHECKING:
     from ddplaunch.spec.job import Given, JobSpec
@@ -52,10 +52,16 @@ class Order(Struct, frozen=True):
         return received(given, tuple(map(os.fsdecode, self.program)), variables)
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that hold this order: ps shows arguments to everybody, and srun takes some for its own."""
+        """Return the variables that hold this order: ps shows arguments to everybody, and srun takes some for its own.
+
+        They take no more room than the arguments of the program, which may be all that the kernel gives a command line.
+        """
+        import binascii  # only a step needs both
+        import zlib
+
         from ddplaunch.spec.options.token import ORDER
 
-        text = encode(self).decode()
+        text = binascii.b2a_base64(zlib.compress(encode(self)), newline=False).decode()
         starts = range(0, len(text), _LONGEST)
         return {f"{ORDER}{index}": text[at : at + _LONGEST] for index, at in enumerate(starts)}
 
@@ -66,10 +72,16 @@ decode: Callable[[bytes], Order] = decoder(Order)
 
 def from_variables(env: Mapping[str, str]) -> Order:
     """Return the order in the variables of a step. Raises Malformed: there is none."""
+    import binascii
+    import zlib
+
     from ddplaunch.spec.options.token import ORDER
 
     names = takewhile(env.__contains__, (f"{ORDER}{index}" for index in count()))
-    return decode("".join(env[name] for name in names).encode())
+    try:
+        return decode(zlib.decompress(binascii.a2b_base64("".join(env[name] for name in names))))
+    except (binascii.Error, zlib.error) as error:
+        raise Malformed(str(error)) from None
 
 
 def _encoded(texts: Iterable[str]) -> Any:  # a tuple of as many

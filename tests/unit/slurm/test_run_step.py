@@ -13,6 +13,7 @@ from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.options.table import OPTIONS
 from ddplaunch.spec.order import from_variables
 from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.fields import Malformed
 
 
 def variables(**env: str) -> dict[str, str]:
@@ -50,6 +51,19 @@ def test_the_program_and_its_arguments_are_told_whatever_they_hold(words: list[s
     told = order(job, place("node1")).variables()
     assert there(told).program == job.program
     assert all(len(value) < 1 << 17 and value.isascii() for value in told.values())
+
+
+def test_a_program_with_as_many_arguments_as_a_command_line_holds_has_room_in_variables() -> None:
+    names = tuple(f"/data/of/all/the/world/part-{number:05}.parquet" for number in range(40_000))
+    told = order(replace(SPEC, program=replace(SPEC.program, args=names)), place("node1")).variables()
+    assert there(told).program.args == names
+    # the kernel bounds arguments and variables together
+    assert sum(map(len, (*told, *told.values()))) < sum(map(len, names))
+
+
+def test_a_step_without_its_order_says_so() -> None:
+    with pytest.raises(Malformed):
+        from_variables({"PATH": "/bin"})
 
 
 @pytest.mark.parametrize(
