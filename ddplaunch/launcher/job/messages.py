@@ -296,9 +296,8 @@ def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
 # --- reports: those of an agent are about its own workers, and no more than these can have
 
 
-_MAX_PROCESSES = (
-    129  # of a worker: itself, and what `capture_stacks` looks at of its children: 64 that run, 64 that have ended
-)
+# of a worker: itself, and what `capture_stacks` looks at of its children: 64 that run, 64 that have ended
+_MAX_PROCESSES = 129
 _MAX_SERIES = 128  # of a worker: process groups
 
 

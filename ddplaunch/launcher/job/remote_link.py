@@ -256,9 +256,8 @@ class RemoteLink(Link):
         if self._peer is None:
             return
         limit, when = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
-        if (
-            not when and self._loop.now() - self._heard_at > self._lease.seconds / 2
-        ):  # its pings come four times as often
+        # its pings come four times as often
+        if not when and self._loop.now() - self._heard_at > self._lease.seconds / 2:
             self._lose_coordinator(f"silent for {limit}{self._describe_way(self._peer)}")
             return
         how = f"was {when}" if when else f"was not heard by {self._place} for {limit}"
@@ -389,11 +388,8 @@ class RemoteLink(Link):
     @property
     def _place(self) -> str:
         """Say what coordinates, and node 0 with the address that was typed: "node 0 (gpu01)"."""
-        return (
-            f"{self._name} ({self._search.places[0][0]})"
-            if self._search.places and not self._command_host
-            else self._name
-        )
+        places = self._search.places
+        return f"{self._name} ({places[0][0]})" if places and not self._command_host else self._name
 
     @property
     def _places(self) -> str:

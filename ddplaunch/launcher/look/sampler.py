@@ -53,9 +53,8 @@ class GpuGauge:
         self._indices = {device.uuid or str(device): index for index, device in enumerate(devices)}
         self._socket: socket.socket | None = None
         self._is_asked = False
-        self._answer: list[
-            tuple[int | None, int | None]
-        ] = []  # percent and bytes in use, as in `GpuUse`, of each device
+        # percent and bytes in use, as in `GpuUse`, of each device
+        self._answer: list[tuple[int | None, int | None]] = []
         self._answered_at = -inf
 
     def ask(self) -> None:

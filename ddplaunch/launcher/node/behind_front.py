@@ -75,9 +75,8 @@ class BehindFront(ABC):
             try:
                 self._link = link = self.connect()
             except LaunchError as error:
-                self._loop.handle = partial(
-                    BehindFront.handle, self
-                )  # this node takes no part, and has nothing to decide
+                # this node takes no part, and has nothing to decide
+                self._loop.handle = partial(BehindFront.handle, self)
                 self.fail(error)
                 self._leave()
                 return error.status

@@ -228,9 +228,8 @@ class Tracebacks:
         has_settled = any(at >= one.at + SETTLE for rank, one in self._held.items() if rank in self._failed)
         for rank, one in sorted(self._held.items(), key=lambda item: item[1].at):
             is_failure = rank in self._failed or at == inf
-            if (
-                self._knows_cause and is_failure and has_settled
-            ):  # together with equal ones, which may come a moment later
+            # together with equal ones, which may come a moment later
+            if self._knows_cause and is_failure and has_settled:
                 del self._held[rank]
                 self._fold(one, re.sub(rb"\d+", b"#", _summary(one.exception) + one.place), one.at)
                 if one.later:

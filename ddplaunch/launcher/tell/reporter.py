@@ -177,9 +177,8 @@ class Reporter:
         plan = self.story.plan
         # the coordinator has begun this stop: the signal is no second one
         is_first = before.why is Why.COORDINATOR and not before.end.signum
-        is_of_debugger = (
-            event.signum == signal.SIGINT and before.terminal_holder
-        )  # it goes to that worker, and stops nothing
+        # it goes to that worker, and stops nothing
+        is_of_debugger = event.signum == signal.SIGINT and before.terminal_holder
         if is_first or is_of_debugger:
             return
         if before.phase is node.Phase.STOPPING:

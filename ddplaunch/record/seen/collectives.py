@@ -271,9 +271,8 @@ def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
     named = frozenset[int]().union(*(of_ranks for _, of_ranks in explained))
     elsewhere: dict[tuple[str, str], list[int]] = {}
     for sample in alive:
-        is_known = bool(
-            sample.main or sample.state
-        )  # by a stack, or by a sentence in place of one: "its script has ended"
+        # by a stack, or by a sentence in place of one: "its script has ended"
+        is_known = bool(sample.main or sample.state)
         if is_known and sample.rank not in named:
             elsewhere.setdefault((sample.state, where(sample, cwd)), []).append(sample.rank)
     locations = [

@@ -33,8 +33,7 @@ def write(
 ) -> str:
     """Write the page of a run, or only its trace if a file for that is named, and return where.
 
-    `opens` shows the page in a browser, `shows_diff` has changes of the code on it in which
-    something is hidden.
+    `opens` shows the page in a browser, `shows_diff` has changes of the code on it in which something is hidden.
 
     Raises:
         LaunchError: there is no such run, or the file cannot be written.
