@@ -41,7 +41,6 @@ class HostError(Struct, frozen=True):
         return line(f"{first}: {printed[-1].strip().removesuffix('.')}" if printed else first)
 
 
-NO_STATUS = HostError("it has not reported how the job ended", None, NODE_LOST)
 UNRESOLVED = "cannot resolve the host name"
 # the machine, or the network to it, may be at fault: how such messages begin
 _UNREACHABLE = (

@@ -33,10 +33,6 @@ _OF_SLURM = frozenset(("slurmstepd", "slurm_script", "srun", "salloc", "scrun"))
 _GOING = frozenset(
     ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 )
-_OF_OTHER_CLUSTERS = (
-    "SLURM_CLUSTERS",
-    "SLURM_WORKING_CLUSTER",
-)  # scontrol would ask another controller than that of the job
 # the first namespaces, include/linux/proc_ns.h
 _NAMESPACES = {"uts": "uts:[4026531838]", "pid": "pid:[4026531836]"}
 _HERE = "`--cluster local` runs it on this machine alone, and a new shell has no such variables"
