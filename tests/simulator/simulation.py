@@ -137,7 +137,7 @@ class Simulation:
             case "port":
                 world.port_taken_until = world.now + fault.lasts
             case "withdraw":
-                self._tell(lambda at: job.Withdrawn("a node", "no such program", "", at))
+                self._tell(lambda at: job.Withdrawn("a node", None, "no such program", "", at))
             case "stop job":
                 self._tell(lambda at: job.StopRequested(Why.SIGNALLED, fault.signum, at))
             case "fail" if mine:
