@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from ddplaunch.system.fields import decoder
+from ddplaunch.system.fields import Malformed, decoder
 
 if TYPE_CHECKING:
     from ddplaunch.spec.job import Given, JobSpec
@@ -52,10 +52,17 @@ class Order(Struct, frozen=True):
         return received(given, tuple(map(os.fsdecode, self.program)), variables)
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that hold this order: ps shows arguments to everybody, and srun takes some for its own."""
+        """Return the variables that hold this order: ps shows arguments to everybody, and srun takes some for its own.
+
+        They are compressed, for all arguments and variables of a program together have a limit (execve(2)): what just fitted into
+        our own command line is to fit here.
+        """
+        import zlib  # a step of Slurm alone needs them
+        from base64 import b64encode
+
         from ddplaunch.spec.options.token import ORDER
 
-        text = encode(self).decode()
+        text = b64encode(zlib.compress(encode(self), level=1)).decode()
         starts = range(0, len(text), _LONGEST)
         return {f"{ORDER}{index}": text[at : at + _LONGEST] for index, at in enumerate(starts)}
 
@@ -66,10 +73,16 @@ decode: Callable[[bytes], Order] = decoder(Order)
 
 def from_variables(env: Mapping[str, str]) -> Order:
     """Return the order in the variables of a step. Raises Malformed: there is none."""
+    import zlib
+    from base64 import b64decode
+
     from ddplaunch.spec.options.token import ORDER
 
     names = takewhile(env.__contains__, (f"{ORDER}{index}" for index in count()))
-    return decode("".join(env[name] for name in names).encode())
+    try:
+        return decode(zlib.decompress(b64decode("".join(env[name] for name in names))))
+    except (ValueError, zlib.error) as error:
+        raise Malformed(str(error)) from None
 
 
 def _encoded(texts: Iterable[str]) -> Any:  # a tuple of as many

@@ -12,6 +12,7 @@ from ddplaunch.spec.job import Given, JobSpec, Program, ProgramKind
 from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.options.table import OPTIONS
 from ddplaunch.spec.order import from_variables
+from ddplaunch.system.fields import Malformed
 from ddplaunch.system.errors import LaunchError
 
 
@@ -50,6 +51,19 @@ def test_the_program_and_its_arguments_are_told_whatever_they_hold(words: list[s
     told = order(job, place("node1")).variables()
     assert there(told).program == job.program
     assert all(len(value) < 1 << 17 and value.isascii() for value in told.values())
+
+
+def test_what_fits_into_a_command_line_fits_into_the_variables_of_a_step() -> None:
+    """The kernel bounds both together, and the limit of a command line may be used up."""
+    words = tuple(f"--sample=/data/shard-{index:06}.tar" for index in range(60_000))
+    told = order(replace(SPEC, program=replace(SPEC.program, args=words)), place("node1")).variables()
+    assert sum(map(len, told.values())) < sum(map(len, words))
+
+
+@pytest.mark.parametrize("env", [{}, {"DDPLAUNCH_ORDER_0": "{}"}, {"DDPLAUNCH_ORDER_0": "eA=="}], ids=str)
+def test_variables_that_hold_no_order_are_malformed(env: dict[str, str]) -> None:
+    with pytest.raises(Malformed):
+        from_variables(env)
 
 
 @pytest.mark.parametrize(
