@@ -71,6 +71,8 @@ def not_started(why: StartError) -> LaunchError:
         status = NOT_FOUND
     elif why.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         hint = "the machine is at a limit: see `ulimit -u` and `ulimit -n`"
+    elif why.errno == errno.E2BIG:
+        hint = "the arguments and the variables are too long together: give the program a file in their place"
     return LaunchError(f"no step could be started: {why}", hint=hint, status=status)
 
 
