@@ -96,6 +96,14 @@ def test_a_node_that_takes_no_part_each_time_it_is_started_is_one_node() -> None
     assert begun(history(SPARE, events)[1]) == [(0, 2)]
 
 
+def test_no_longer_last_call_is_announced_than_the_nodes_are_waited_for() -> None:
+    others: list[Any] = [Joined(member(3, 2), 0.0), Joined(member(2, 1), 0.0), DeadlineReached(3.0)]
+    for rdzv_timeout, seconds in ((600.0, 30), (5.0, 2)):
+        said = printed(history(replace(COMMANDED, rdzv_timeout=rdzv_timeout), others)[1])
+        assert said == [f"2 of 2 to 3 nodes joined; starting unless another joins within {seconds} s"]
+    assert begun(history(replace(COMMANDED, rdzv_timeout=5.0), [*others, DeadlineReached(5.0)])[1]) == [(3, 2)]
+
+
 def test_where_nodes_have_no_ranks_those_that_come_first_run() -> None:
     joined = [Joined(member(0), 0), Joined(member(2), 1)]
     assert begun(history(SPARE, joined)[1]) == [(0, 2)]

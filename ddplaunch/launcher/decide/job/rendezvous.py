@@ -72,13 +72,14 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
 
         `leases_until`: the rendezvous waits for no node, but until nodes that are not here can have no workers any more.
         """
+        assert self.deadline is not None
         here = len(members)
         if here >= policy.min_nodes:
             enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
             if leases_until is not None:
                 return f"{enough}; starting in {ceil(leases_until - at)} s: nodes that are not here may have workers until then"
-            return f"{enough}; starting unless another joins within {policy.last_call:g} s"
-        assert self.deadline is not None
+            within = min(policy.last_call, ceil(self.deadline - at))
+            return f"{enough}; starting unless another joins within {within:g} s"
         waited = duration(round(at - self.deadline + policy.rdzv_timeout))
         after = f"{describe_joined(policy, members)} after {waited} of {duration(policy.rdzv_timeout)}"
         if policy.command:
