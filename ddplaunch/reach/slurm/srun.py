@@ -55,7 +55,10 @@ class Srun:
 
     def end(self) -> tuple[int, StartError | None]:
         """Return its wait status, and the reason why it was never started; None if it was."""
-        report = self._connection.recv(1000)
+        try:
+            report = self._connection.recv(1000)
+        except ConnectionResetError:  # its parent has ended before it read our last signal: what it has sent comes next
+            report = self._connection.recv(1000)
         self._connection.close()
         if not report:  # its parent was killed, and it with that
             return signal.SIGKILL, None
