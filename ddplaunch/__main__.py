@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import ddplaunch.system.interrupt  # noqa: F401 - before all else
 
 # isort: split
@@ -14,6 +12,7 @@ gc.disable()  # nothing that is imported is garbage, and looking for it takes a 
 
 import os  # noqa: E402 - the handler comes first
 import sys  # noqa: E402
+from typing import NoReturn  # noqa: E402
 
 # msgspec would import it, and needs nothing of it since Python 3.11: 4 ms, and 0.5 MB in each process
 sys.modules["typing_extensions"] = None  # type: ignore[assignment]

@@ -54,14 +54,15 @@ class Order(Struct, frozen=True):
     def variables(self) -> dict[str, str]:
         """Return the variables that hold this order: ps shows arguments to everybody, and srun takes some for its own.
 
-        They take no more room than the arguments of the program, which may be all that the kernel gives a command line.
+        They are compressed, for all arguments and variables of a program together have a limit (execve(2)): what just fitted into
+        our own command line is to fit here.
         """
-        import binascii  # only a step needs both
-        import zlib
+        import zlib  # a step of Slurm alone needs them
+        from base64 import b64encode
 
         from ddplaunch.spec.options.token import ORDER
 
-        text = binascii.b2a_base64(zlib.compress(encode(self)), newline=False).decode()
+        text = b64encode(zlib.compress(encode(self), level=1)).decode()
         starts = range(0, len(text), _LONGEST)
         return {f"{ORDER}{index}": text[at : at + _LONGEST] for index, at in enumerate(starts)}
 
@@ -72,15 +73,15 @@ decode: Callable[[bytes], Order] = decoder(Order)
 
 def from_variables(env: Mapping[str, str]) -> Order:
     """Return the order in the variables of a step. Raises Malformed: there is none."""
-    import binascii
     import zlib
+    from base64 import b64decode
 
     from ddplaunch.spec.options.token import ORDER
 
     names = takewhile(env.__contains__, (f"{ORDER}{index}" for index in count()))
     try:
-        return decode(zlib.decompress(binascii.a2b_base64("".join(env[name] for name in names))))
-    except (binascii.Error, zlib.error) as error:
+        return decode(zlib.decompress(b64decode("".join(env[name] for name in names))))
+    except (ValueError, zlib.error) as error:
         raise Malformed(str(error)) from None
 
 

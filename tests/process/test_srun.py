@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from ddplaunch.reach.slurm.srun import StepJob, not_started, start_step
 from ddplaunch.system.errors import LaunchError
-from tests.conftest import PATIENCE
+from ddplaunch.system.process.tree import state_of
+from tests.conftest import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +49,26 @@ def test_a_program_that_cannot_be_executed_has_the_status_that_a_shell_gives(tmp
 def test_one_that_was_started_has_its_own_status(script: str, status: int) -> None:
     srun = start_step(step("sh", "-c", script))
     assert select.select([srun.fd], [], [], PATIENCE)[0]
+    assert srun.end() == (status, None)
+
+
+@pytest.mark.parametrize(("goes_on", "status"), [(signal.SIGCONT, 3 << 8), (signal.SIGKILL, signal.SIGKILL)])
+def test_a_signal_that_came_too_late_to_be_passed_on_hides_no_status(
+    tmp_path: Path, goes_on: signal.Signals, status: int
+) -> None:
+    told, goes = tmp_path / "told", tmp_path / "goes"
+    os.mkfifo(goes)
+    srun = start_step(step("sh", "-c", f"echo $PPID $$ > {told}.new; mv {told}.new {told}; read -r _ < {goes}; exit 3"))
+    until(told.exists, "srun")
+    parent, own = map(int, told.read_text().split())
+    os.kill(parent, signal.SIGSTOP)
+    until(lambda: state_of(parent) == "T", "its parent to stop")
+    srun.signal(signal.SIGTERM)
+    goes.write_text("on\n")
+    until(lambda: state_of(own) == "Z", "its end")
+    os.kill(parent, goes_on)
+    assert select.select([srun.fd], [], [], PATIENCE)[0]
+    until(lambda: state_of(parent) in ("", "Z"), "the end of its parent")
     assert srun.end() == (status, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from signal import SIGKILL, SIGTERM
 from typing import Any
 from unittest.mock import patch
@@ -137,7 +138,7 @@ class Simulation:
             case "port":
                 world.port_taken_until = world.now + fault.lasts
             case "withdraw":
-                self._tell(lambda at: job.Withdrawn("a node", "no such program", "", at))
+                self._tell(lambda at: job.Withdrawn("a node", None, "no such program", "", at))
             case "stop job":
                 self._tell(lambda at: job.StopRequested(Why.SIGNALLED, fault.signum, at))
             case "fail" if mine:
@@ -175,7 +176,7 @@ class Simulation:
     def _give_up(self, agent: Agent) -> None:
         """Let the command know of an agent that has ended before it has joined."""
         if agent.follows is None:
-            self.world.soon(3.0, self._tell, job.NodeGivenUp)
+            self.world.soon(3.0, self._tell, partial(job.NodeGivenUp, agent.number))
 
     def _fail_apart(self, fault: Fault) -> None:
         """Have a worker fail that cannot reach one on another node."""

@@ -12,6 +12,7 @@ from tests.breaks import BREAKS, ROOT, Break
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
 AGENT = PACKAGE / "launcher" / "node"
+INTERRUPT, FUTURE = "ddplaunch.system.interrupt", "from __future__ import annotations"
 MOST_CALLBACKS = 8  # parameters of all constructors of the agent together: parts post events instead
 
 
@@ -71,3 +72,15 @@ def test_parts_of_the_agent_post_events_and_take_hardly_any_callbacks():
 @pytest.mark.parametrize("one", BREAKS, ids=lambda one: one.wrong)
 def test_what_a_break_replaces_stands_once_in_its_file(one: Break) -> None:
     assert (ROOT / "ddplaunch" / one.file).read_text(encoding="utf-8").count(one.right) == 1
+
+
+def test_an_entry_takes_ctrl_c_before_it_imports_anything_else() -> None:
+    files = {path: ast.parse(path.read_text()).body for path in PACKAGE.rglob("*.py")}
+    entries = {
+        path: [one for one in body if isinstance(one, (ast.Import, ast.ImportFrom))]
+        for path, body in files.items()
+        if any(isinstance(one, ast.Import) and one.names[0].name == INTERRUPT for one in body)
+    }
+    assert PACKAGE / "__main__.py" in entries
+    for path, (future, first, *_) in entries.items():
+        assert (ast.unparse(future), ast.unparse(first)) == (FUTURE, f"import {INTERRUPT}"), path

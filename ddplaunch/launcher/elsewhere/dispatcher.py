@@ -329,7 +329,7 @@ class Dispatcher(Lead):
         if statuses.can_go_on_without(left):
             host.given_up = True
             self._reporter.print(f"going on without {host}: {below(error.message)}")
-            self.coordinator.feed(decide.NodeGivenUp(self._loop.now()))
+            self.coordinator.feed(decide.NodeGivenUp(node_rank, self._loop.now()))
             return
         statuses.errors[node_rank] = error
         if not self._settle_by.is_set or statuses.may_try_others:

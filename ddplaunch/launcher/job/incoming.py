@@ -105,7 +105,7 @@ class Incoming:
             case messages.Withdrawal(rank, host, reason, hint) if agent is None:
                 self._connections.drop(id)
                 who = host if rank is None else f"node {rank} ({host})"
-                self._coordinator.feed(job.Withdrawn(below(who), below(reason), below(hint), self._loop.now()))
+                self._coordinator.feed(job.Withdrawn(below(who), rank, below(reason), below(hint), self._loop.now()))
             case messages.Hello() | messages.Withdrawal():
                 self._connections.expel(id, "sent hello twice")
             case _ if agent is None:

@@ -55,7 +55,10 @@ class Srun:
 
     def end(self) -> tuple[int, StartError | None]:
         """Return its wait status, and the reason why it was never started; None if it was."""
-        report = self._connection.recv(1000)
+        try:
+            report = self._connection.recv(1000)
+        except ConnectionResetError:  # its parent has ended before it read our last signal: what it has sent comes next
+            report = self._connection.recv(1000)
         self._connection.close()
         if not report:  # its parent was killed, and it with that
             return signal.SIGKILL, None
@@ -71,6 +74,8 @@ def not_started(why: StartError) -> LaunchError:
         status = NOT_FOUND
     elif why.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         hint = "the machine is at a limit: see `ulimit -u` and `ulimit -n`"
+    elif why.errno == errno.E2BIG:
+        hint = "the arguments and the variables are too long together: give the program a file in their place"
     return LaunchError(f"no step could be started: {why}", hint=hint, status=status)
 
 

@@ -1,5 +1,7 @@
 """The step of a job in a Slurm allocation: the command that starts it, and its variables."""
 
+import errno
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,12 +10,14 @@ from msgspec.structs import replace
 from ddplaunch.launcher.elsewhere.slurm.run_step import argv, environment, mpi_type, order, run_step
 from ddplaunch.plan.cluster import Allocation, Endpoint
 from ddplaunch.plan.cluster.hostlist import Host
+from ddplaunch.reach.slurm.srun import not_started
 from ddplaunch.spec.job import Given, JobSpec, Program, ProgramKind
 from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.options.table import OPTIONS
 from ddplaunch.spec.order import from_variables
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
+from ddplaunch.system.process.child import StartError
 
 
 def variables(**env: str) -> dict[str, str]:
@@ -53,17 +57,25 @@ def test_the_program_and_its_arguments_are_told_whatever_they_hold(words: list[s
     assert all(len(value) < 1 << 17 and value.isascii() for value in told.values())
 
 
-def test_a_program_with_as_many_arguments_as_a_command_line_holds_has_room_in_variables() -> None:
-    names = tuple(f"/data/of/all/the/world/part-{number:05}.parquet" for number in range(40_000))
-    told = order(replace(SPEC, program=replace(SPEC.program, args=names)), place("node1")).variables()
-    assert there(told).program.args == names
-    # the kernel bounds arguments and variables together
-    assert sum(map(len, (*told, *told.values()))) < sum(map(len, names))
+def test_what_fits_into_a_command_line_fits_into_the_variables_of_a_step() -> None:
+    """The kernel bounds both together, and the limit of a command line may be used up."""
+    words = tuple(f"--sample=/data/shard-{index:06}.tar" for index in range(60_000))
+    told = order(replace(SPEC, program=replace(SPEC.program, args=words)), place("node1")).variables()
+    assert sum(map(len, told.values())) < sum(map(len, words))
 
 
-def test_a_step_without_its_order_says_so() -> None:
+def test_a_step_for_which_there_is_too_much_to_say_names_no_fault_of_srun() -> None:
+    error = not_started(StartError(errno.E2BIG, "srun"))
+    assert error.render() == (
+        "error: no step could be started: srun: Argument list too long\n\n"
+        "hint: the arguments and the variables are too long together: give the program a file in their place\n"
+    )
+
+
+@pytest.mark.parametrize("env", [{}, {"DDPLAUNCH_ORDER_0": "{}"}, {"DDPLAUNCH_ORDER_0": "eA=="}], ids=str)
+def test_variables_that_hold_no_order_are_malformed(env: dict[str, str]) -> None:
     with pytest.raises(Malformed):
-        from_variables({"PATH": "/bin"})
+        from_variables(env)
 
 
 @pytest.mark.parametrize(

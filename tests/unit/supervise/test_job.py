@@ -31,7 +31,7 @@ FREE = "give each node a rank of its own: `--node-rank {}` is free"
 FULL = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
 HAS_ENDED = "; or, if the agent with that rank has just ended, try again once the job has noticed"
 
-WITHDRAWN = Withdrawn("node 2 (c)", "it has no disk", "buy one", 3)
+WITHDRAWN = Withdrawn("node 2 (c)", 2, "it has no disk", "buy one", 3)
 
 HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "nothing starts before all are there": (THREE, met(2), []),
@@ -140,16 +140,16 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "a job that waits for a node which cannot take part ends, and says why": (THREE, [*met(2), WITHDRAWN],
         [EndJob(121, "node 2 (c) does not take part: it has no disk", 0, "buy one")]),
     "a job that can do without that node, or has begun, goes on": (ELASTIC,
-        [*met(2), WITHDRAWN, NodeGivenUp(1), WITHDRAWN], [BeginGeneration(0, (0, 1), 0)]),
-    "nobody waits for a last call once all others are known not to come": (ELASTIC, [*met(2), NodeGivenUp(1)],
+        [*met(2), WITHDRAWN, NodeGivenUp(2, 1), WITHDRAWN], [BeginGeneration(0, (0, 1), 0)]),
+    "nobody waits for a last call once all others are known not to come": (ELASTIC, [*met(2), NodeGivenUp(2, 1)],
         [BeginGeneration(0, (0, 1), 0)]),
     "one that comes after another was given up is the last": (Policy(min_nodes=2, max_nodes=4),
-        [*met(2), NodeGivenUp(1), Joined(member(2), 2)], [BeginGeneration(0, (0, 1, 2), 0)]),
+        [*met(2), NodeGivenUp(2, 1), Joined(member(2), 2)], [BeginGeneration(0, (0, 1, 2), 0)]),
     "the last call is no longer because one was given up": (Policy(min_nodes=2, max_nodes=4),
-        [*met(2), NodeGivenUp(20), DeadlineReached(30.1)], [BeginGeneration(0, (0, 1), 0)]),
-    "too few are waited for, whoever was given up": (ELASTIC, [*met(1), NodeGivenUp(1), NodeGivenUp(2)], []),
+        [*met(2), NodeGivenUp(2, 20), DeadlineReached(30.1)], [BeginGeneration(0, (0, 1), 0)]),
+    "too few are waited for, whoever was given up": (ELASTIC, [*met(1), NodeGivenUp(1, 1), NodeGivenUp(2, 2)], []),
     "who was given up before the start changes nothing after it": (ELASTIC,
-        [*met(3), NodeGivenUp(1), AgentLost(2, "gone", 5), stopping(0, 6), stopping(1, 6), DeadlineReached(7)],
+        [*met(3), NodeGivenUp(2, 1), AgentLost(2, "gone", 5), stopping(0, 6), stopping(1, 6), DeadlineReached(7)],
         [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGTERM), ReportFailure(0.0),
         BeginGeneration(1, (0, 1), 0)]),
     "an elastic job starts with the least number after the last call": (ELASTIC,
@@ -248,7 +248,7 @@ def events() -> st.SearchStrategy[list[Event]]:
         st.builds(lambda id, signum: NodeEscalated(id, signum, 0), ids, signals),
         st.builds(lambda id, code: ended(id, 0, end(id, "abcdef"[id], 0, code)), ids, st.sampled_from([0, 1])),
         st.just(DeadlineReached(0)),
-        st.just(NodeGivenUp(0)),
+        st.builds(lambda rank: NodeGivenUp(rank, 0), st.integers(0, 3)),
         st.just(WITHDRAWN),
     )
     return st.lists(one, max_size=30)

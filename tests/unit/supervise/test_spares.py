@@ -13,6 +13,7 @@ from ddplaunch.launcher.decide.job import (
     DeadlineReached,
     EndJob,
     Joined,
+    NodeGivenUp,
     NodeStopping,
     Policy,
     Print,
@@ -77,9 +78,30 @@ def test_node_ranks_beyond_the_job_are_those_of_spares_whoever_comes_first(order
 def test_a_node_that_does_not_come_in_time_or_takes_no_part_is_no_reason_to_wait_for_ever() -> None:
     others: list[Any] = [Joined(member(3, 2), 0), Joined(member(2, 1), 1)]
     assert begun(history(COMMANDED, others)[1]) == []
-    in_vain, withdrawn = DeadlineReached(1 + COMMANDED.last_call), Withdrawn("node 0 (a)", "no ddplaunch", "", 2)
+    in_vain, withdrawn = DeadlineReached(1 + COMMANDED.last_call), Withdrawn("node 0 (a)", 0, "no ddplaunch", "", 2)
     assert begun(history(COMMANDED, [*others, in_vain])[1]) == [(3, 2)]
     assert begun(history(COMMANDED, [*others, withdrawn])[1]) == [(3, 2)]
+
+
+@pytest.mark.parametrize("gone", [NodeGivenUp(3, 0.5), Withdrawn("node 3 (d)", 3, "no ddplaunch", "", 0.5)], ids=type)
+def test_a_spare_that_does_not_come_costs_no_other_node_its_place(gone: Any) -> None:
+    policy = replace(COMMANDED, max_nodes=4, spares=2)
+    late = Joined(member(1, 0), 2.0)
+    events: list[Any] = [Joined(member(2, 1), 0.0), gone, gone, Joined(member(3, 2), 1.0), late]
+    assert begun(history(policy, events)[1]) == [(1, 2)]
+
+
+def test_a_node_that_takes_no_part_each_time_it_is_started_is_one_node() -> None:
+    events: list[Any] = [Joined(member(0, 0), 0.5), UNFIT, UNFIT, Joined(member(2, 2), 2.0)]
+    assert begun(history(SPARE, events)[1]) == [(0, 2)]
+
+
+def test_no_longer_last_call_is_announced_than_the_nodes_are_waited_for() -> None:
+    others: list[Any] = [Joined(member(3, 2), 0.0), Joined(member(2, 1), 0.0), DeadlineReached(3.0)]
+    for rdzv_timeout, seconds in ((600.0, 30), (5.0, 2)):
+        said = printed(history(replace(COMMANDED, rdzv_timeout=rdzv_timeout), others)[1])
+        assert said == [f"2 of 2 to 3 nodes joined; starting unless another joins within {seconds} s"]
+    assert begun(history(replace(COMMANDED, rdzv_timeout=5.0), [*others, DeadlineReached(5.0)])[1]) == [(3, 2)]
 
 
 def test_where_nodes_have_no_ranks_those_that_come_first_run() -> None:
@@ -112,7 +134,7 @@ def test_a_job_with_no_spare_left_that_loses_a_node_ends_as_one_without_spares()
     assert [action.status for action in actions if hasattr(action, "status")] == [122]
 
 
-UNFIT = Withdrawn("node 1 (b)", "b is not fit for the job", "mend it", 1.0)
+UNFIT = Withdrawn("node 1 (b)", 1, "b is not fit for the job", "mend it", 1.0)
 
 
 @pytest.mark.parametrize("comes_first", [True, False])
@@ -125,7 +147,7 @@ def test_a_job_with_spares_starts_without_a_node_that_takes_no_part(comes_first:
 @pytest.mark.parametrize("policy", [SPARE, replace(SPARE, dispatched=True)], ids=["by hand", "in a step of Slurm"])
 def test_a_job_ends_when_too_few_nodes_are_left_that_can_take_part(policy: Policy) -> None:
     _, actions = history(
-        policy, [Joined(member(0, 0), 0.5), UNFIT, Withdrawn("node 2 (c)", "its disk is full", "", 2.0)]
+        policy, [Joined(member(0, 0), 0.5), UNFIT, Withdrawn("node 2 (c)", 2, "its disk is full", "", 2.0)]
     )
     ends = [action for action in actions if isinstance(action, EndJob)]
     assert [(one.status, one.error) for one in ends] == [(121, "node 2 (c) does not take part: its disk is full")]

@@ -35,6 +35,7 @@ class OwnUnfit(Struct, frozen=True):
 class NodeGivenUp(Struct, frozen=True):
     """A node has been given up by the command that starts the agents, and will not join."""
 
+    node_rank: int
     at: float
 
 
@@ -42,6 +43,7 @@ class Withdrawn(Struct, frozen=True):
     """A node that has not joined cannot take part, and says why."""
 
     node: str  # "node 1 (gpu02)"
+    node_rank: int | None  # that its user gave it; None: any
     reason: str
     hint: str
     at: float

@@ -19,7 +19,7 @@ PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
 class Rendezvous(Struct, frozen=True, kw_only=True):
     """What the next generation waits for: nodes, a signal on its way, a port. Times are of the coordinator's clock."""
 
-    given_up: int = 0  # nodes that were given up before they joined
+    given_up: tuple[int | None, ...] = ()  # node ranks of those that were given up before they joined; None: of no rank
     deadline: float | None = None  # when the job waits no longer for nodes; None: it does not wait
     line_at: float | None = None  # when to print which nodes the job waits for
     # no generation begins before: workers of a lost node may live, or a signal to leave may be on its way to further nodes
@@ -51,28 +51,35 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
         """Return the rendezvous after a generation found another process at its port."""
         return self if self.port_deadline is not None else replace(self, port_deadline=at + PORT_TIMEOUT)
 
+    def without_node(self, node_rank: int | None) -> Rendezvous:
+        """Return the rendezvous that does not wait for a node, which may have said so before."""
+        is_known = node_rank is not None and node_rank in self.given_up
+        return self if is_known else replace(self, given_up=(*self.given_up, node_rank))
+
     def is_complete(self, policy: Policy, members: Members) -> bool:
         """Whether the job waits for no further node: all are here except spares, if node ranks say which nodes are spares."""
-        expected = min(policy.most_running, policy.max_nodes - self.given_up)
+        expected = min(policy.most_running, policy.max_nodes - len(self.given_up))
         if len(members) < max(policy.min_nodes, expected):
             return False
         if not policy.spares or any(member.fixed_rank is None for member in members.values()):
             return True
-        absent = sum(members.with_fixed_rank(rank) is None for rank in range(policy.most_running))
-        return absent <= self.given_up
+        waited_for = set(range(policy.most_running)).difference(self.given_up)
+        absent = sum(members.with_fixed_rank(rank) is None for rank in waited_for)
+        return absent <= self.given_up.count(None)
 
     def status_line(self, policy: Policy, members: Members, at: float, leases_until: float | None = None) -> str:
         """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which.
 
         `leases_until`: the rendezvous waits for no node, but until nodes that are not here can have no workers any more.
         """
+        assert self.deadline is not None
         here = len(members)
         if here >= policy.min_nodes:
             enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
             if leases_until is not None:
                 return f"{enough}; starting in {ceil(leases_until - at)} s: nodes that are not here may have workers until then"
-            return f"{enough}; starting unless another joins within {policy.last_call:g} s"
-        assert self.deadline is not None
+            within = min(policy.last_call, ceil(self.deadline - at))
+            return f"{enough}; starting unless another joins within {within:g} s"
         waited = duration(round(at - self.deadline + policy.rdzv_timeout))
         after = f"{describe_joined(policy, members)} after {waited} of {duration(policy.rdzv_timeout)}"
         if policy.command:

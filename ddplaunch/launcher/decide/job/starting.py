@@ -97,17 +97,17 @@ def on_withdrawn(state: State, event: events.Withdrawn) -> Result:
     """Report that a node will not join; end a job that needs the node, or start if all other nodes are there."""
     policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
     if not policy.replaceable:
-        state = with_given_up(state)
-    is_enough = policy.max_nodes - state.rendezvous.given_up >= policy.min_nodes
+        state = with_given_up(state, event.node_rank)
+    is_enough = policy.max_nodes - len(state.rendezvous.given_up) >= policy.min_nodes
     if state.phase is Phase.RENDEZVOUS and (policy.needs_all or not is_enough):
         return end_job(replace(state, why=Why.NOT_MET), text, event.hint)
     state, then = start_if_complete(state, event.at)
     return state, (actions.Print(text), *then)
 
 
-def with_given_up(state: State) -> State:
-    """Return the state in which the job waits for one node fewer."""
-    return replace(state, rendezvous=replace(state.rendezvous, given_up=state.rendezvous.given_up + 1))
+def with_given_up(state: State, node_rank: int | None) -> State:
+    """Return the state in which the job does not wait for this node; None: for one node fewer, whichever it is."""
+    return replace(state, rendezvous=state.rendezvous.without_node(node_rank))
 
 
 def start_if_complete(state: State, at: float) -> Result:

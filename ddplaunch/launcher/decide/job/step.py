@@ -60,8 +60,8 @@ def step(state: State, event: events.Event) -> Result:
             return _on_joined(state, member, at)
         case events.AgentLost(id):
             return _on_agent_lost(state, event) if id in state.members else (state, ())
-        case events.NodeGivenUp(at):
-            return start_if_complete(with_given_up(state), at)
+        case events.NodeGivenUp(node_rank, at):
+            return start_if_complete(with_given_up(state, node_rank), at)
         case events.Withdrawn():
             return on_withdrawn(state, event)
         case events.OwnUnfit(reason):
