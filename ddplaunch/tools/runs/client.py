@@ -40,8 +40,10 @@ class RunReplies(Struct):
 
     @property
     def workers(self) -> list[tuple[requests.NodeReply, WorkerStatus]]:
-        """The workers that nodes have named, by node rank, each with its node."""
-        nodes = sorted(self.nodes, key=lambda node: (node.node_rank is None, node.node_rank))
+        """The workers that nodes have named, by node rank, each with its node; a spare has none until it takes part."""
+        has_ranks = self.run is not None and self.run.world_size > 0  # else nodes get theirs as they meet
+        taking_part = [node for node in self.nodes if node.node_rank is not None or not has_ranks]
+        nodes = sorted(taking_part, key=lambda node: (node.node_rank is None, node.node_rank))
         return [(node, each) for node in nodes if isinstance(node.answer, NodeStatus) for each in node.answer.workers]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from ddplaunch.record.events import progress_data
 from ddplaunch.record.folders import short
@@ -68,8 +68,7 @@ def render(replies: RunReplies) -> Block:
     if run is None:
         return facts_of(replies)
     parts: list[Block] = [facts_of(replies)]
-    taking_part = [node for node in replies.nodes if node.node_rank is not None or not run.world_size]
-    if rows := rows_of(replace(replies, nodes=taking_part)):
+    if rows := rows_of(replies):
         parts.append(_table(rows))
     problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
     parts += [line(f"  {printable(run.straggler)}")] if run.straggler else []

@@ -49,6 +49,14 @@ def test_cpu_and_output_are_those_since_the_look_before() -> None:
     assert row.endswith("epoch 1")
 
 
+def test_the_workers_that_a_spare_would_have_are_no_rows() -> None:
+    found = replies(worker(0))
+    found.nodes = [NodeReply(None, "gpu03", NodeStatus((worker(0, state="waiting"),))), *found.nodes]
+    made = Board()
+    made.take(found, 10.0)
+    assert [row.split()[:2] for row in shown(made)[2:] if row.strip()][:-1] == [["0", "gpu01"]]
+
+
 def test_a_restarted_worker_and_one_that_has_ended_are_compared_with_nothing() -> None:
     made = board(worker(0, cpu_seconds=50.0, written=1000), worker(1))
     fresh = replace(worker(0, cpu_seconds=1.0, seconds=10.0), pid=900)

@@ -138,6 +138,8 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
         "  2     gpu02    9  cuda:0  exit status 1\n"
         "  node 2 (gpu03) has not answered within 1 s"
     )
+    known = RunReplies(SocketPath("/runs/run", "socket"), RUN, nodes, "")
+    assert [worker.rank for _, worker in known.workers] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("pace", ["1e-320", "-1.0", "0", "1e300", "1e999", "NaN"])

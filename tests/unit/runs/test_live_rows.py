@@ -52,6 +52,13 @@ def test_the_row_of_the_job_says_how_far_it_is_and_the_next_what_all_ranks_do() 
     assert rest == "all 3: running, step 120"
 
 
+def test_a_node_that_waits_as_a_spare_has_no_row_and_hides_no_rank() -> None:
+    spare = NodeReply(None, "gpu02", NodeStatus((worker(0, pid=0, state="waiting"), worker(7, pid=0, state="waiting"))))
+    found = replies(worker(0), worker(1))
+    found.nodes = [spare, *found.nodes]
+    assert rows(found, found)[1:] == ["all 2: running"]
+
+
 def test_gpus_are_shown_as_their_mean_and_the_rank_that_uses_most_of_their_memory_by_that() -> None:
     workers = [worker(rank, gpu=90 + rank, gpu_memory=(rank + 1) << 30) for rank in range(3)]
     head, different, _ = rows(replies(*workers))
