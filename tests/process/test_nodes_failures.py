@@ -112,7 +112,7 @@ def test_when_an_agent_is_killed_all_nodes_end_at_once(nodes, start, place):
         if number == place:
             words = "error: ddplaunch's agent"
         elif place == 0:
-            words = "error: the coordinator (node 0) was lost: connection closed"
+            words = "error: the coordinator (node 0) was lost: connection "
         else:
             words = f"error: node {place} ("
         assert words in node.err

@@ -65,10 +65,13 @@ def lightning() -> None:
 
 def transformers() -> None:
     import torch
+    from tqdm import tqdm
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     class Steps(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
+            for bar in tqdm._instances:
+                bar.refresh()  # which it does by itself every 0.1 s, and only at a step
             step(state.global_step - 1)
 
     sizes = {

@@ -32,7 +32,8 @@ def test_the_others_go_on_and_finish(job: SlurmJob) -> None:
     (job.home / "signs" / "go").touch()
     assert running.wait() == "COMPLETED"
     output = running.output()
-    assert output.count("node 0 (node1) is lost: connection closed") == 1, output
+    # "closed", or "reset" if something of the coordinator was on its way
+    assert output.count("node 0 (node1) is lost: connection ") == 1, output
     assert output.count("2 workers on 2 nodes finished in") == 1, output
     assert "the status is 0\n" in output
     job.nothing_left(10)
