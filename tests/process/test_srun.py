@@ -127,3 +127,14 @@ def test_who_is_handed_stdin_takes_what_it_reads_and_srun_takes_nothing(
     script = f'{{ "$0" -c "$1" "$2" > {tmp_path}/read; cat > {tmp_path}/rest; }} {source}'
     subprocess.run(["bash", "-c", script, sys.executable, starts, program], check=True, timeout=PATIENCE, cwd=ROOT)
     assert ((tmp_path / "read").read_text(), (tmp_path / "rest").read_text()) == (read, rest)
+
+
+def test_a_task_whose_order_was_damaged_on_its_way_says_so():
+    env = {**os.environ, "DDPLAUNCH_SCREEN": ";;;", "DDPLAUNCH_ORDER_0": "eA=="}
+    argv = [sys.executable, "-m", "ddplaunch.launcher.start.task"]
+    done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: the order of this step, in the variables DDPLAUNCH_ORDER_0 and on, is damaged ("
+    )
+    assert done.stderr.endswith("hint: a prolog of Slurm may have changed them\n")

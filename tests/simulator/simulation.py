@@ -12,7 +12,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
-from ddplaunch.launcher.job import connections, hearing, remote_link, search
+from ddplaunch.launcher.job import connections, probe, remote_link, search
 from ddplaunch.spec.outcome import Why, WorkerError
 from ddplaunch.system import exitcodes
 from ddplaunch.system.net.port import PortTaken
@@ -61,10 +61,10 @@ class Simulation:
         """Return what stands for clock and sockets, and where."""
         for module in (connections, remote_link):
             yield module, "time", self.world
-        for module, stand_in in ((connections, Listener), (hearing, Listener), (search, Dialer)):
+        for module, stand_in in ((connections, Listener), (probe, Listener), (search, Dialer)):
             yield module, stand_in.__name__, stand_in
-        yield hearing, "reserve", self._reserve
-        yield hearing, "own_addresses", lambda: ()
+        yield probe, "reserve", self._reserve
+        yield probe, "own_addresses", lambda: ()
 
     def _reserve(self, _port: int, _origin: str, *, again: bool) -> Reservation:
         if again and self.world.now < self.world.port_taken_until:

@@ -173,9 +173,9 @@ class HostFront:
         self._loop.run_once()
 
     def _watch_agent(self) -> None:
-        """Read the agent's output while the command takes it, and while there is room to send it.
+        """Read the agent's output, or stop reading it while the command does not take what was sent.
 
-        At most AHEAD bytes are sent before the command has taken them.
+        At most AHEAD bytes are on their way to the command at a time.
         """
         if self._agent is None:
             return

@@ -146,7 +146,7 @@ class Lead(BehindFront):
 
     @property
     def _decided_status(self) -> int | None:
-        """The exit status that was decided for the job; None while it goes on, or if it has not begun."""
+        """The exit status of the job; None while the job goes on, or if the job has not begun."""
         return self._link.end.status if self._link.end is not None else None
 
     def handle(self, event: Any) -> None:

@@ -81,7 +81,7 @@ class Explainer:
 
 
 def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: frozenset[int] = frozenset()) -> Whereabouts:
-    """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
+    """Return where workers were when they had to end and, if they hang, what is wrong. Runs in a child."""
     try:
         from ddplaunch.record.seen.collectives import describe_end  # most jobs do not fail
 

@@ -121,7 +121,7 @@ class Incoming:
                 self._on_report(id, agent, message)
 
     def _on_report(self, id: int, agent: Agent, report: messages.ToCoordinator) -> None:
-        """Pass on a report, if it is about what this agent may report about; drop it otherwise."""
+        """Pass a report on to the coordinator, and drop a report of what this agent may not report."""
         number = self._coordinator.state.generation.number
         match report:
             case NodeEnd(generation) | StacksAtEnd(generation):

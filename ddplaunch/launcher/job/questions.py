@@ -64,7 +64,7 @@ class Questions:
             self._close_complete()
 
     def drop_departed(self, members: Mapping[int, Member]) -> None:
-        """Give the askers a NoAnswer for each member that is gone; `members` are those that are left."""
+        """Answer NoAnswer in place of each member that is gone. `members` are the remaining ones."""
         for asked in list(self._pending.values()):
             for id in asked.missing.keys() - members.keys():
                 asked.asker.answered(asked.missing.pop(id), NoAnswer("was lost before it had answered"))
@@ -93,7 +93,7 @@ class Questions:
 
 
 class NodeStreams:
-    """The streams between clients here and agents of other nodes; an agent may send only into those that lead to it."""
+    """The streams between clients here and agents of other nodes. An agent may send only into its own streams."""
 
     def __init__(
         self, loop: Loop, send: Callable[[Sequence[int], OrderToAll], None], ended: Callable[[int], object]

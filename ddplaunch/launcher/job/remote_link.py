@@ -28,8 +28,8 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.words import duration, signal_name
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.job.hearing import Hearing
     from ddplaunch.launcher.job.orders import Order, Report
+    from ddplaunch.launcher.job.probe import Probe
 
 FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
@@ -66,7 +66,7 @@ class RemoteLink(Link):
         """
         super().__init__(loop)
         self._key = key
-        self._hearing: Hearing | None = None  # of the generation's first node
+        self._probe: Probe | None = None  # of the generation's first node
         self._hello = hello
         self._keepalive = keepalive
         self._silence = Silence(keepalive.timeout, keepalive.timeout)
@@ -132,8 +132,8 @@ class RemoteLink(Link):
         match report:
             case NodeEnd():
                 self._on_own_end(report)
-                if self._hearing is not None:
-                    self._hearing.on_generation_ended()
+                if self._probe is not None:
+                    self._probe.on_generation_ended()
             case node.ReportStopping(why) if why is not Why.FAILED:
                 self._stopping = report
         if self._peer is not None:
@@ -147,8 +147,8 @@ class RemoteLink(Link):
     @property
     def address(self) -> str | None:
         """The address that this node connects from, if the coordinator is elsewhere."""
-        if self._hearing is not None and self._hearing.address is not None:
-            return self._hearing.address
+        if self._probe is not None and self._probe.address is not None:
+            return self._probe.address
         return self._peer.local_address or None if self._peer is not None else super().address
 
     def _on_message(self, payload: bytes) -> None:
@@ -325,11 +325,11 @@ class RemoteLink(Link):
 
     def _prepare(self, order: Lead | Reach) -> None:
         """Lead the generation that is to begin, or find out where its first node is reached."""
-        if self._hearing is None:
-            from ddplaunch.launcher.job.hearing import Hearing  # where the coordinator is none of the nodes
+        if self._probe is None:
+            from ddplaunch.launcher.job.probe import Probe  # where the coordinator is none of the nodes
 
-            self._hearing = Hearing(self._loop, self._key, self._keepalive, self.send)
-        self._hearing.on_order(order)
+            self._probe = Probe(self._loop, self._key, self._keepalive, self.send)
+        self._probe.on_order(order)
 
     def leave(self) -> None:
         """Wait for the coordinator no longer."""
@@ -422,7 +422,7 @@ class RemoteLink(Link):
         """Close all that is open."""
         self._loop.woke = lambda: None
         self._end_lease()
-        if self._hearing is not None:
-            self._hearing.close()
+        if self._probe is not None:
+            self._probe.close()
         self._stop_waiting()
         self._disconnect()

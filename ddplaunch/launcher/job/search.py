@@ -43,6 +43,7 @@ class Search:
         """Look for the node at these places, in this order; look names up again after so many seconds: it may have moved."""
         self.places, self._moves_within = tuple(places), moves_within
         self.refusals.forget()
+        self._names.clear()
         self._numeric_at.set(self._loop.now() + NUMERIC_AFTER)
         self._look_up()
 
@@ -89,7 +90,7 @@ class Search:
             self._dialer.set_targets(targets)
 
     def _on_opened(self, peer: Peer) -> None:
-        """Give the connection away. Called by the dialer."""
+        """Hand the connection to `opened`, and end the search. Called by the dialer."""
         self.stop()
         self._opened(peer, self._names.get(peer.address, peer.address))
 

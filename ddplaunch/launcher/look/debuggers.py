@@ -133,7 +133,7 @@ class Debuggers:
             self._drop(sock, rank)
 
     def _introduce(self, sock: socket.socket, rank: int, pending: _Pending) -> None:
-        """Give a worker the connection of the visitor for whom it comes, unless the visitor has left."""
+        """Hand a worker the connection of the visitor that waits for this worker, unless the visitor has left."""
         visitor = pending.visitor.hand_over(Attached())
         if visitor is None:
             self._drop(sock, rank)

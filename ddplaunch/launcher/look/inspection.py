@@ -1,4 +1,4 @@
-"""What looks into the workers of this node while they run: their stacks, and whether they make progress.
+"""Inspects the workers of this node while they run: captures their stacks, and checks whether they make progress.
 
 It is made when it is first needed. It decides nothing, and waits for nothing: children ask the workers, and their answers
 become events.
@@ -188,7 +188,7 @@ class Inspection:
         waits: Callable[[Sample], bool],
         samples: Sequence[Sample] | None,
     ) -> None:
-        """Post whether any busy worker has made progress: it has unless it waits, by `waits`, and where it waited before."""
+        """Post whether any busy worker has made progress: one that waits where it waited at the last check has made none."""
         if generation is self._generation and self._running:
             now = {one.rank: standing(one) for one in samples or () if not one.child and waits(one)}
             progressed = any(one.rank not in now or now[one.rank] != self._waits.get(one.rank) for one in busy)

@@ -173,7 +173,7 @@ def _has_settled(child: Process) -> bool:
 
 
 def _try_lock(file: int) -> bool:
-    """Lock the file, until it is closed, against other processes that capture stacks; return whether none of them had it."""
+    """Try to lock the file, so that no other process captures stacks until the file is closed. Return whether that succeeded."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

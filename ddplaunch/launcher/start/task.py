@@ -24,10 +24,11 @@ if _IS_OTHER:
 from ddplaunch.launcher.start import dispatch  # noqa: E402
 from ddplaunch.reach.slurm import stdin  # noqa: E402
 from ddplaunch.spec import order, program  # noqa: E402
-from ddplaunch.spec.options.token import SCREEN, STDIN  # noqa: E402
+from ddplaunch.spec.options.token import ORDER, SCREEN, STDIN  # noqa: E402
 from ddplaunch.system.console.streams import Screen  # noqa: E402
 from ddplaunch.system.errors import LaunchError, write_stderr  # noqa: E402
-from ddplaunch.system.exitcodes import BUG  # noqa: E402
+from ddplaunch.system.exitcodes import BUG, USAGE  # noqa: E402
+from ddplaunch.system.fields import Malformed  # noqa: E402
 
 
 def main() -> int:
@@ -38,7 +39,11 @@ def main() -> int:
         env = dict(os.environ)
         if name := env.get(STDIN):
             stdin.take(name)
-        spec = order.from_variables(env).spec()
+        try:
+            spec = order.from_variables(env).spec()
+        except Malformed as error:
+            what = f"the order of this step, in the variables {ORDER}0 and on, is damaged ({error})"
+            raise LaunchError(what, hint="a prolog of Slurm may have changed them", status=USAGE) from None
         try:
             program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))  # it need not be on all nodes
         except LaunchError as error:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.launcher.job import messages
-from ddplaunch.launcher.job.hearing import REACHED_WITHIN, Hearing
 from ddplaunch.launcher.job.meeting import Meeting
 from ddplaunch.launcher.job.orders import CannotLead, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.launcher.job.probe import REACHED_WITHIN, Probe
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.silence import Keepalive
 from tests.loops import FakeLoop
@@ -25,7 +25,7 @@ class Node:
 
     def __init__(self, loop: FakeLoop, keepalive: Keepalive = KEEPALIVE) -> None:
         self.reports: list[Any] = []
-        self.hearing = Hearing(loop, KEY, keepalive, self._report)
+        self.probe = Probe(loop, KEY, keepalive, self._report)
 
     def _report(self, report: Any) -> None:
         assert messages.for_coordinator(messages.encode(report)) == report
@@ -47,10 +47,10 @@ class Nodes:
             self.loop.run_once()
 
     def meet(self, *addresses: str) -> Leads:
-        self.first.hearing.on_order(LEAD)
+        self.first.probe.on_order(LEAD)
         (leads,) = self.first.reports
         assert isinstance(leads, Leads)
-        self.other.hearing.on_order(Reach(1, addresses or ("127.0.0.1",), leads.heard_at))
+        self.other.probe.on_order(Reach(1, addresses or ("127.0.0.1",), leads.heard_at))
         return leads
 
     def pass_time(self, seconds: float) -> None:
@@ -63,8 +63,8 @@ class Nodes:
 def nodes() -> Iterator[Nodes]:
     nodes = Nodes()
     yield nodes
-    nodes.first.hearing.close()
-    nodes.other.hearing.close()
+    nodes.first.probe.close()
+    nodes.other.probe.close()
     assert nodes.loop.is_idle
     nodes.loop.close()
 
@@ -75,8 +75,8 @@ def test_the_first_node_reserves_the_port_and_the_other_reaches_it(nodes: Nodes)
         other.bind(("", leads.port))
     nodes.until(lambda: bool(nodes.other.reports))
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
-    nodes.until(lambda: nodes.first.hearing.address is not None)
-    assert (nodes.first.hearing.address, nodes.other.hearing.address) == ("127.0.0.1", "127.0.0.1")
+    nodes.until(lambda: nodes.first.probe.address is not None)
+    assert (nodes.first.probe.address, nodes.other.probe.address) == ("127.0.0.1", "127.0.0.1")
 
 
 def test_a_port_that_is_taken(nodes: Nodes) -> None:
@@ -84,8 +84,8 @@ def test_a_port_that_is_taken(nodes: Nodes) -> None:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        nodes.first.hearing.on_order(Lead(1, port, "--master-port", again=True))
-        nodes.first.hearing.on_order(Lead(2, port, "--master-port", again=False))
+        nodes.first.probe.on_order(Lead(1, port, "--master-port", again=True))
+        nodes.first.probe.on_order(Lead(2, port, "--master-port", again=False))
     first, second = nodes.first.reports
     assert first == CannotLead(1, is_taken=True)
     assert isinstance(second, CannotLead)
@@ -98,7 +98,7 @@ def test_where_nobody_answers_the_reason_is_said_in_time(nodes: Nodes) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         began = nodes.loop.now()
-        nodes.other.hearing.on_order(Reach(1, ("127.0.0.1",), port))
+        nodes.other.probe.on_order(Reach(1, ("127.0.0.1",), port))
         nodes.until(lambda: bool(nodes.other.reports), within=30.0)
     assert nodes.other.reports == [Reached(1, "", f"127.0.0.1:{port}: connection refused")]
     assert nodes.loop.now() - began == pytest.approx(REACHED_WITHIN, abs=1.5)
@@ -121,8 +121,8 @@ def test_a_name_that_is_known_in_time_is_where_the_first_node_is_reached(nodes: 
 
 
 def test_a_node_of_another_meeting_is_not_the_first_one(nodes: Nodes) -> None:
-    nodes.first.hearing.on_order(LEAD)
-    nodes.other.hearing.on_order(Reach(2, ("127.0.0.1",), nodes.first.reports[0].heard_at))
+    nodes.first.probe.on_order(LEAD)
+    nodes.other.probe.on_order(Reach(2, ("127.0.0.1",), nodes.first.reports[0].heard_at))
     nodes.until(lambda: bool(nodes.other.reports), within=30.0)
     (report,) = nodes.other.reports
     assert report.address == ""
@@ -134,15 +134,15 @@ def test_a_first_node_that_answers_is_heard_for_ever_and_one_that_ends_is_not(no
     nodes.until(lambda: bool(nodes.other.reports))
     nodes.pass_time(30.0)
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
-    nodes.first.hearing.close()
+    nodes.first.probe.close()
     nodes.until(lambda: len(nodes.other.reports) > 1)
     assert nodes.other.reports[1] == Unheard(1, "connection closed")
 
 
 def test_a_first_node_that_is_silent_is_lost(nodes: Nodes) -> None:
     nodes.meet()
-    nodes.until(lambda: nodes.first.hearing.address is not None and bool(nodes.other.reports))
-    part: Any = nodes.first.hearing._part
+    nodes.until(lambda: nodes.first.probe.address is not None and bool(nodes.other.reports))
+    part: Any = nodes.first.probe._part
     for peer in part._peers:
         peer.received = lambda payload: None
     nodes.until(lambda: len(nodes.other.reports) > 1)
@@ -152,11 +152,11 @@ def test_a_first_node_that_is_silent_is_lost(nodes: Nodes) -> None:
 def test_who_has_ended_reports_nothing_more_and_is_no_loss_to_others(nodes: Nodes) -> None:
     nodes.meet()
     nodes.until(lambda: bool(nodes.other.reports))
-    nodes.first.hearing.on_generation_ended()  # others may still run
+    nodes.first.probe.on_generation_ended()  # others may still run
     nodes.pass_time(6.0)
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
-    nodes.other.hearing.on_generation_ended()
-    nodes.first.hearing.close()
+    nodes.other.probe.on_generation_ended()
+    nodes.first.probe.close()
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
 
 

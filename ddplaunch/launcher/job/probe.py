@@ -27,7 +27,7 @@ REACHED_WITHIN = 15.0  # seconds: names that are looked up, and a packet that is
 _LEAST_PEERS = 64
 
 
-class Hearing:
+class Probe:
     """This node's part in a meeting and in the generation that follows, one after another."""
 
     def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, report: Callable[[SentReport], None]) -> None:
@@ -122,7 +122,7 @@ class _FirstNode:
 
 
 class _OtherNode:
-    """Another node: it looks for the first one at all of its addresses, then pings it."""
+    """A node that is not the first: looks for the first node at all of that one's addresses, then pings that node."""
 
     def __init__(
         self, loop: Loop, key: Key, keepalive: Keepalive, order: Reach, report: Callable[[SentReport], None]
