@@ -166,14 +166,11 @@ class AgentContext:
         display = Display(
             mode="raw" if is_shown_as_it_is(spec, plan.world_size) else spec.output,
             ranks=shown,
-            colour=set(inputs.screen.colour),
-            terminal=set(inputs.screen.terminals),
+            screen=inputs.screen,
             template=_template(spec),
             world_size=plan.world_size,
             stamp=self._time_of_day if spec.timestamps else None,
-            live=inputs.screen.live,
-            whole_lines=inputs.screen.has_rows,
-            folds_following=spec.verbosity <= 0,
+            folds_tracebacks=spec.verbosity <= 0,
         )
         queue = self.queue
         nodes = plan.nnodes if inputs.allocation.start else 1  # whose bars one terminal shows

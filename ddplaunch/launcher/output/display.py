@@ -1,4 +1,4 @@
-"""Turns what the workers of a node write into what the console shows.
+"""Turns what the workers of a node write into what the console shows. Runs in the node's agent.
 
 Pure: bytes and times in, bytes out. It opens, reads and writes no file, decodes nothing, and never holds a line
 beyond `deadline`.
@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch.system.console.lines import Lines, LoneLines
-from ddplaunch.system.console.streams import Chunks, Prefix, Prefixes, ShownWorker, Stream, without_torchs
+from ddplaunch.system.console.streams import Chunks, Prefix, Prefixes, Screen, ShownWorker, Stream, without_torchs
 from ddplaunch.system.loop.deadline import soonest
 
 if TYPE_CHECKING:
@@ -45,13 +45,14 @@ class _RawReader:
 
 
 _NO_PREFIX = Prefix(b"")
+_PIPES = Screen()
 _MODULES = b"Extension modules: "  # faulthandler's list of them, which explains no crash
 _Writer = tuple[int, Stream]
 _Reader = Lines | LoneLines | _RawReader
 
 
 class Display:
-    """The console of one node's workers, for the whole job.
+    """What the console shows of one node's workers, for the whole job: their bytes come in, whole lines with a prefix go out.
 
     | mode | several workers shown | one worker shown |
     | --- | --- | --- |
@@ -61,7 +62,10 @@ class Display:
     | rank0 | | rank 0, every byte as it comes |
     | none | | |
 
-    With `whole_lines` no byte comes before its line has ended.
+    Where the screen has rows of --live below the lines, no byte comes before its line has ended: the rows would be drawn over it.
+
+    A reader (of `_Reader`) makes blocks of whole lines of what one stream of a worker wrote. A block then passes three filters,
+    each of which is made when the job first needs it, and may keep lines back: `_tracebacks`, `_finished`, `_collapse`.
     """
 
     def __init__(
@@ -69,52 +73,46 @@ class Display:
         *,
         mode: str,
         ranks: Sequence[ShownWorker],
-        colour: Collection[Stream] = (),
-        terminal: Collection[Stream] = (),
+        screen: Screen = _PIPES,
         template: str | None = None,
         world_size: int | None = None,
         stamp: Callable[[float], bytes] | None = None,
-        live: Collection[Stream] = (),
-        whole_lines: bool = False,
-        folds_following: bool = False,
+        folds_tracebacks: bool = False,
     ) -> None:
-        """Show all workers of this node, `ranks`, hidden ones included, in the mode of --output.
+        """Show `ranks`, all workers of this node, hidden ones too, in the mode of --output, on the streams of `screen`.
 
-        `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
-        replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all;
-        `stamp` gives what stands before lines that came at a time; `live` are streams whose progress bars are shown in place;
-        `whole_lines`: rows stand below the lines, and what a worker draws as it likes would be drawn over them;
-        `folds_following`: on a terminal, tracebacks that follow from the failure of another worker become a line. So do, wherever
-        the logs have all, those of an error that another rank has shown.
+        `template` replaces the prefix (--log-line-prefix-template; None or "": the rank in brackets); `world_size` is the job's,
+        None: `ranks` are all; `stamp` returns the time of day before lines that came at a time, None: no time stands there;
+        `folds_tracebacks`: see `Tracebacks`; wherever the logs are complete, and of workers that share the console alone.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
         if mode == "rank0":
             shown = {rank: worker for rank, worker in shown.items() if rank == 0}
         self._shown = shown
-        self._terminal = terminal
+        self._terminals = screen.terminals
         self._unprefixed = mode in ("raw", "rank0")
         self._has_template = bool(template)
         self._stamp = stamp
-        # other nodes may share the console, so a single worker of this node need not be the only one there
-        here = world_size is None or len(ranks) >= world_size
-        # whether one worker has the console for itself
-        self._is_only = len(shown) == 1 and (mode == "rank0" or here) and stamp is None
+        # with more workers than those, other nodes write to the console too
+        all_workers_are_here = world_size is None or len(ranks) >= world_size
+        # one worker has the console for itself; a line with a time before it is no longer the worker's own
+        self._is_only = len(shown) == 1 and (mode == "rank0" or all_workers_are_here) and stamp is None
         self._streams: dict[_Writer, _Reader] = {}
-        self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
-        # not after the first deadline of these; to find the first for each piece would cost too much
+        self._waiting: dict[_Writer, _Reader] = {}  # the readers that have a deadline
+        # monotonic seconds; the first deadline of `_waiting` or earlier: to find the first for each piece would cost too much
         self._due: float | None = None
-        self._whole_lines = whole_lines
-        self._live = () if self._unprefixed and not whole_lines else live
-        self._bars: dict[_Writer, Lines] = {}  # those that draw one
-        self.bars_moved = False  # since the caller has set this to False
-        self.bar_ended = False  # the same
-        self._tracebacks: Tracebacks | None = None  # where some are folded
-        self._folds_equal = folds_following and not self._is_only and not self._unprefixed
-        self._folds_following = self._folds_equal and Stream.ERR in terminal
-        # whether all that is shown is in logs too; the writer of the logs sets this
+        self._whole_lines = screen.has_rows
+        self._live = screen.live if screen.has_rows or not self._unprefixed else frozenset[Stream]()
+        self._bars: dict[_Writer, Lines] = {}  # the readers that have rows to be shown in place
+        self.bars_moved = False  # any of them has, since the caller has set this to False
+        self.bar_ended = False  # one is shown in place no more, since the caller has set this to False
+        self._tracebacks: Tracebacks | None = None  # made with the first traceback that may be folded
+        self._folds_equal = folds_tracebacks and not self._is_only and not self._unprefixed
+        self._folds_following = self._folds_equal and Stream.ERR in screen.terminals
+        # returns whether all that is shown is in logs too; the writer of the logs sets this
         self.is_kept: Callable[[], bool] = lambda: False
-        self._finished: FinishedBars | None = None  # since the first bar
-        self._collapse: Collapse | None = None
+        self._finished: FinishedBars | None = None  # made with the first bar
+        self._collapse: Collapse | None = None  # None: equal lines of several ranks are not joined
         if mode == "collapse" and not self._is_only:
             from ddplaunch.launcher.output.collapse import Collapse  # few jobs ask for it
 
@@ -122,7 +120,7 @@ class Display:
         self._prefixes = {
             stream: Prefixes(
                 tuple(shown.values()),
-                colour=stream in colour,
+                colour=stream in screen.colour,
                 template=template,
                 highest=max([(world_size or 1) - 1, *shown]),
                 together=self._collapse is not None,
@@ -133,17 +131,24 @@ class Display:
     def feed(self, rank: int, stream: Stream, data: bytes, at: float) -> Chunks:
         """Take what was read from a worker at this time (monotonic seconds); return what to write, in order."""
         reader = self._reader(rank, stream)
-        return [] if reader is None else self._pass_block(rank, stream, reader.feed(data, at), at, reader)
-
-    def end_stream(self, rank: int, stream: Stream, at: float) -> Chunks:
-        """Take the end of a stream; return what to write: its last line too, even without a newline."""
-        reader = self._reader(rank, stream)
         if reader is None:
             return []
-        del self._streams[rank, stream]  # a restarted worker gets a new one
+        block = reader.feed(data, at)
+        self._note_state(rank, stream, reader)
+        return self._pass_block(rank, stream, block, at, reader)
+
+    def end_stream(self, rank: int, stream: Stream, at: float) -> Chunks:
+        """Take the end of a stream; return what to write: its last line too, even without a newline.
+
+        The lines that the filters have kept back come too, and those of other ranks that have waited for this one alone.
+        """
+        reader = self._reader(rank, stream)
+        if reader is None:  # the stream is hidden
+            return []
+        del self._streams[rank, stream]  # a restarted worker gets a new reader
         self._forget_deadline(rank, stream)
         self._note_bar(rank, stream, None)
-        chunks = self._pass_block(rank, stream, reader.end(), at, reader, has_ended=True)
+        chunks = self._pass_block(rank, stream, reader.end(), at, reader)
         if self._tracebacks is not None and stream is Stream.ERR:
             chunks += self._prefix_block(rank, stream, self._tracebacks.end_stream(rank, at), at)
         if self._finished is not None:
@@ -180,10 +185,11 @@ class Display:
         """Return what folds tracebacks, made at the first call; None where each traceback is shown."""
         if self._tracebacks is None and not self._is_only and not self._unprefixed:
             with suppress(Exception):  # its file may be gone, or of another version: then each traceback is shown
-                from ddplaunch.launcher.output.tracebacks import Tracebacks  # most jobs end by themselves
+                from ddplaunch.launcher.output.tracebacks import Tracebacks  # most jobs end without a traceback
 
-                equal = self._folds_equal and self.is_kept()
-                self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=equal)
+                # an error that another rank has shown may differ in its numbers, which the logs alone will have
+                folds_equal = self._folds_equal and self.is_kept()
+                self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=folds_equal)
         return self._tracebacks
 
     def deadline(self) -> float | None:
@@ -192,11 +198,13 @@ class Display:
         return soonest(self._due, *(part.deadline for part in parts if part is not None))
 
     def flush(self, at: float) -> Chunks:
-        """Return what was held back until this time."""
+        """Return the lines that readers and filters have kept back, and whose deadline has come at `at` (monotonic seconds)."""
         chunks: Chunks = []
         if self._due is not None and at >= self._due:
             for (rank, stream), reader in list(self._waiting.items()):
-                chunks += self._pass_block(rank, stream, reader.flush(at), at, reader)
+                block = reader.flush(at)
+                self._note_state(rank, stream, reader)
+                chunks += self._pass_block(rank, stream, block, at, reader)
             self._due = soonest(*(reader.deadline for reader in self._waiting.values()))
         if self._tracebacks is not None:
             chunks += self._prefix_blocks(_of_stderr(self._tracebacks.flush(at)), at)
@@ -207,12 +215,16 @@ class Display:
         return chunks
 
     def bars(self) -> list[Bar]:
-        """Return the bars that are to be shown in place."""
+        """Return the bars that are to be shown in place, by rank: each row that a worker redraws is one, and a prompt is.
+
+        A prompt is a line that has not ended; it stands alone in its reader's rows.
+        """
         from ddplaunch.launcher.output.bars import OPEN, Bar, row_text  # most jobs draw none
 
+        by_writer = sorted(self._bars.items(), key=lambda item: (item[0][0], item[0][1].value))
         return [
-            Bar((rank,), row_text(row), OPEN if reader.is_open else number)
-            for (rank, _), reader in sorted(self._bars.items(), key=lambda item: (item[0][0], item[0][1].value))
+            Bar(ranks=(rank,), text=row_text(row), row=OPEN if reader.is_open else number)
+            for (rank, _), reader in by_writer
             for number, row in enumerate(reader.rows)
             if row.strip()
         ]
@@ -229,7 +241,7 @@ class Display:
                 self._note_bar(rank, stream, reader)
 
     def _note_bar(self, rank: int, stream: Stream, reader: _Reader | None) -> None:
-        """Note whether the reader of this stream has a bar now, or an open line, to be shown in place."""
+        """Note whether the reader of this stream has a bar now, or an open line, to be shown in place; None: the stream ends."""
         if isinstance(reader, Lines) and reader.is_bar:
             self._bars[rank, stream] = reader
             self.bars_moved = True
@@ -247,45 +259,52 @@ class Display:
         return reader
 
     def _new_reader(self, rank: int, stream: Stream) -> _Reader:
-        """Return a reader as the mode of the console wants it: the class has a table of them."""
+        """Return a reader that shares the console as the table of the class says.
+
+        `Lines` gives out whole lines alone, `LoneLines` a progress bar at once too, `_RawReader` every byte at once.
+        """
+        is_live = stream in self._live
         if self._whole_lines:
-            return Lines(live=stream in self._live)
+            return Lines(live=is_live)
         if self._is_only and self._unprefixed:
-            return _RawReader(terminal=stream in self._terminal)
-        if self._is_only and stream not in self._live:
+            return _RawReader(terminal=stream in self._terminals)
+        if self._is_only and not is_live:
             return LoneLines(self._prefixes[stream].of((rank,)))
         if self._unprefixed and self._stamp is None:
             return LoneLines(_NO_PREFIX)
-        return Lines(live=stream in self._live)
+        return Lines(live=is_live)
 
-    def _pass_block(
-        self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader, *, has_ended: bool = False
-    ) -> Chunks:
-        """Return what to show now of a block from a reader; bars, tracebacks and equal lines of several ranks become one."""
-        if not has_ended:
-            self._note_drawn(rank, stream, reader)
-            if stream in self._live:
-                self._note_bar(rank, stream, reader)
-            if reader.deadline is None:
-                self._forget_deadline(rank, stream)
-            else:
-                self._waiting[rank, stream] = reader
-                self._due = soonest(self._due, reader.deadline)
+    def _note_state(self, rank: int, stream: Stream, reader: _Reader) -> None:
+        """Note what has changed in a reader that has read or flushed: whether it draws bars, and when it is to be flushed."""
+        self._note_drawn(rank, stream, reader)
+        if stream in self._live:
+            self._note_bar(rank, stream, reader)
+        if reader.deadline is None:
+            self._forget_deadline(rank, stream)
+        else:
+            self._waiting[rank, stream] = reader
+            self._due = soonest(self._due, reader.deadline)
+
+    def _pass_block(self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader) -> Chunks:
+        """Pass whole lines that `reader` returned through the filters; return, with prefixes, what is to be shown now."""
         if not block:
             return []
         if not self._unprefixed and not self._has_template:
             block = without_torchs(rank, block)
         if stream is Stream.ERR:
-            if self._tracebacks is None and self._folds_equal and b"Traceback (" in block:
-                self._make_tracebacks()
-            if self._folds_equal and _MODULES in block and self.is_kept():
-                block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
-            if self._tracebacks is not None:
-                block = self._tracebacks.feed(rank, block, at)
+            block = self._fold_tracebacks(rank, block, at)
         if self._finished is None or not block:
             return self._prefix_block(rank, stream, block, at)
         drawn = isinstance(reader, Lines) and reader.drew
         return self._prefix_blocks(self._finished.feed(rank, stream, block, at, drawn=drawn), at)
+
+    def _fold_tracebacks(self, rank: int, block: bytes, at: float) -> bytes:
+        """Return what to show now of lines of stderr: no traceback that is or may be folded, and not faulthandler's modules."""
+        if self._tracebacks is None and self._folds_equal and b"Traceback (" in block:
+            self._make_tracebacks()
+        if self._folds_equal and _MODULES in block and self.is_kept():
+            block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
+        return block if self._tracebacks is None else self._tracebacks.feed(rank, block, at)
 
     def _note_drawn(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note that a rank draws bars, so that the lines that they leave wait for those of other ranks."""
@@ -314,20 +333,22 @@ class Display:
             self._due = None
 
     def _prefix_block(self, rank: int, stream: Stream, block: bytes, at: float) -> Chunks:
-        """Return a block with the prefix of its rank, or keep its lines for other ranks to join."""
+        """Return a block with the time and the prefix of its rank, or keep its lines for other ranks to join (`_collapse`)."""
         if not block:
             return []
         if self._collapse is not None:
             return self._prefix_groups(self._collapse.feed(rank, stream, block, at), at)
-        before = self._stamp(at) if self._stamp is not None else b""
-        if self._is_only or self._unprefixed:
-            return [(stream, _NO_PREFIX.add(block, before) if before else block)]
-        return [(stream, self._prefixes[stream].of((rank,)).add(block, before))]
+        time_of_day = self._stamp(at) if self._stamp is not None else b""
+        has_prefix = not (self._is_only or self._unprefixed)  # the reader of an only worker has added its prefix
+        if not has_prefix and not time_of_day:
+            return [(stream, block)]  # as it came, which may be less than a line
+        prefix = self._prefixes[stream].of((rank,)) if has_prefix else _NO_PREFIX
+        return [(stream, prefix.add(block, time_of_day))]
 
     def _prefix_groups(self, groups: list[Group], at: float) -> Chunks:
         """Return blocks with the prefix of their ranks."""
-        before = self._stamp(at) if self._stamp is not None else b""
-        return [(stream, self._prefixes[stream].of(ranks).add(block, before)) for stream, ranks, block in groups]
+        time_of_day = self._stamp(at) if self._stamp is not None else b""
+        return [(stream, self._prefixes[stream].of(ranks).add(block, time_of_day)) for stream, ranks, block in groups]
 
 
 def _of_stderr(shown: Iterable[tuple[tuple[int, ...], bytes]]) -> list[Block]:

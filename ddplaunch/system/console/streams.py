@@ -51,8 +51,8 @@ class Written(Struct, frozen=True):
 class Screen(Struct, frozen=True, kw_only=True):
     """The streams of the command's console: which are terminals, which get colours."""
 
-    terminals: frozenset[Stream]
-    colour: frozenset[Stream]
+    terminals: frozenset[Stream] = frozenset()
+    colour: frozenset[Stream] = frozenset()
     links: bool = False  # the terminal of stderr opens links
     live: frozenset[Stream] = frozenset()  # where progress bars are shown in place: the cursor of the terminal moves
     has_rows: bool = False  # the rows of --live stand below the lines, which have to be whole

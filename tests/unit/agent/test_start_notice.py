@@ -9,7 +9,7 @@ from ddplaunch.launcher.node.generations import StartNotice
 from ddplaunch.launcher.output.bars import Bar, unpack
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.sinks import Output
-from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
+from ddplaunch.system.console.streams import BOTH, Screen, ShownWorker, Stream
 from tests.loops import FakeLoop
 
 RANKS = (0, 1)
@@ -23,7 +23,7 @@ class Bed:
         self.rows: tuple[Bar, ...] = ()
         self.lines = b""
         workers = tuple(ShownWorker(rank=rank, local_rank=rank) for rank in RANKS)
-        display = Display(mode="prefix", ranks=workers, terminal=BOTH, live=BOTH)
+        display = Display(mode="prefix", ranks=workers, screen=Screen(terminals=BOTH, live=BOTH))
         self.output = Output(display, self._put, self._put_bars)
         running = {rank: SimpleNamespace(pid=pid) for rank, pid in enumerate(pids)}
         self.workers = SimpleNamespace(waiting=[] if pids else [0, 1], running=running)

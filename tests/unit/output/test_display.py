@@ -1,13 +1,13 @@
 """The console's side of the pipes: which bytes of which worker are shown, when, and as whose."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.launcher.output.display import Display
-from ddplaunch.system.console.streams import BOTH, Chunks, ShownWorker, Stream
+from ddplaunch.system.console.streams import BOTH, Chunks, Screen, ShownWorker, Stream
 
 OUT, ERR = Stream.OUT, Stream.ERR
 
@@ -72,7 +72,8 @@ def test_the_same_is_shown_of_bars_and_colours_however_the_pipe_cut_them(output:
     data = b"".join(output)
     for ranks in workers(0, 1), workers(0):
         shown = {
-            everything(Display(mode="prefix", ranks=ranks, colour=BOTH), {0: data}, size) for size in (1, 2, 7, 4096)
+            everything(Display(mode="prefix", ranks=ranks, screen=Screen(colour=BOTH)), {0: data}, size)
+            for size in (1, 2, 7, 4096)
         }
         assert len(shown) == 1
 
@@ -177,7 +178,7 @@ def test_a_lone_worker_without_prefix_passes_untouched(pieces: list[bytes]) -> N
 
 
 def test_the_last_line_of_a_lone_worker_ends_on_a_terminal_only() -> None:
-    display = Display(mode="raw", ranks=workers(0), terminal={ERR})
+    display = Display(mode="raw", ranks=workers(0), screen=Screen(terminals=frozenset({ERR})))
     for stream in OUT, ERR:
         display.feed(0, stream, b"\r50%", 0.0)
     assert display.end_stream(0, OUT, 0.0) == []
@@ -272,7 +273,7 @@ def test_a_bar_that_stands_still_is_told_once() -> None:
 
 
 def test_live_bars_are_shown_in_place_and_their_ends_as_lines() -> None:
-    display = Display(mode="prefix", ranks=workers(0, 1), live={ERR})
+    display = Display(mode="prefix", ranks=workers(0, 1), screen=Screen(live=frozenset({ERR})))
     assert display.feed(0, OUT, b"\r10%", 0.0) == []
     assert (display.bars_moved, display.bars()) == (False, [])
     display.feed(1, ERR, b"\r20%", 0.0)
@@ -284,22 +285,22 @@ def test_live_bars_are_shown_in_place_and_their_ends_as_lines() -> None:
 
 @pytest.mark.parametrize("mode", ["raw", "rank0"])
 def test_no_bar_is_live_in_raw_mode_or_of_rank_0_alone(mode: str) -> None:
-    display = Display(mode=mode, ranks=workers(0, 1), live=BOTH)
+    display = Display(mode=mode, ranks=workers(0, 1), screen=Screen(live=BOTH))
     assert text(display.feed(0, ERR, b"\r20%", 0.0), ERR).endswith(b"20%")
     assert not display.bars_moved
 
 
-@pytest.mark.parametrize("live", [BOTH, ()], ids=["in place", "step of Slurm"])
+@pytest.mark.parametrize("live", [BOTH, frozenset()], ids=["in place", "step of Slurm"])
 @pytest.mark.parametrize("mode", ["raw", "rank0"])
-def test_above_rows_only_whole_lines_are_written_and_a_bar_is_live_where_bars_are(mode: str, live: Collection[Stream]):
-    display = Display(mode=mode, ranks=workers(0), live=live, whole_lines=True)
+def test_above_rows_only_whole_lines_are_written_and_a_bar_is_live_where_bars_are(mode: str, live: frozenset[Stream]):
+    display = Display(mode=mode, ranks=workers(0), screen=Screen(live=live, has_rows=True))
     assert display.feed(0, ERR, b"\r20%", 0.0) == []
     assert [bar.text for bar in display.bars()] == ["20%"] * bool(live)
     assert text(display.feed(0, OUT, b"half a", 0.0) + display.feed(0, OUT, b" line\n", 0.0)) == b"half a line\n"
 
 
 def test_a_line_that_has_not_ended_is_shown_in_place_once_it_has_rested_and_is_written_when_it_ends() -> None:
-    display = Display(mode="prefix", ranks=workers(0, 1), live=BOTH)
+    display = Display(mode="prefix", ranks=workers(0, 1), screen=Screen(live=BOTH))
     assert display.feed(0, OUT, b"start\nname? ", 1.0) == [(OUT, b"[0] start\n")]
     assert (display.bars_moved, display.deadline()) == (False, 1.5)
     assert display.flush(1.5) == []
@@ -313,7 +314,7 @@ def test_a_line_that_has_not_ended_is_shown_in_place_once_it_has_rested_and_is_w
 
 
 def test_of_a_prompt_that_was_answered_the_rest_of_the_line_is_shown() -> None:
-    display = Display(mode="prefix", ranks=workers(0, 1), live=BOTH)
+    display = Display(mode="prefix", ranks=workers(0, 1), screen=Screen(live=BOTH))
     display.feed(0, OUT, b"name? ", 1.0)
     assert not display.has_prompt(0)
     display.flush(1.5)
@@ -324,7 +325,7 @@ def test_of_a_prompt_that_was_answered_the_rest_of_the_line_is_shown() -> None:
 
 
 def test_a_line_in_pieces_is_not_shown_before_it_has_rested_and_a_bar_may_follow_it() -> None:
-    display = Display(mode="prefix", ranks=workers(0, 1), live=BOTH)
+    display = Display(mode="prefix", ranks=workers(0, 1), screen=Screen(live=BOTH))
     for tick in range(10):
         assert display.flush(tick / 10) == []
         display.feed(0, OUT, b"half\nhalf", tick / 10)

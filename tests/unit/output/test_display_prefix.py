@@ -12,6 +12,7 @@ from ddplaunch.system.console.streams import (
     RESET,
     STYLES,
     Prefix,
+    Screen,
     ShownWorker,
     Stream,
     knows_links,
@@ -84,7 +85,7 @@ def test_the_time_stands_before_each_line(mode: str, ranks: int, expected: bytes
 
 
 def test_each_rank_has_a_colour_on_a_stream_that_has_colours() -> None:
-    display = Display(mode="prefix", ranks=workers(2), colour={ERR})
+    display = Display(mode="prefix", ranks=workers(2), screen=Screen(colour=frozenset({ERR})))
     assert shown(display, 0, stream=ERR) == b"\x1b[0;36m[0] \x1b[ma\n"
     assert shown(display, 1, stream=ERR) == b"\x1b[0;35m[1] \x1b[ma\n"
     assert shown(display, 0, stream=OUT) == b"[0] a\n"
@@ -96,7 +97,7 @@ def test_eight_ranks_have_eight_styles_without_black_white_red_or_dark_blue() ->
 
 
 def test_a_colour_that_a_worker_left_on_ends_with_its_line() -> None:
-    display = Display(mode="prefix", ranks=workers(2), colour=BOTH)
+    display = Display(mode="prefix", ranks=workers(2), screen=Screen(colour=BOTH))
     assert shown(display, 0, b"x\n\x1b[31mred\nplain\n") == (
         b"\x1b[0;36m[0] \x1b[mx\n\x1b[0;36m[0] \x1b[m\x1b[31mred\x1b[m\n\x1b[0;36m[0] \x1b[mplain\n"
     )

@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.tracebacks import LONGEST, SETTLE, Tracebacks
-from ddplaunch.system.console.streams import BOTH, Chunks, ShownWorker, Stream
+from ddplaunch.system.console.streams import BOTH, Chunks, Screen, ShownWorker, Stream
 
 INTERRUPTED = b"""\
 Traceback (most recent call last):
@@ -185,11 +185,11 @@ def test_the_next_generation_has_no_failure_yet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terminal", "mode", "folds"), [(BOTH, "prefix", True), ((), "prefix", False), (BOTH, "raw", False)]
+    ("terminal", "mode", "folds"), [(BOTH, "prefix", True), (frozenset(), "prefix", False), (BOTH, "raw", False)]
 )
 def test_they_are_folded_on_a_terminal(terminal: frozenset[Stream], mode: str, folds: bool) -> None:
     workers = [ShownWorker(rank=rank, local_rank=rank) for rank in range(2)]
-    display = Display(mode=mode, ranks=workers, terminal=terminal, folds_following=True)
+    display = Display(mode=mode, ranks=workers, screen=Screen(terminals=terminal), folds_tracebacks=True)
     display.note_failed({0, 1})
     chunks = [*display.feed(1, Stream.ERR, LOST, 0.0), *display.end_stream(1, Stream.ERR, 0.0), *display.release(0.0)]
     assert chunks == ([(Stream.ERR, b"[1] " + FOLDED)] if folds else chunks)
@@ -235,7 +235,7 @@ def test_an_error_that_a_rank_prints_again_is_shown_again_and_so_is_that_of_the_
 @pytest.mark.parametrize(("is_kept", "mode"), [(True, "prefix"), (False, "prefix"), (True, "raw")])
 def test_equal_errors_and_the_list_of_modules_are_left_out_where_the_logs_have_them(is_kept: bool, mode: str) -> None:
     display = Display(
-        mode=mode, ranks=[ShownWorker(rank=rank, local_rank=rank) for rank in range(2)], folds_following=True
+        mode=mode, ranks=[ShownWorker(rank=rank, local_rank=rank) for rank in range(2)], folds_tracebacks=True
     )
     display.is_kept = lambda: is_kept
     chunks: Chunks = []
