@@ -1,7 +1,8 @@
 """The status area: a few rows below the lines on a terminal, which show progress bars and the rows of --live in place.
 
-Pure: it gives the bytes to write, and neither writes nor asks for the size. It hides no cursor, sets no margins and switches no
-mode, so that one killed in the middle leaves rows and nothing else. The cursor rests below it, where typed keys appear.
+Pure: it gives the front (the process that owns the terminal) the bytes to write, and neither writes nor asks for the size. It
+hides no cursor, sets no margins and switches no mode, so that a front that is killed in the middle leaves rows and nothing else.
+The cursor rests below the area, where typed keys appear.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from ddplaunch.system.words import compress
 _SHARE = 3  # a third of the screen at most
 _WIDEST_RANKS = 14  # characters; others are counted
 _SLOWEST, _BETWEEN, _FASTEST = "slowest", "between", "fastest"
-_PRIORITIES = {_SLOWEST: 0, _FASTEST: 1, _BETWEEN: 2}  # the highest go first if there are too many rows
+# the rows with the highest numbers are left out if there are too many
+_PRIORITIES = {_SLOWEST: 0, _FASTEST: 1, _BETWEEN: 2}
+_PROMPT_PRIORITY = -1
 
 
 class StatusArea:
@@ -31,8 +34,10 @@ class StatusArea:
         """`rewraps`: the terminal wraps lines again when its width changes."""
         self._rewraps = rewraps
         self._bars: tuple[Bar, ...] = ()
-        self._live: list[str] = []  # rows below the bars, the first ones first to stay
-        self._drawn: list[bytes] = []  # on the screen, right above the cursor
+        self._live: list[
+            str
+        ] = []  # rows of --live, below the bars; where there is no room for all, the last are left out
+        self._drawn: list[bytes] = []  # the rows on the screen, right above the cursor
         self._columns = 0  # of the terminal when those were drawn
         self._is_open = False  # the cursor stands behind the last of them: a prompt, and what is typed
         self._midline = False  # what was written last has not ended its line
@@ -69,26 +74,33 @@ class StatusArea:
         if size is None:
             self.forget()
             return b""
-        if self._midline:
+        if self._midline:  # rows would continue the line
             return b""
-        rows, drawn = render(self._bars, size), self._drawn
+        rows = render(self._bars, size)
+        # below the prompt there would be no place for the cursor: with rows of --live no row is open
         is_open = bool(rows) and not self._live and any(bar.row == OPEN for bar in self._bars)
-        live = self._live[: max(0, min(size.lines // 2, size.lines - 1 - len(rows)))]
-        rows += [cut(row, size.columns - 1).encode(errors="replace") for row in live]
-        if rows == drawn:
+        room_for_live = max(0, min(size.lines // 2, size.lines - 1 - len(rows)))
+        rows += [cut(row, size.columns - 1).encode(errors="replace") for row in self._live[:room_for_live]]
+        if rows == self._drawn:
             return b""
-        # rows are drawn over the old ones only where no other row moves, and no open row goes, with what was typed behind it
-        has_same_height = len(rows) == len(drawn) == self._height(size)
-        open_row_changed = is_open != self._is_open or (is_open and rows[-1] != drawn[-1])
-        if not has_same_height or open_row_changed:
-            erase, self._drawn, self._columns, self._is_open = self._erase(size), rows, size.columns, is_open
-            return erase + b"\n".join(rows) + (b"" if is_open or not rows else b"\n")
-        self._drawn, self._columns = rows, size.columns
-        if is_open:
-            rows, drawn = rows[:-1], drawn[:-1]
-        # the cursor, which may stand behind typed characters, comes back to its place
-        new = (b"\n" if row == old else row + b"\x1b[K\n" for row, old in zip(rows, drawn, strict=True))
-        return b"\x1b7\r\x1b[%dA%b\x1b8" % (len(rows), b"".join(new))
+        has_same_height = len(rows) == len(self._drawn) == self._height(size)
+        open_row_changed = is_open != self._is_open or (is_open and rows[-1] != self._drawn[-1])
+        if has_same_height and not open_row_changed:
+            return self._draw_over(rows, size)
+        erase = self._erase(size)
+        self._drawn, self._columns, self._is_open = rows, size.columns, is_open
+        return erase + b"\n".join(rows) + (b"" if is_open or not rows else b"\n")
+
+    def _draw_over(self, rows: list[bytes], size: os.terminal_size) -> bytes:
+        """Return what to write to draw as many rows over those that are there; an open last row is the same and stays.
+
+        The cursor, which may stand behind typed characters, is saved before (ESC 7) and comes back to its place (ESC 8).
+        """
+        old_rows, self._drawn, self._columns = self._drawn, rows, size.columns
+        changing = len(rows) - self._is_open
+        pairs = zip(rows[:changing], old_rows[:changing], strict=True)
+        drawn = (b"\n" if row == old else row + b"\x1b[K\n" for row, old in pairs)
+        return b"\x1b7\r\x1b[%dA%b\x1b8" % (changing, b"".join(drawn))
 
     def _erase(self, size: os.terminal_size | None) -> bytes:
         """Return what to write so that no row of the area is left."""
@@ -109,36 +121,47 @@ class StatusArea:
 
 
 def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
-    """Lay the bars out in rows that fit: at most a third of the lines, none of them as wide as the screen."""
+    """Lay the bars out in rows that fit: at most a third of the lines, none of them as wide as the screen.
+
+    Where there are too many, those with the highest priority numbers are left out; the others keep their order.
+    """
     rows: list[_Row] = []
     for kind in by_kind(condense(bars)):
         for index, bar in enumerate(kind):
             pace = _SLOWEST if index == 0 else _FASTEST if index == len(kind) - 1 else _BETWEEN
-            is_open = bar.row == OPEN
-            priority = -1 if is_open else _PRIORITIES[pace]
-            rows.append(_Row(priority, _ranks(bar.ranks), bar.text, pace if len(kind) > 1 else "", is_open))
+            is_prompt = bar.row == OPEN
+            rows.append(
+                _Row(
+                    priority=_PROMPT_PRIORITY if is_prompt else _PRIORITIES[pace],
+                    ranks=_ranks(bar.ranks),
+                    text=bar.text,
+                    pace=pace if len(kind) > 1 else "",
+                    is_prompt=is_prompt,
+                )
+            )
     most = size.lines // _SHARE
     by_priority = sorted(range(len(rows)), key=lambda index: rows[index].priority)
     kept = [rows[index] for index in sorted(by_priority[:most])]
-    before = max((len(row.ranks) + 1 for row in kept), default=0)
-    return [_lay_out(row, before, size.columns - 1).encode(errors="replace") for row in kept]
+    width_of_ranks = max((len(row.ranks) + 1 for row in kept), default=0)
+    return [_lay_out(row, width_of_ranks, size.columns - 1).encode(errors="replace") for row in kept]
 
 
-class _Row(Struct, frozen=True):
+class _Row(Struct, frozen=True, kw_only=True):
     priority: int
     ranks: str
     text: str
-    name: str  # which bar of its kind this is: "slowest"; "" if the kind has no other
-    is_open: bool
+    pace: str  # which bar of its kind this is: "slowest"; "" if the kind has no other
+    is_prompt: bool
 
 
-def _lay_out(row: _Row, before: int, cells: int) -> str:
-    """Return the ranks in `before` cells, the text in the cells that are left, and the name behind it, if there is room."""
-    room = cells - before
-    if row.is_open:
-        return cut(row.ranks.ljust(before), cells) + _end_of(row.text, room)
-    name = f" {row.name}" if row.name and room > 2 * len(row.name) else ""
-    return cut(row.ranks.ljust(before), cells) + cut(row.text.rstrip(), room - len(name)) + name
+def _lay_out(row: _Row, width_of_ranks: int, cells: int) -> str:
+    """Return the ranks, the text in the cells that are left, and the pace behind it, if there is room."""
+    ranks = cut(row.ranks.ljust(width_of_ranks), cells)
+    room = cells - width_of_ranks
+    if row.is_prompt:
+        return ranks + _end_of(row.text, room)
+    pace = f" {row.pace}" if row.pace and room > 2 * len(row.pace) else ""
+    return ranks + cut(row.text.rstrip(), room - len(pace)) + pace
 
 
 def _end_of(text: str, cells: int) -> str:
@@ -164,10 +187,12 @@ def cut(text: str, cells: int) -> str:
             shown.append(piece)
             continue
         for char in piece.replace("\t", " "):
-            if (width := _width(char)) is not None:
-                cells -= width
-                if cells >= 0:
-                    shown.append(char)
+            width = _width(char)
+            if width is None:
+                continue
+            cells -= width
+            if cells >= 0:  # else the rest has no room; only the colours in it are kept
+                shown.append(char)
     return "".join(shown) + (RESET.decode() if coloured else "")
 
 

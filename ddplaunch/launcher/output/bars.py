@@ -1,6 +1,7 @@
 """Progress bars of several ranks as few: equal ones once, of each kind the slowest, the fastest and what is between. Pure.
 
-The lines that they leave when they are complete are shown once for all ranks whose bars say the same.
+Each node's agent condenses the bars of its workers and sends them; the front (the process at the terminal) does so with those of
+all nodes. The lines that bars leave when they are complete are shown once for all ranks whose bars say the same.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ddplaunch.system.words import compress
 INTERVAL = 0.1  # seconds between two redraws; faster is not seen
 LONGEST = 500  # characters of a bar that are passed on: no terminal is wider
 MOST_KINDS = 16
-OPEN = 1 << 10  # the row of a line that has not ended: it stands below all bars, and has no progress
+OPEN = 1 << 10  # the row of a prompt, a line that has not ended: it stands below all bars, and has no progress
 ANSWERED = OPEN + 1  # in a message of its own: what was typed behind that line stays, and the next line begins below it
 _AT_ONCE = 128  # bars that are read each time; more would take more than a fortieth of a core
 _MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
@@ -49,35 +50,38 @@ def row_text(row: bytes) -> str:
 
 
 class _Read(Struct, frozen=True, kw_only=True):
-    """What a bar says."""
+    """What a bar such as "epoch 3:  50%|####    | 10/20" says: a label, then its progress."""
 
     bar: Bar
     kind: tuple[int, str, int]  # row, letters of the label, how many figures it has; bars of one kind are compared
-    outer: tuple[int, ...]  # the figures of the label, which stands before the progress: an epoch, or a rank
-    value: float  # the progress: from 0 to 1, or a figure if nothing says how large the whole is
-    same: float  # by how much values may differ that count as equal
+    label_figures: tuple[int, ...]  # each an epoch, or a rank
+    progress: float  # from 0 to 1, or a figure if nothing says how large the whole is
+    tolerance: float  # by how much the progress of two bars may differ that count as equal
 
 
 def _read(bar: Bar) -> _Read:
     """Return what a bar says: its kind, how far it is, and by how much two bars of its kind may differ and count as the same."""
     if bar.row == OPEN:
         letters = "".join(filter(str.isalpha, bar.text))
-        return _Read(bar=bar, kind=(OPEN, letters, 0), outer=(), value=0.0, same=0.0)
+        return _Read(bar=bar, kind=(OPEN, letters, 0), label_figures=(), progress=0.0, tolerance=0.0)
     text = re.sub(_TIMES, "", re.sub(COLOUR, "", bar.text))
     percent = re.search(_PERCENT, text)
     counted = re.search(_COUNT, text[percent.end() if percent else 0 :])
-    first = percent or counted
-    label, value, same = text[: first.start() if first else None], 0.0, 0.0
-    if percent:
-        value, same = int(percent[1]) / 100, _SAME
-    if counted and (whole := int(counted[2])):
-        value, same = int(counted[1]) / whole, max(_SAME, min(1.001 / whole, _LARGEST_STEP))
-    outer = tuple(map(int, re.findall(_NUMBER, label)))
+    begin_of_progress = percent or counted
+    label = text[: begin_of_progress.start()] if begin_of_progress else text
     letters = "".join(filter(str.isalpha, label))
-    kind = bar.row, letters, len(outer)
-    if outer and first is None:  # a bar without an end: the first figure is all there is
-        value, same, outer = float(outer[0]), max(1.0, _SAME * outer[0]), ()
-    return _Read(bar=bar, kind=kind, outer=outer, value=value, same=same)
+    figures = tuple(map(int, re.findall(_NUMBER, label)))
+    kind = bar.row, letters, len(figures)
+    progress = tolerance = 0.0
+    if percent:
+        progress, tolerance = int(percent[1]) / 100, _SAME
+    if counted and (
+        whole := int(counted[2])
+    ):  # more exact than the percentage; two bars may be a step of the whole apart
+        progress, tolerance = int(counted[1]) / whole, max(_SAME, min(1.001 / whole, _LARGEST_STEP))
+    if figures and not begin_of_progress:  # nothing says how large the whole is: the first figure is how far the bar is
+        progress, tolerance, figures = float(figures[0]), max(1.0, _SAME * figures[0]), ()
+    return _Read(bar=bar, kind=kind, label_figures=figures, progress=progress, tolerance=tolerance)
 
 
 def is_complete(text: str) -> bool:
@@ -105,32 +109,41 @@ def by_kind(bars: Iterable[Bar]) -> list[list[Bar]]:
 
 def _merge_kind(group: list[_Read]) -> list[Bar]:
     """Return the bars of one kind, the slowest first; ranks that are equally far share a bar."""
-    counting = [which for which in range(len(group[0].outer)) if not _is_rank(group, which)]
+    epoch_positions = [at for at in range(len(group[0].label_figures)) if not _is_rank(group, at)]
 
     def epoch(read: _Read) -> tuple[int, ...]:
-        return tuple(read.outer[which] for which in counting)
+        return tuple(read.label_figures[at] for at in epoch_positions)
 
-    together: list[list[_Read]] = []
-    for read in sorted(group, key=lambda read: (epoch(read), read.value, read.bar.ranks)):
-        first = together[-1][0] if together else None
-        if first and epoch(first) == epoch(read) and read.value - first.value <= max(first.same, read.same):
-            together[-1].append(read)
+    equals: list[list[_Read]] = []  # the slowest first
+    for read in sorted(group, key=lambda read: (epoch(read), read.progress, read.bar.ranks)):
+        slowest = equals[-1][0] if equals else None
+        is_equal = (
+            slowest is not None
+            and epoch(slowest) == epoch(read)
+            and read.progress - slowest.progress <= max(slowest.tolerance, read.tolerance)
+        )
+        if is_equal:
+            equals[-1].append(read)
         else:
-            together.append([read])
-    # of the fastest ones, the fastest is shown, of all others the slowest
-    return [_as_one_bar(reads, -1 if reads is together[-1] and len(together) > 1 else 0) for reads in together]
+            equals.append([read])
+    # the text that ranks share is that of the slowest of them; of the ranks that are ahead of all others, that of the fastest
+    slower, ahead = (equals[:-1], equals[-1:]) if len(equals) > 1 else (equals, [])
+    return [*(_as_one_bar(reads, 0) for reads in slower), *(_as_one_bar(reads, -1) for reads in ahead)]
 
 
-def _is_rank(group: Sequence[_Read], which: int) -> bool:
-    """Whether this figure of the labels says who draws the bar, and not how far it is: epochs differ by one at most."""
-    figures = {read.outer[which] for read in group}
+def _is_rank(group: Sequence[_Read], position: int) -> bool:
+    """Whether the figure at this position of the labels says who draws the bar, and not how far it is.
+
+    Ranks are in the same epoch or one apart: figures that differ by more are no epochs, nor are those that grow with the rank.
+    """
+    figures = {read.label_figures[position] for read in group}
     differ_too_much = max(figures) - min(figures) > 1
-    follow_ranks = len({read.outer[which] - read.bar.ranks[0] for read in group}) == 1
+    follow_ranks = len({read.label_figures[position] - read.bar.ranks[0] for read in group}) == 1
     return len(figures) > 1 and (differ_too_much or follow_ranks)
 
 
 def _as_one_bar(reads: Sequence[_Read], shown: int) -> Bar:
-    """Return the bar with index `shown` for the ranks of all."""
+    """Return one bar for the ranks of all, with the text of the bar at index `shown`."""
     ranks = tuple(sorted({rank for read in reads for rank in read.bar.ranks}))
     return Bar(ranks, reads[shown].bar.text, reads[shown].bar.row)
 
@@ -167,12 +180,12 @@ def unpack(message: bytes) -> tuple[Bar, ...]:
         ValueError: the message is no message of bars.
     """
     bars: list[Bar] = []
-    left = _MOST_RANKS
+    ranks_left = _MOST_RANKS
     try:
         for line in filter(None, message.split(b"\n")):
             ranks, row, text = line.split(b" ", 2)
-            bars.append(Bar(_ranks(ranks.decode(), left), row_text(text), int(row)))
-            left -= len(bars[-1].ranks)
+            bars.append(Bar(_ranks(ranks.decode(), ranks_left), row_text(text), int(row)))
+            ranks_left -= len(bars[-1].ranks)
     except ValueError:
         raise ValueError("these are no progress bars") from None
     return tuple(bars)
@@ -191,16 +204,19 @@ def _ranks(text: str, most: int) -> tuple[int, ...]:
 
 
 class BarFeed:
-    """Passes bars on: at once, then each `interval` at most, less often if they are many, and only if they have changed."""
+    """Passes the bars of a node, or of all, on: at once, then each `interval` at most, less often if they are many.
+
+    Bars that have not changed are not passed on again.
+    """
 
     def __init__(self, bars: Callable[[], Iterable[Bar]], send: Callable[[bytes], bool], interval: float = INTERVAL):
         """`bars` returns the bars that there are; `send` takes a message, and returns False if it cannot take one now."""
         self._bars = bars
         self._send = send
         self._interval = self._pause = interval  # seconds
-        self._sent = b""
+        self._sent = b""  # the last message
         self._sent_at = -inf
-        self.deadline: float | None = None  # when to call `flush`
+        self.deadline: float | None = None  # when to call `flush`, monotonic seconds
 
     def note_change(self, at: float) -> None:
         """Note that bars have changed: they are due at once, or a pause after the last message."""
@@ -215,14 +231,15 @@ class BarFeed:
         """Pass the bars on now, if they have changed: a bar that has become a line is to be gone before the line is shown."""
         self.deadline = None
         bars = tuple(self._bars())
-        self._pause = self._interval * max(1.0, len(bars) / _AT_ONCE)
+        self._pause = self._interval * max(1.0, len(bars) / _AT_ONCE)  # to condense twice as many takes twice as long
         message = pack(condense(bars))
-        if message != self._sent:
-            if self._send(message):
-                self._sent = message
-                self._sent_at = at
-            else:
-                self.deadline = at + self._pause
+        if message == self._sent:
+            return
+        if self._send(message):
+            self._sent = message
+            self._sent_at = at
+        else:
+            self.deadline = at + self._pause
 
     def repeat(self, at: float) -> None:
         """Pass the bars on again, even if they have not changed: the terminal has another size."""
@@ -231,37 +248,39 @@ class BarFeed:
             self.note_change(at)
 
 
-WAIT = 0.5  # seconds
+WAIT = 0.5  # seconds that the line of a finished bar waits for those of other ranks
 
 Block = tuple[tuple[int, ...], Stream, bytes]  # the ranks, ascending, whose lines these are
 _Writer = tuple[int, Stream]
 
 
-class _Line:
-    """A line that several ranks may share."""
+class _SharedLine:
+    """The line of a finished bar, which ranks whose bars have the same wording share."""
 
-    __slots__ = ("due", "is_released", "key", "line", "ranks", "stream")
+    __slots__ = ("due", "is_released", "line", "ranks", "stream", "wording")
 
-    def __init__(self, stream: Stream, line: bytes, key: str, due: float) -> None:
+    def __init__(self, stream: Stream, line: bytes, wording: str, due: float) -> None:
         self.stream = stream
-        self.line = line
-        self.key = key
+        self.line = line  # as the first of them has written it
+        self.wording = wording
         self.due = due
         self.ranks: list[int] = []
-        self.is_released = False
+        self.is_released = False  # it was returned, to be shown
 
 
 class FinishedBars:
-    """The lines that finished bars leave, on their way from one node to the console.
+    """The lines that finished bars leave: each waits for other ranks to share it, WAIT seconds at most.
 
-    Such a line waits for those of the other ranks that draw bars, WAIT seconds at most. The lines of each rank keep their order:
-    what a rank writes after its bar waits with it.
+    It waits for the ranks that draw bars. The lines of each rank keep their order: what a rank writes after its bar waits in
+    the rank's queue, behind the line of the bar.
     """
 
     def __init__(self) -> None:
         self._drawing: dict[Stream, set[int]] = {stream: set() for stream in Stream}  # the ranks that draw bars
-        self._waiting: list[_Line] = []  # the first is due first
-        self._held: dict[_Writer, list[_Line | bytes]] = {}  # lines and other blocks behind them, in order
+        self._waiting: list[_SharedLine] = []  # the first is due first
+        self._queues: dict[
+            _Writer, list[_SharedLine | bytes]
+        ] = {}  # of each rank and stream that waits, in order; none is empty
 
     @property
     def deadline(self) -> float | None:
@@ -269,33 +288,37 @@ class FinishedBars:
         return self._waiting[0].due if self._waiting else None
 
     def feed(self, rank: int, stream: Stream, block: bytes, at: float, *, drawn: bool) -> list[Block]:
-        """Take whole lines of a rank; return what to show. `drawn`: the lines come from rows that were redrawn."""
-        held = self._held.get((rank, stream))
+        """Take whole lines of a rank; return what to show now.
+
+        `drawn`: the lines come from rows that were redrawn, so that each may be a bar. Ordinary lines wait only behind those.
+        """
+        queue = self._queues.get((rank, stream))
         if not drawn:
-            if held is None:
+            if queue is None:
                 return [((rank,), stream, block)]
-            held.append(block)
+            queue.append(block)
             return []
-        held = self._held.setdefault((rank, stream), [])
+        queue = self._queues.setdefault((rank, stream), [])
         for line in re.findall(rb"[^\n]*\n", block):
             # a longer line is no bar, and of one of megabytes the search takes seconds
             text = line.decode(errors="replace") if len(line) <= 4 * LONGEST else ""
-            held.append(self._join(rank, stream, line, wording(text), at) if is_complete(text) else line)
+            queue.append(self._share(rank, stream, line, wording(text), at) if is_complete(text) else line)
         return self._release_due(at)
 
     def note_drawing(self, rank: int, stream: Stream) -> None:
         """Note that a rank draws bars: the lines of other ranks wait for those that its bars will leave."""
         self._drawing[stream].add(rank)
 
-    def _join(self, rank: int, stream: Stream, line: bytes, key: str, at: float) -> _Line:
-        """Add a rank to a waiting line with this key, or let the line wait for other ranks."""
-        own = [index for index, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
-        # a line before the rank's last one would come before lines that the rank wrote before
-        for waiting in self._waiting[own[-1] + 1 if own else 0 :]:
-            if waiting.stream is stream and waiting.key == key:
+    def _share(self, rank: int, stream: Stream, line: bytes, wording: str, at: float) -> _SharedLine:
+        """Return the waiting line with this wording, to which the rank is added; else a new one, which waits for other ranks."""
+        of_rank = [index for index, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
+        # a line before the rank's last one would be shown before lines that the rank wrote earlier
+        first = of_rank[-1] + 1 if of_rank else 0
+        for waiting in self._waiting[first:]:
+            if waiting.stream is stream and waiting.wording == wording:
                 waiting.ranks.append(rank)
                 return waiting
-        new = _Line(stream, line, key, at + WAIT)
+        new = _SharedLine(stream, line, wording, at + WAIT)
         new.ranks.append(rank)
         self._waiting.append(new)
         return new
@@ -312,24 +335,24 @@ class FinishedBars:
     def _release_due(self, at: float) -> list[Block]:
         """Return the lines that have waited long enough, or that all ranks have joined."""
         blocks: list[Block] = []
-        # a line may stand behind another that waits: then it waits for as long
         for line in self._waiting:
-            is_due = at >= line.due or self._drawing[line.stream].issubset(line.ranks)
-            if is_due and not line.is_released:  # else it stood before another that was due
+            all_have_joined = self._drawing[line.stream].issubset(line.ranks)
+            is_due = at >= line.due or all_have_joined
+            if is_due and not line.is_released:  # a line that was due may have released this one, see `_release_line`
                 self._release_line(line, blocks)
         self._waiting = [line for line in self._waiting if not line.is_released]
-        for writer in list(self._held):
+        for writer in list(self._queues):
             self._pass_on(writer, blocks)
         return blocks
 
-    def _release_line(self, line: _Line, blocks: list[Block]) -> None:
-        """Add a line to `blocks`, behind all that its ranks have written before."""
+    def _release_line(self, line: _SharedLine, blocks: list[Block]) -> None:
+        """Add a line to `blocks`, behind all that its ranks have written before; so lines that are not due yet may go too."""
         line.is_released = True
         for rank in line.ranks:
-            held = self._held.get((rank, line.stream), [])
-            while line in held and held[0] is not line:
-                first = held[0]
-                if isinstance(first, _Line) and not first.is_released:
+            queue = self._queues.get((rank, line.stream), [])
+            while line in queue and queue[0] is not line:
+                first = queue[0]
+                if isinstance(first, _SharedLine) and not first.is_released:
                     self._release_line(first, blocks)
                 else:
                     self._pass_on_first(rank, line.stream, blocks)
@@ -337,13 +360,14 @@ class FinishedBars:
 
     def _pass_on(self, writer: _Writer, blocks: list[Block]) -> None:
         """Add to `blocks` what no longer stands behind a line that waits."""
-        held = self._held[writer]
-        while held and (isinstance(held[0], bytes) or held[0].is_released):
+        queue = self._queues[writer]
+        while queue and (isinstance(queue[0], bytes) or queue[0].is_released):
             self._pass_on_first(*writer, blocks)
-        if not held:
-            del self._held[writer]
+        if not queue:
+            del self._queues[writer]
 
     def _pass_on_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
-        first = self._held[rank, stream].pop(0)
+        """Take the first of a rank's queue; a block goes to `blocks`, where the line of a finished bar is already."""
+        first = self._queues[rank, stream].pop(0)
         if isinstance(first, bytes):
             blocks.append(((rank,), stream, first))

@@ -1,44 +1,47 @@
-"""Equal lines of several ranks become one. Pure: times and lines in, groups of ranks and lines out."""
+"""Equal lines of a node's ranks become one, for --output collapse. Pure: times and lines in, groups of ranks and lines out."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from itertools import groupby
 
 from ddplaunch.system.console.streams import Stream
 
 WAIT = 0.25  # seconds a line waits for the same line of other ranks
 MAX_HELD = 16 * 2**20  # bytes; beyond it the oldest lines no longer wait
+_NEVER = -1  # as the number of an entry: the rank has written no line yet
 
 Group = tuple[Stream, tuple[int, ...], bytes]  # the ranks, ascending, that wrote this block of whole lines
 
 
 class _Entry:
-    """A line and the ranks that have written it."""
+    """A line and the ranks that have written it; held until it is shown."""
 
     __slots__ = ("at", "last_of", "line", "ranks", "stream")
 
     def __init__(self, stream: Stream, line: bytes, at: float, rank: int) -> None:
         self.stream = stream
         self.line = line
-        self.at = at
+        self.at = at  # when the first of the ranks wrote it, monotonic seconds
         self.ranks = [rank]
-        self.last_of = 0  # how many live ranks have written no later one to the stream
+        self.last_of = 0  # how many live ranks have written no later line to the stream
 
 
 class _Writers:
-    """The ranks that write to a stream: the last entry of each, and how many live ones have joined none that is held."""
+    """The ranks that write to one stream. A live rank is one whose stream has not ended."""
 
-    __slots__ = ("last", "live", "number_missing")
+    __slots__ = ("last", "live", "number_behind")
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self.last = dict.fromkeys(ranks, -1)
+        self.last = dict.fromkeys(ranks, _NEVER)  # by rank: the number of the entry of its last line
         self.expect_all()
 
     def expect_all(self) -> None:
         """Wait for all of them; no line is held."""
         self.live = set(self.last)
-        self.number_missing = len(self.live)
+        # how many live ranks stand before the oldest entry that is held, and so may still join any; 0: none can join the oldest
+        self.number_behind = len(self.live)
 
 
 class Collapse:
@@ -50,15 +53,17 @@ class Collapse:
 
     def __init__(self, writers: Iterable[tuple[int, Stream]]) -> None:
         """Wait for lines of these ranks on these streams, until each stream has ended."""
-        self._entries: dict[int, _Entry] = {}  # by number, ascending without gaps
-        self._oldest = 0  # number of the first entry
+        self._entries: dict[int, _Entry] = {}  # held, by number: counted in order of arrival, without gaps
+        self._oldest = 0  # number of the oldest entry that is held
         self._next = 0  # number of the next entry
-        self._held = 0  # bytes
-        self._numbers: dict[tuple[Stream, bytes], list[int]] = {}  # where a line stands; the first may be gone
-        ranks: dict[Stream, list[int]] = {stream: [] for stream in Stream}
+        self._held_bytes = 0
+        self._numbers: dict[
+            tuple[Stream, bytes], list[int]
+        ] = {}  # of the entries with this line; the first may be gone
+        ranks_by_stream: dict[Stream, list[int]] = {stream: [] for stream in Stream}
         for rank, stream in writers:
-            ranks[stream].append(rank)
-        self._writers = {stream: _Writers(of_stream) for stream, of_stream in ranks.items()}
+            ranks_by_stream[stream].append(rank)
+        self._writers = {stream: _Writers(ranks) for stream, ranks in ranks_by_stream.items()}
 
     @property
     def deadline(self) -> float | None:
@@ -81,28 +86,32 @@ class Collapse:
         return self.flush(at)
 
     def _leave_last_entry(self, writers: _Writers, rank: int) -> None:
-        """Count a live rank no longer where it stood: at its last entry, or among those that have joined none."""
+        """Count a live rank no longer where it stood: at its last entry, or before all that are held."""
         if (entry := self._entries.get(writers.last[rank])) is not None:
             entry.last_of -= 1
         else:
-            writers.number_missing -= 1
+            writers.number_behind -= 1
 
     def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
-        """Add a rank to the same line of other ranks, behind the entry `after`; return the number of the entry."""
+        """Add a rank to the first entry with the same line behind the entry number `after`, else to a new one.
+
+        Return the number of the entry.
+        """
         numbers = self._numbers.setdefault((stream, line), [])
-        place = bisect_right(numbers, max(after, self._oldest - 1))
-        if place < len(numbers):
-            number = numbers[place]
+        index = bisect_right(numbers, max(after, self._oldest - 1))
+        if index < len(numbers):
+            number = numbers[index]
             self._entries[number].ranks.append(rank)
             return number
-        gone = bisect_left(numbers, self._oldest)
-        if gone > len(numbers) // 2:
-            del numbers[:gone]
+        # numbers of entries that are held no more are dropped many at a time, for each time moves the others
+        count_of_gone = bisect_left(numbers, self._oldest)
+        if count_of_gone > len(numbers) // 2:
+            del numbers[:count_of_gone]
         number = self._next
         self._next += 1
         numbers.append(number)
         self._entries[number] = _Entry(stream, line, at, rank)
-        self._held += len(line) + 1
+        self._held_bytes += len(line) + 1
         return number
 
     def end_stream(self, rank: int, stream: Stream, at: float) -> list[Group]:
@@ -112,37 +121,34 @@ class Collapse:
             ended.live.remove(rank)
             self._leave_last_entry(ended, rank)
         groups = self.flush(at)
-        if not any(writers.live for writers in self._writers.values()):
-            for writers in self._writers.values():  # the next generation, if there is one
+        all_have_ended = not any(writers.live for writers in self._writers.values())
+        if all_have_ended:
+            for writers in self._writers.values():  # the workers may be restarted
                 writers.expect_all()
         return groups
 
     def flush(self, at: float) -> list[Group]:
         """Return the lines that wait for no further rank; neighbouring lines of the same ranks are one group."""
-        groups: list[Group] = []
-        lines: list[bytes] = []
-        key: tuple[Stream, list[int]] | None = None
+        released: list[_Entry] = []
         while self._entries:
             entry = self._entries[self._oldest]
-            if self._writers[entry.stream].number_missing and at < entry.at + WAIT and self._held <= MAX_HELD:
+            may_be_joined = self._writers[entry.stream].number_behind > 0
+            if may_be_joined and at < entry.at + WAIT and self._held_bytes <= MAX_HELD:
                 break
             self._forget(entry)
             entry.ranks.sort()
-            if key is not None and key != (entry.stream, entry.ranks):
-                groups.append((key[0], tuple(key[1]), b"\n".join(lines) + b"\n"))
-                lines.clear()
-            key = (entry.stream, entry.ranks)
-            lines.append(entry.line)
-        if key is not None:
-            groups.append((key[0], tuple(key[1]), b"\n".join(lines) + b"\n"))
-        return groups
+            released.append(entry)
+        return [
+            (stream, tuple(ranks), b"".join(entry.line + b"\n" for entry in entries))
+            for (stream, ranks), entries in groupby(released, key=lambda entry: (entry.stream, entry.ranks))
+        ]
 
     def _forget(self, entry: _Entry) -> None:
-        """Hold the oldest entry no more; live ranks that wrote it last have now joined none that is held."""
+        """Hold the oldest entry no more; live ranks whose last line it has now stand before all entries that are held."""
         same = (entry.stream, entry.line)
         if self._numbers[same][-1] == self._oldest:
             del self._numbers[same]
-        self._writers[entry.stream].number_missing += entry.last_of
+        self._writers[entry.stream].number_behind += entry.last_of
         del self._entries[self._oldest]
         self._oldest += 1
-        self._held -= len(entry.line) + 1
+        self._held_bytes -= len(entry.line) + 1

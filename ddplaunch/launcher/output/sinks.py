@@ -1,11 +1,11 @@
-"""Writes the bytes of workers to their logs and to the display, and keeps the last of them for the failure report."""
+"""Writes the bytes of a node's workers to their logs and to the display, in its agent; keeps the last for the failure report."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.record.file_queue import Log
@@ -33,20 +33,20 @@ class LineFilter:
     carriage return ends a line too, and each line comes out with a newline. A line that is too long to be held is cut.
     """
 
-    __slots__ = ("_needles", "_rest", "_returned")
+    __slots__ = ("_is_after_return", "_needles", "_rest")
 
     def __init__(self, needles: Iterable[str]) -> None:
         self._needles = [needle.encode("utf-8", "surrogateescape") for needle in needles]
         self._rest = bytearray()  # of the line that has not ended
-        self._returned = False  # the last piece ended with a carriage return, already taken as the line's end
+        self._is_after_return = False  # the last piece ended with a carriage return, already taken as the line's end
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece of any size; return the matching lines that are complete now."""
-        if self._returned and data:
+        if self._is_after_return and data:
             data = data.removeprefix(b"\n")
-            self._returned = False
+            self._is_after_return = False
         if b"\r" in data:
-            self._returned = data.endswith(b"\r")
+            self._is_after_return = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = data.rfind(b"\n") + 1
         if not end:
@@ -122,8 +122,20 @@ def _continue_line(passed: bytes, text: bytes) -> bytes:
     return text[len(passed) :] if text.startswith(passed) else b"\r" + text
 
 
+class _FilteredCopy(NamedTuple):
+    """One more log of a worker's stream, which several workers may share: the lines that pass a filter."""
+
+    filter: LineFilter
+    header: Prefix  # stands before each line: whose it is
+    log: Log
+
+    def write(self, lines: bytes) -> None:
+        if lines:
+            self.log.write(self.header.add(lines))
+
+
 class Output:
-    """Everything that the workers of this node write."""
+    """All that the workers of this node write, on its way to their logs and to the front (the process that has the console)."""
 
     def __init__(
         self,
@@ -134,10 +146,10 @@ class Output:
         nodes: int = 1,
         on_terminal: frozenset[int] = frozenset(),
     ):
-        """`put_bars` takes progress bars that are shown in place, or returns False; None: bars are ordinary lines.
+        """`put` sends output to the front; `put_bars` a message of bars to be shown in place, or returns False if it cannot now.
 
-        `nodes`: how many share the console. `on_terminal`: ranks whose output goes to a terminal with its escape sequences,
-        and to their logs without these.
+        `put_bars` is None where bars are ordinary lines. `nodes`: how many share the console. `on_terminal`: ranks whose output
+        goes to a terminal with its escape sequences, and to their logs without these.
         """
         self._on_terminal = on_terminal
         self._plain: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
@@ -150,21 +162,22 @@ class Output:
         self._logs: dict[tuple[int, Stream], Log] = {}
         self._tails: dict[int, bytearray] = {}  # the last output on stderr, by rank: TAIL bytes, or up to twice as much
         self._ended: set[tuple[int, Stream]] = set()
-        self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, Log]] = {}
-        self._filter_logs: list[Log] = []
-        self.written_at: dict[int, float] = {}  # when each worker has last written, by the clock of deadlines
+        self._copies: dict[tuple[int, Stream], _FilteredCopy] = {}
+        self._filter_logs: list[Log] = []  # the logs of `_copies`, each once
+        self.written_at: dict[int, float] = {}  # when each worker has last written, monotonic seconds
         self.written: Counter[int] = Counter()  # bytes, by rank
-        self._recent: dict[int, tuple[Stream, bytes]] = {}
+        self._recent: dict[int, tuple[Stream, bytes]] = {}  # by rank: where it wrote last, and the end of that
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
         self._hidden = False  # nothing is shown: a debugger has the terminal
         self._status: tuple[Bar, ...] = ()  # shown in place until a worker writes
-        self._terminal_rank = -1  # that reads the terminal
-        self._awaited_input: Callable[[], str | None] | None = None
-        self._awaited: str | None = None  # what `_awaited_input` returned when the prompt appeared
+        # the worker that reads the terminal, -1: none; how to find out in which read(2) it waits there, None: in none
+        self._terminal_rank = -1
+        self._find_awaited_read: Callable[[], str | None] | None = None
+        self._read_at_prompt: str | None = None  # the read(2) in which that worker waited when its prompt appeared
 
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
-        """Expect output of this worker."""
+        """Expect output of this worker, which starts; `logs` are those of its stdout and stderr, None: it has none."""
         self._tails[rank] = bytearray()
         for of_last_generation in (self.written_at, self.written, self._recent):
             of_last_generation.pop(rank, None)
@@ -176,24 +189,25 @@ class Output:
 
         `awaited_input` returns in which read(2) it waits there, as `terminal.awaited_input` does.
         """
-        self._terminal_rank, self._awaited_input, self._awaited = rank, awaited_input, None
+        self._terminal_rank, self._find_awaited_read, self._read_at_prompt = rank, awaited_input, None
 
     def _note_answer(self, at: float) -> None:
         """Leave a prompt and its answer on the screen once the user has answered, so that no bar is drawn over them.
 
         The prompt has its answer when the worker no longer waits in the read(2) in which it waited at the prompt.
         """
-        if self._put_bars is None or self._awaited_input is None:
+        if self._put_bars is None or self._find_awaited_read is None:
             return
-        if self._awaited is None:
-            self._awaited = self._awaited_input() if self._display.has_prompt(self._terminal_rank) else None
-        elif not self._display.has_prompt(self._terminal_rank):
-            self._awaited = None
-        elif self._awaited_input() != self._awaited:
+        if not self._display.has_prompt(self._terminal_rank):
+            self._read_at_prompt = None
+        elif self._read_at_prompt is None:
+            self._read_at_prompt = self._find_awaited_read()
+        elif self._find_awaited_read() != self._read_at_prompt:
             from ddplaunch.launcher.output.bars import ANSWERED, Bar, pack
 
-            self._awaited = None
-            if not self._hidden and self._put_bars(pack([Bar((self._terminal_rank,), "", ANSWERED)])):
+            self._read_at_prompt = None
+            answered = pack([Bar(ranks=(self._terminal_rank,), text="", row=ANSWERED)])
+            if not self._hidden and self._put_bars(answered):
                 self._display.answered(self._terminal_rank)
                 self._note_bars(self._put_bars, at)
 
@@ -201,25 +215,32 @@ class Output:
         """Copy the lines of these workers that contain any of `needles` to one more log, each after its rank's header."""
         self._filter_logs.append(log)
         for rank, header in headers.items():
-            self._filters[rank, stream] = (LineFilter(needles), Prefix(header.encode()), log)
+            self._copies[rank, stream] = _FilteredCopy(LineFilter(needles), Prefix(header.encode()), log)
 
     def on_output(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
-        """Write what a worker wrote to its logs, and show it."""
+        """Write what a worker wrote to its logs, and show it; `at` in monotonic seconds."""
         self._note_answer(at)
         self.written_at[rank] = at
         self.written[rank] += len(data)
-        before, recent = self._recent.get(rank, (stream, b""))
-        self._recent[rank] = (stream, ((recent if before is stream else b"") + data[-_RECENT:])[-_RECENT:])
+        self._keep_recent(rank, stream, data)
         if self._status:
-            self.show_status((), "", at)
-        self._write(rank, stream, self._plain_text(rank, stream).feed(data, at) if rank in self._on_terminal else data)
+            self.show_status((), "", at)  # takes the status away
+        # what the worker drew for the terminal is too much for its log
+        logged = self._plain_text(rank, stream).feed(data, at) if rank in self._on_terminal else data
+        self._write(rank, stream, logged)
         self._show(self._display.feed(rank, stream, data, at), at)
+
+    def _keep_recent(self, rank: int, stream: Stream, data: bytes) -> None:
+        """Keep the end of what a worker wrote last, for `last_line`: bytes of its other stream do not continue the line."""
+        last_stream, recent = self._recent.get(rank, (stream, b""))
+        line = recent if last_stream is stream else b""
+        self._recent[rank] = stream, (line + data[-_RECENT:])[-_RECENT:]
 
     def _plain_text(self, rank: int, stream: Stream) -> PlainText:
         return self._plain.get((rank, stream)) or self._plain.setdefault((rank, stream), PlainText())
 
     def _write(self, rank: int, stream: Stream, data: bytes) -> None:
-        """Write the bytes of a worker to its log and filters, and keep the end of its stderr."""
+        """Write the bytes of a worker to its log and its filtered copy, and keep the end of its stderr."""
         if not data:
             return
         log = self._logs.get((rank, stream))
@@ -228,12 +249,10 @@ class Output:
         if stream is Stream.ERR:
             tail = self._tails[rank]
             tail += data[-TAIL:]
-            if len(tail) > 2 * TAIL:
+            if len(tail) > 2 * TAIL:  # to shorten it with each piece would move its bytes each time
                 del tail[:-TAIL]
-        if (rank, stream) in self._filters:
-            filter_, header, file = self._filters[rank, stream]
-            if lines := filter_.feed(data):
-                file.write(header.add(lines))
+        if (copy := self._copies.get((rank, stream))) is not None:
+            copy.write(copy.filter.feed(data))
 
     def note_interrupt(self) -> None:
         """Note that the workers get Ctrl-C."""
@@ -253,17 +272,15 @@ class Output:
         self._display.restart()
 
     def end_stream(self, rank: int, stream: Stream, at: float) -> None:
-        """Note that a stream has ended: show and write what is left of it, and close its log."""
+        """Note that a stream has ended: show and write what is left of it, and close its log. A second call has no effect."""
         if (rank, stream) in self._ended:
             return
         self._ended.add((rank, stream))
         if (plain := self._plain.pop((rank, stream), None)) is not None:
             self._write(rank, stream, plain.end())
         self._show(self._display.end_stream(rank, stream, at), at)
-        if (rank, stream) in self._filters:
-            filter_, header, file = self._filters[rank, stream]
-            if lines := filter_.end():
-                file.write(header.add(lines))
+        if (copy := self._copies.get((rank, stream))) is not None:
+            copy.write(copy.filter.end())
         log = self._logs.pop((rank, stream), None)
         if log is not None:
             log.close()
@@ -273,12 +290,12 @@ class Output:
         for log in self._filter_logs:
             log.close()
         self._filter_logs.clear()
-        self._filters.clear()
+        self._copies.clear()
 
     def tail(self, rank: int) -> str:
         """Return the last lines of a worker's stderr."""
         tail = bytes(self._tails.get(rank, b"")[-TAIL:])
-        if len(tail) == TAIL:
+        if len(tail) == TAIL:  # the first line is probably not whole
             tail = tail.partition(b"\n")[2]
         return tail.decode(errors="replace")
 
@@ -303,7 +320,7 @@ class Output:
             self._bars.flush(at)
 
     def show_status(self, ranks: tuple[int, ...], text: str, at: float) -> None:
-        """Show in place what these workers do, until one of them writes; an empty text takes it away."""
+        """Show in place what these workers do, until any writes; an empty text takes it away."""
         if self._put_bars is None or self._hidden or not (text or self._status):
             return
         from ddplaunch.launcher.output.bars import Bar  # none without a terminal
@@ -326,7 +343,8 @@ class Output:
         """Send output to the front, unless output is muted or a debugger has the terminal."""
         if self._hidden:
             return
-        if self._display.bars_moved and self._put_bars is not None:
+        bars_have_changed = self._display.bars_moved
+        if bars_have_changed and self._put_bars is not None:
             self._note_bars(self._put_bars, at)
         for stream, shown in chunks:
             if self.muted:
@@ -337,7 +355,7 @@ class Output:
     def _note_bars(self, put_bars: Callable[[bytes], bool], at: float) -> None:
         """Have bars that have changed passed on."""
         if self._display.bar_ended:
-            self._bar_feed(put_bars).update(at)  # before the line that the bar may have become
+            self._bar_feed(put_bars).update(at)  # now, for the line that the bar may have become is shown next
         else:
             self._bar_feed(put_bars).note_change(at)
         self._display.bars_moved = self._display.bar_ended = False

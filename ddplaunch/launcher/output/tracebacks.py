@@ -1,7 +1,7 @@
 """Folds tracebacks that say nothing new, each into a line: of Ctrl-C, of a peer that ended, of an error shown before.
 
-Pure. The logs have all tracebacks whole. A traceback that may follow from another worker's failure is held until that failure is
-known, for LONGEST seconds at most; of those that follow from each other, the first is shown whole.
+Pure; the node's agent feeds it. The logs have all tracebacks whole. A traceback that may follow from another worker's failure is
+held until that failure is known, for LONGEST seconds at most; of those that follow from each other, the first is shown whole.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ Shown = tuple[tuple[int, ...], bytes]  # the ranks, ascending, whose lines these
 
 
 class _Traceback:
-    """A traceback of a rank, from its first line on, with what the rank has written after it."""
+    """A traceback of a rank, from its first line on, with what the rank has written after it.
 
-    __slots__ = ("at", "exception", "follows", "later", "lines", "rank")
+    It is open while its lines come, and complete once another line follows; a complete one is held, folded or shown.
+    """
+
+    __slots__ = ("at", "exception", "later", "lines", "rank")
 
     def __init__(self, rank: int, line: bytes, at: float) -> None:
         self.rank = rank
-        self.at = at  # when its last line came
+        self.at = at  # monotonic seconds: while it is open, when its last line came; later, when it was complete
         self.lines = [line]
-        self.exception = b""  # the line that ends it, once that is there
-        self.follows = False
-        self.later: list[bytes] = []
+        self.exception = b""  # the line "ValueError: ..." at its end; empty before that line has come
+        self.later: list[bytes] = []  # lines after it, while it is held
 
     @property
     def is_interrupt(self) -> bool:
@@ -74,8 +76,8 @@ class _Folded(Struct):
     """Equal tracebacks of several ranks."""
 
     first: _Traceback
-    due: float
-    ranks: list[int]
+    due: float  # when their line is shown, monotonic seconds
+    ranks: list[int]  # in order of arrival
 
     def shown(self) -> Shown:
         """Return the line that stands for all these tracebacks."""
@@ -89,18 +91,21 @@ class _Folded(Struct):
 
 
 class Tracebacks:
-    """The stderr of all workers of a node, in whole lines."""
+    """The filter for the stderr of all workers of a node, in whole lines: folds a traceback (shows one line in its place)."""
 
     def __init__(self, *, folds_following: bool = False, folds_equal: bool = False) -> None:
-        """`folds_following`: failures that follow from another one; `folds_equal`: failures that another rank has shown."""
+        """`folds_following`: fold failures that follow from another one; `folds_equal`: failures that another rank has shown.
+
+        Those of Ctrl-C are folded in any case, once `note_interrupt` was called.
+        """
         self._folds_following = folds_following
         self._folds_equal = folds_equal
         self._shown: dict[bytes, int] = {}  # the errors that were shown whole, and by which rank
-        self._folds_interrupts = False
+        self._was_interrupted = False  # the workers have got Ctrl-C
         self._open: dict[int, _Traceback] = {}  # by rank: being written
         self._held: dict[int, _Traceback] = {}  # by rank: follows from a failure that is not known yet
         self._folded: dict[bytes, _Folded] = {}  # whose line is to be shown, by what equal ones have in common
-        self._failed: set[int] = set()  # ranks
+        self._failed: set[int] = set()  # the ranks of this node that have failed
         self._cause_is_shown = False  # a failure from which others follow was shown, or is on another node
 
     def restart(self) -> None:
@@ -111,7 +116,7 @@ class Tracebacks:
 
     def note_interrupt(self) -> None:
         """Note that the workers get Ctrl-C."""
-        self._folds_interrupts = True
+        self._was_interrupted = True
 
     def note_failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
         """Note that these workers have failed, or one on another node has."""
@@ -121,17 +126,17 @@ class Tracebacks:
     @property
     def deadline(self) -> float | None:
         """When to call flush; None: not before the next feed."""
-        ending = self._failed if self._knows_cause else ()
+        to_fold = self._failed if self._knows_cause else ()
         times = [
             *(one.at + SETTLE for one in self._open.values()),
-            *(one.at + (SETTLE if rank in ending else LONGEST) for rank, one in self._held.items()),
+            *(one.at + (SETTLE if rank in to_fold else LONGEST) for rank, one in self._held.items()),
             *(one.due for one in self._folded.values()),
         ]
         return min(times, default=None)
 
     @property
     def _knows_cause(self) -> bool:
-        """Whether a failure is known from which the held tracebacks follow: a rank has failed without a held one."""
+        """Whether a failure is known from which the held tracebacks follow: a rank has failed that has no held traceback."""
         return self._cause_is_shown or not self._failed.issubset(self._held)
 
     def feed(self, rank: int, block: bytes, at: float) -> bytes:
@@ -145,7 +150,7 @@ class Tracebacks:
         shown = b""
         for number, line in enumerate(lines):
             shown += self._feed_line(rank, line, at)
-            if rank in self._held:
+            if rank in self._held:  # this line has completed a traceback: the lines behind it wait with it
                 self._held[rank].later += lines[number + 1 :]
                 break
         return shown
@@ -160,38 +165,38 @@ class Tracebacks:
                 return b""
             return line
         one.at = at
-        is_chained = text == _BEGINS and one.exception and not one.lines[-1].strip()  # to the traceback before
-        is_behind = one.exception and text and not text.startswith(_CHAINED) and not _CPP.match(text)
+        # "During handling of the above exception, ..." and an empty line stand between two tracebacks of one error
+        is_chained = text == _BEGINS and one.exception and not one.lines[-1].strip()
+        is_part = not text or text.startswith(_CHAINED) or _CPP.match(text)
+        is_after_end = text == _BEGINS or (one.exception and not is_part)
         if is_chained:
-            one.exception = b""
-        elif text == _BEGINS or is_behind:
-            shown = self._decide(rank, at)
-            if rank not in self._held:
-                return shown + self._feed_line(rank, line, at)
-            self._held[rank].later.append(line)
-            return shown
+            one.exception = b""  # that of the next part is to come
+        elif is_after_end:
+            return self._decide(rank, at) + self._feed_after(rank, line, at)
         elif not one.exception and not text.startswith(b" "):
             one.exception = text
         one.lines.append(line)
-        return self._pop_text(rank) if len(one.lines) > _MOST_LINES else b""
+        return self._open.pop(rank).text if len(one.lines) > _MOST_LINES else b""
 
-    def _pop_text(self, rank: int) -> bytes:
-        return self._open.pop(rank).text
+    def _feed_after(self, rank: int, line: bytes, at: float) -> bytes:
+        """Take the line behind a complete traceback, which waits with the traceback if that is held."""
+        if rank not in self._held:
+            return self._feed_line(rank, line, at)
+        self._held[rank].later.append(line)
+        return b""
 
     def _decide(self, rank: int, at: float) -> bytes:
-        """Decide about a complete traceback: fold it, keep it until its cause is known, or return it to be shown whole."""
-        one = self._open[rank]
-        if self._folds_interrupts and one.is_interrupt:
-            del self._open[rank]
+        """Decide about the open traceback, which is complete: fold it, hold it until its cause is known, or return it whole."""
+        one = self._open.pop(rank)
+        if self._was_interrupted and one.is_interrupt:
             self._fold(one, b"interrupt", at)
         elif self._folds_following and one.exception and _may_follow(one):
             one.at = at
-            self._held[rank] = self._open.pop(rank)
+            self._held[rank] = one
         elif self._folds_equal and one.exception and self._was_shown_by_another(one):
-            del self._open[rank]
             self._fold(one, one.error, at)
         else:
-            return self._pop_text(rank)
+            return one.text
         return b""
 
     def _was_shown_by_another(self, one: _Traceback) -> bool:
@@ -201,7 +206,7 @@ class Tracebacks:
         return self._shown.setdefault(one.error, one.rank) != one.rank
 
     def _fold(self, one: _Traceback, key: bytes, at: float) -> None:
-        """Have a line shown for this traceback and for others with the same key."""
+        """Have one line shown for this traceback and for all with the same key that come within SETTLE seconds."""
         folded = self._folded.setdefault(key, _Folded(first=one, due=at + SETTLE, ranks=[]))
         if one.rank not in folded.ranks:
             folded.ranks.append(one.rank)
@@ -217,32 +222,36 @@ class Tracebacks:
         return [*shown, *(self._folded.pop(key).shown() for key in due)]
 
     def _end_silent(self, at: float) -> list[Shown]:
-        """Take tracebacks as complete if their last line is SETTLE seconds old; return those that are not folded."""
+        """Take tracebacks as complete if their last line is SETTLE seconds old; return those that are shown whole."""
         silent = [(rank, one.at + SETTLE) for rank, one in self._open.items() if at >= one.at + SETTLE]
         texts = [(rank, self._decide(rank, min(at, since))) for rank, since in silent]
         return [((rank,), text) for rank, text in texts if text]
 
     def _release_held(self, at: float) -> list[Shown]:
-        """Fold held tracebacks whose cause is known, and return the lines after them; return whole what was held too long."""
+        """Fold held tracebacks whose cause is known, and return the lines after them; return whole what was held too long.
+
+        A traceback of a rank that has not failed yet is held on: the worker may have caught the exception. inf: it is over.
+        """
         shown: list[Shown] = []
+        # equal tracebacks, which may come a moment later, are folded together
         has_settled = any(at >= one.at + SETTLE for rank, one in self._held.items() if rank in self._failed)
         for rank, one in sorted(self._held.items(), key=lambda item: item[1].at):
-            is_failure = rank in self._failed or at == inf
-            # together with equal ones, which may come a moment later
-            if self._knows_cause and is_failure and has_settled:
+            has_failed = rank in self._failed or at == inf
+            if self._knows_cause and has_failed and has_settled:
                 del self._held[rank]
-                self._fold(one, re.sub(rb"\d+", b"#", _summary(one.exception) + one.place), one.at)
+                error = _summary(one.exception) + one.place
+                self._fold(one, re.sub(rb"\d+", b"#", error), one.at)
                 if one.later:
                     shown.append(((rank,), b"".join(one.later)))
             elif at >= one.at + LONGEST:
                 del self._held[rank]
-                self._cause_is_shown = self._cause_is_shown or is_failure
+                self._cause_is_shown = self._cause_is_shown or has_failed
                 shown.append(((rank,), one.text))
         return shown
 
 
 def _may_follow(one: _Traceback) -> bool:
-    """Whether an exception follows from the failure of another worker, by its text."""
+    """Whether an exception may follow from the failure of another worker, by its text: a lost connection does."""
     kind, _, message = one.exception.decode(errors="replace").partition(": ")
     traceback = b"".join(one.lines).decode(errors="replace")
     return follows_another(WorkerError(type=kind, message=message, traceback=traceback))
