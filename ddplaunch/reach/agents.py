@@ -1,4 +1,4 @@
-"""The command and the order for each host on which an agent is started.
+"""The command and the order for each host on which an agent is started; made where the job was typed.
 
 Orders go through the pipes to the hosts, not onto their command lines.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from functools import partial
 
 from ddplaunch.plan.cluster import Allocation
-from ddplaunch.reach import messages
-from ddplaunch.reach import order as orders
 from ddplaunch.reach.connections import AgentStart
+from ddplaunch.reach.order import Orders, variables_to_send
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options import token as secret
 from ddplaunch.system.console.streams import Screen
@@ -36,7 +34,13 @@ def agents(
     token: str,
     module: str = AGENT,
 ) -> tuple[AgentStart, ...]:
-    """Return the command and the order for each host; all orders hold this token. `module` is what runs there."""
+    """Return the command and the order for each host; all orders hold this token (the secret of the job).
+
+    `python` is the interpreter there, and `module` what it runs.
+
+    Raises:
+        LaunchError: the current folder, in which the job is to run on each host, does not exist.
+    """
     try:
         cwd = os.getcwd()
     except OSError as error:
@@ -44,19 +48,21 @@ def agents(
             f"the current folder: {why_failed(error)}",
             hint="ddplaunch runs on each host in the folder where it was typed: change to one that exists",
         ) from None
-    sent, screen = orders.variables_to_send(secret.public(env)), Screen.here(env, has_rows=spec.live)
-
-    made = partial(orders.order, spec, allocation, env=sent, cwd=cwd, run_id=run_id, token=token, screen=screen)
-
-    def order(node_rank: int) -> bytes:
-        return messages.encode(made(node_rank))
-
+    orders = Orders(
+        spec=spec,
+        allocation=allocation,
+        env=variables_to_send(secret.public(env)),
+        cwd=cwd,
+        run_id=run_id,
+        token=token,
+        screen=Screen.here(env, has_rows=spec.live),
+    )
     return tuple(
         AgentStart(
             node_rank=node_rank,
             host=host.name,
             argv=argv(allocation.starter, host.name, python, spec.heartbeat_timeout, module),
-            order=partial(order, node_rank),
+            orders=orders,
         )
         for node_rank, host in enumerate(allocation.start)
     )
@@ -79,7 +85,7 @@ def argv(starter: str, host: str, python: str, heartbeat_timeout: float, module:
         "ConnectTimeout": str(max(5, round(heartbeat_timeout))),
         "ServerAliveInterval": str(max(1, round(heartbeat_timeout / _PROBES))),
         "ServerAliveCountMax": str(_PROBES),
-        "ControlPath": "none",  # a connection of our own: one that is shared may be slow or full, and end with others' work
+        "ControlPath": "none",  # a connection of our own: one that the user's other sessions share may be slow, full or ended
         "ClearAllForwardings": "yes",  # 64 connections cannot all forward one port
         "RemoteCommand": "none",
     }

@@ -1,6 +1,7 @@
 """The hosts of a job whose agents ddplaunch starts: what is started on each, the connection to it, and when these begin and end.
 
-A connection is the ssh process or the like, its output, and the frames in both directions. Reports no errors: `Handler` does.
+All this runs in the dispatcher (the process of the command that was typed). A connection is the ssh process or the like, its
+output, and the frames in both directions. Reports no errors: `Handler` does.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
 from msgspec import Struct
 
+from ddplaunch.reach import messages
+from ddplaunch.reach.order import Orders
 from ddplaunch.reach.pipes import MESSAGE
 from ddplaunch.reach.protocol import (
     FROM_HOST,
@@ -41,6 +44,7 @@ MAX_STARTING = 64  # hosts whose agent is being started
 NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
 QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
 _LOOK_AGAIN = 0.5  # seconds until it is looked whether output is read again
+_LONGEST_BEAT = 1.0  # seconds from one heartbeat to the next; less for a short heartbeat timeout
 
 
 class AgentStart(Struct, frozen=True, kw_only=True):
@@ -49,8 +53,11 @@ class AgentStart(Struct, frozen=True, kw_only=True):
     node_rank: int
     host: str  # for ssh
     argv: tuple[str, ...]
-    # makes the first frame; it names all hosts, so that frames kept for all of them would take the square of their number
-    order: Callable[[], bytes]
+    orders: Orders
+
+    def order(self) -> bytes:
+        """Write the first frame to the agent: only now, since it names all hosts, and all frames would take much memory."""
+        return messages.encode(self.orders.for_host(self.node_rank))
 
 
 class RemoteJob(Struct, frozen=True, kw_only=True):
@@ -76,7 +83,7 @@ class HostPhase(Enum):
 
 
 class Handler(Protocol):
-    """The dispatcher, which each connection calls. A connection whose call raises a FrameError is killed."""
+    """Who is told what comes from each host, such as the dispatcher. A connection whose call raises a FrameError is killed."""
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
         """ddplaunch runs on the host."""
@@ -93,36 +100,34 @@ class Handler(Protocol):
     def disconnected(self, host: HostConnection) -> None:
         """Handle the end of the connection."""
 
-    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
-        """Handle hosts on which ddplaunch has not started in time."""
-
 
 class HostConnection:
-    """One host of the job."""
+    """The connection to one host of the job: the process that leads there (ssh, say), and the frames through its pipes."""
 
     def __init__(self, agent: AgentStart, loop: Loop, handler: Handler) -> None:
         """Prepare the connection to a host; `start` starts the command that leads there."""
         self.agent = agent
         self.phase = HostPhase.WAITING
-        self.exit_status: int | None = None  # of the process, as a shell shows it
+        self.exit_status: int | None = None  # of the process, as a shell shows it; None: it has not ended
         self.start_error = ""  # why the process could not be started
         self.was_connected = False  # the greeting has come
         self.is_ready = False  # the host has all that the job needs
         self.given_up = False  # the job goes on without it: its end is no error
         self.fault = ""  # why the process was killed
-        self._unanswered: int | None = None  # heartbeats; None: it sends none yet
+        # heartbeats since anything came from the agent; None: the agent still gets ready, and sends none yet
+        self._unanswered: int | None = None
         self._loop = loop
         self._handler = handler
         self._child: Child | None = None
-        self._stdin = self._stdout = self._stderr = -1
-        self._sender: OutputPipe | None = None  # to its stdin
-        self._greeting_decoder: GreetingDecoder | None = GreetingDecoder()
+        self._stdin = self._stdout = self._stderr = -1  # our ends of the pipes of the process; -1: closed
+        self._sender: OutputPipe | None = None  # writes frames to its stdin
+        self._greeting_decoder: GreetingDecoder | None = GreetingDecoder()  # None: the greeting has come
         self._decoder = PipeDecoder(FROM_HOST)
-        self._own_output = b""
-        self._partial_lines: dict[bytes, bytes] = {}
-        self._is_held = False  # the host was told to send no output for now: ours is not taken
+        self._own_output = b""  # the end of what the process itself has printed to stderr
+        self._partial_lines: dict[bytes, bytes] = {}  # by tag: the beginning of a line whose rest is in the next frame
+        self._is_held = False  # the host was told to send no output for now: who reads ours does not read
         self._unacknowledged = 0  # bytes of output that came, and that the host does not know yet to have come
-        self._has_ended = False
+        self._has_ended = False  # the process has
 
     def __str__(self) -> str:
         return self.agent.host.rpartition("@")[2]
@@ -141,15 +146,18 @@ class HostConnection:
     # --- the process
 
     def start(self, env: Mapping[str, str], open_files: tuple[int, int], handled: Collection[int]) -> None:
-        """Start the process with these variables and RLIMIT_NOFILE (soft, hard); a failure is reported as its end."""
+        """Start the process with these variables and RLIMIT_NOFILE (soft, hard); a failure is reported as its end.
+
+        `handled` are the signals that this process handles: the new one takes them as a program does by default.
+        """
         self.phase = HostPhase.STARTING
-        theirs: list[int] = []
+        theirs: list[int] = []  # the ends of the pipes that the process gets as stdin, stdout and stderr
         try:
             for name in ("_stdin", "_stdout", "_stderr"):
                 reader, writer = os.pipe2(os.O_CLOEXEC)
-                ours, others = (writer, reader) if name == "_stdin" else (reader, writer)
+                ours, its = (writer, reader) if name == "_stdin" else (reader, writer)
                 setattr(self, name, ours)
-                theirs.append(others)
+                theirs.append(its)
                 os.set_blocking(ours, False)
             self._sender = OutputPipe(self._stdin)
             self._child = start(self.agent.argv, env, Stdio(*theirs), handled=handled, open_files=open_files)
@@ -176,9 +184,10 @@ class HostConnection:
         while self._stdout >= 0 and self._on_stdout():
             pass
         code = os.waitstatus_to_exitcode(os.waitpid(self._child.pid, 0)[1])
-        self.exit_status = code if code >= 0 else 128 - code
-        if (never := why_not_started(self._child, self.agent.argv[0])) is not None:
-            self.start_error = str(never)
+        self.exit_status = code if code >= 0 else 128 - code  # a signal is a negative code
+        start_error = why_not_started(self._child, self.agent.argv[0])
+        if start_error is not None:  # the child has failed before it was ssh
+            self.start_error = str(start_error)
         for stream, piece in self._partial_lines.items():
             self._handler.output_received(self, stream, piece)
         os.close(self._child.pidfd)
@@ -200,16 +209,20 @@ class HostConnection:
 
     def give_up(self) -> None:
         """Stop waiting for an agent that still gets ready. An agent with unread output may have begun, and is left alone."""
-        gets_ready = self.phase is HostPhase.CONNECTED and self._unanswered is None
-        if gets_ready and self._stdout >= 0:
-            poll = select.poll()
-            poll.register(self._stdout, select.POLLIN)
-            gets_ready = not poll.poll(0)
+        has_sent_no_heartbeat = self._unanswered is None
+        gets_ready = self.phase is HostPhase.CONNECTED and has_sent_no_heartbeat and not self._has_unread_output()
         if self.phase is HostPhase.WAITING:
             self.phase = HostPhase.CLOSED
         elif self.phase is HostPhase.STARTING or gets_ready:
             self.given_up = True
             self.kill()
+
+    def _has_unread_output(self) -> bool:
+        if self._stdout < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._stdout, select.POLLIN)
+        return bool(poll.poll(0))
 
     # --- to the host
 
@@ -221,10 +234,10 @@ class HostConnection:
                 self.close_stdin()
 
     def send_heartbeat(self) -> int:
-        """Send a heartbeat unless other frames are queued; return how many have had no reply."""
+        """Send a heartbeat unless other frames are queued, which do as well; return how many have had no reply."""
         if self._sender is not None and not self._sender.size:
             self.send(HEARTBEAT, b"")
-        if self._unanswered is None:  # its agent is still being prepared
+        if self._unanswered is None:  # the agent is still being prepared
             return 0
         self._unanswered += 1
         return self._unanswered
@@ -258,13 +271,13 @@ class HostConnection:
         return bool(data)
 
     def _on_stdout(self) -> bool:
-        """Read frames; return whether there was anything."""
+        """Read what the host has sent, and handle its frames; return whether there was anything."""
         data = _read(self._stdout)
-        if data == b"":
+        if data == b"":  # the other end is closed
             self._close_pipe("_stdout")
-        if data and not self.fault:
+        if data and not self.fault:  # of a connection that is being killed nothing counts
             if self._unanswered is not None:
-                self._unanswered = 0
+                self._unanswered = 0  # whatever comes shows that the agent lives
             try:
                 self._on_data(data)
             except FrameError as error:
@@ -284,21 +297,25 @@ class HostConnection:
         while (frame := self._decoder.take()) is not None:
             tag, content = frame
             if tag == HEARTBEAT:
-                self._unanswered = 0
+                self._unanswered = 0  # from its first heartbeat on, the agent is to answer ours
             elif tag in OUTPUT:
-                self._note_taken(len(content))
-                # a line that was split over several messages is joined first
-                content = self._partial_lines.pop(tag, b"") + content
-                if len(content) % MESSAGE == 0 and not content.endswith(b"\n") and len(content) < _LONGEST_LINE:
-                    self._partial_lines[tag] = content
-                else:
-                    self._handler.output_received(self, tag, content)
+                self._on_output(tag, content)
             elif tag == STREAM:
                 self._handler.chunk_received(self, content)
             else:
                 self._handler.report_received(self, content)
 
-    def _note_taken(self, size: int) -> None:
+    def _on_output(self, tag: bytes, content: bytes) -> None:
+        """Pass output on; a line that the host had to split into full messages is joined first, up to _LONGEST_LINE bytes."""
+        self._acknowledge(len(content))
+        joined = self._partial_lines.pop(tag, b"") + content
+        all_were_full = len(joined) % MESSAGE == 0
+        if all_were_full and not joined.endswith(b"\n") and len(joined) < _LONGEST_LINE:
+            self._partial_lines[tag] = joined
+        else:
+            self._handler.output_received(self, tag, joined)
+
+    def _acknowledge(self, size: int) -> None:
         """Tell the host now and then that its output has come: it sends no more than AHEAD without that."""
         self._unacknowledged += size
         while self._unacknowledged >= TAKEN_STEP:
@@ -316,30 +333,35 @@ def _read(fd: int) -> bytes | None:
         return b""
 
 
-class Startup:
-    """Starts and ends the connections of a job."""
+class StartupOwner(Protocol):
+    """The dispatcher, as the one whose hosts a `Startup` starts."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        job: RemoteJob,
-        hosts: Sequence[HostConnection],
-        handler: Handler,
-        *,
-        has_failed: Callable[[], bool],
-        notify: Callable[[str], None],
-    ) -> None:
-        """Prepare; no more agents are started once the job `has_failed`, and `notify` prints a line."""
+    @property
+    def may_start_more(self) -> bool:
+        """Whether the job can still begin, so that more agents are worth a start."""
+
+    def say(self, text: str) -> None:
+        """Print a line for the user."""
+
+    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
+        """Handle hosts on which ddplaunch has not started in time."""
+
+
+class Startup:
+    """When the connections of a job are started, found to be silent, and ended; in the dispatcher."""
+
+    def __init__(self, loop: Loop, job: RemoteJob, hosts: Sequence[HostConnection], owner: StartupOwner) -> None:
+        """Prepare; `start_next` begins."""
         self._loop = loop
         self._job = job
         self._hosts = hosts
-        self._handler = handler
-        self._has_failed = has_failed
-        self._notify = notify
+        self._owner = owner
         self.is_stopped = False  # no more agents are started
-        self.is_shown = True  # whether the output of the hosts is taken: nothing is killed for it while it is not
+        # who reads our output takes that of the hosts: while nobody does, no host is killed for being slow to end
+        self.is_shown = True
+        self._heartbeat_interval = min(_LONGEST_BEAT, job.spec.heartbeat_timeout / 4)  # seconds
         self._connect_by = loop.timer(loop.now() + job.spec.rdzv_timeout, self._give_up_unconnected)
-        self._heartbeat_at = loop.timer(loop.now() + min(1.0, job.spec.heartbeat_timeout / 4), self._send_heartbeats)
+        self._heartbeat_at = loop.timer(loop.now() + self._heartbeat_interval, self._send_heartbeats)
         self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
         self._end_by = loop.timer(None, self._kill_remaining)
         self._is_over = False  # all hosts are to end, and none is awaited that goes on with the job
@@ -356,28 +378,28 @@ class Startup:
         return any(not host.is_ready for host in started)
 
     def start_next(self) -> None:
-        """Start the agents of the next hosts, MAX_STARTING at a time."""
+        """Start the agents of the next hosts, MAX_STARTING at a time. Called again whenever one has connected or failed."""
         starting = sum(host.phase is HostPhase.STARTING for host in self._hosts)
         for host in self._hosts:
-            if self.is_stopped or self._has_failed() or starting >= MAX_STARTING:
+            if self.is_stopped or not self._owner.may_start_more or starting >= MAX_STARTING:
                 return
             if host.phase is HostPhase.WAITING:
                 host.start(self._job.env, self._job.open_files, handled_signals())
                 starting += 1
-        if not starting:
+        if not starting:  # none waits either: each has connected or failed
             self._connect_by.cancel()
 
     def _give_up_unconnected(self) -> None:
         """Stop waiting for greetings."""
         waiting = (HostPhase.WAITING, HostPhase.STARTING)
-        self._handler.never_connected([host for host in self._hosts if host.phase in waiting])
+        self._owner.never_connected([host for host in self._hosts if host.phase in waiting])
 
     def _name_silent(self) -> None:
         """Say which hosts are waited for, and what may be the reason."""
         if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING]:
             command = os.path.basename(silent[0].agent.argv[0])
             why = ": a slow login, or a start-up file such as ~/.bashrc that reads stdin?" if command == "ssh" else ""
-            self._notify(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
+            self._owner.say(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
 
     def _send_heartbeats(self) -> None:
         """Send heartbeats at an interval; kill connections without a reply for the heartbeat timeout.
@@ -385,15 +407,18 @@ class Startup:
         Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost. Once the job is over,
         its lost hosts are not waited for any longer than its nodes have waited.
         """
-        spec = self._job.spec
+        spec, interval = self._job.spec, self._heartbeat_interval
         timeout = spec.heartbeat_timeout
-        interval = min(1.0, timeout / 4)
-        if spec.may_shorten_silence and self._is_over:
+        user_left_it_to_us = spec.may_shorten_silence
+        if user_left_it_to_us and self._is_over:
             timeout = min(timeout, LEAST)
+        most_unanswered = timeout / interval
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:
-            if host.phase is HostPhase.CONNECTED and host.send_heartbeat() > timeout / interval:
-                host.kill(f"silent for {timeout:g} s")
+            if host.phase is HostPhase.CONNECTED:
+                unanswered = host.send_heartbeat()
+                if unanswered > most_unanswered:
+                    host.kill(f"silent for {timeout:g} s")
 
     def stop_starting(self) -> None:
         """Start no more agents, and stop waiting for greetings."""
@@ -427,5 +452,5 @@ class Startup:
             return
         for host in self._hosts:
             if host.phase is not HostPhase.CLOSED:
-                self._notify(f"{host} has not reported that its workers have ended")
+                self._owner.say(f"{host} has not reported that its workers have ended")
                 host.kill()

@@ -1,9 +1,14 @@
-"""The order for a host, written from the job and read on the host; and which of the caller's variables it has. Pure."""
+"""The order for a host (the job, and the host's part in it), written where the job was typed and read on the host.
+
+It has those of the caller's variables that mean something on another host. Pure.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+
+from msgspec import Struct
 
 from ddplaunch.plan.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
@@ -19,49 +24,58 @@ from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.fields import line
 
 
-def order(
-    spec: JobSpec,
-    allocation: Allocation,
-    node_rank: int,
-    *,
-    env: Mapping[str, str],
-    cwd: str,
-    run_id: str,
-    token: str,
-    screen: Screen,
-) -> HostOrder:
-    """Write the order for the host with this rank; `env` are the variables that are sent."""
-    host = allocation.start[node_rank]
-    own = [Given.typed("run_id", run_id)]  # in place of the options that the list of hosts may set
-    if host.slots is not None:
-        own.append(Given.typed("nproc_per_node", str(host.slots)))
-    if host.devices is not None:
-        own.append(Given.typed("devices", ",".join(host.devices)))
-    names = {one.name for one in own}
-    given = [*(one for one in sent(spec, Reach.JOB) if one.name not in names), *own]
-    alone = len(allocation.start) == 1
-    return HostOrder(
-        job=Order.of(given, spec),
-        token=token,
-        env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in env.items()),
-        cwd=os.fsencode(cwd),
-        node_rank=node_rank,
-        typed_on=host_name(os.uname().nodename),
-        hosts=tuple(host.address for host in allocation.start),
-        cluster=allocation.cluster,
-        min_nodes=allocation.nnodes[0],
-        endpoint=Endpoint(
-            # None: as the other nodes reach node 0
-            address=spec.master_addr or (LOOPBACK if alone or spec.simulate else None),
-            address_reason=line(allocation.endpoint.address_reason),
-            port=allocation.endpoint.port,
-            port_reason=line(allocation.endpoint.port_reason),
-        ),
-        screen=screen,
-        heartbeat_timeout=spec.heartbeat_timeout,
-        simulated=spec.simulate,
-        killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
-    )
+class Orders(Struct, frozen=True, kw_only=True):
+    """The orders for all hosts of a job, written where it was typed."""
+
+    spec: JobSpec
+    allocation: Allocation
+    env: Mapping[str, str]  # the variables that are sent
+    cwd: str
+    run_id: str
+    token: str  # the secret of the job
+    screen: Screen
+
+    def for_host(self, node_rank: int) -> HostOrder:
+        """Write the order for the host with this rank."""
+        spec, allocation = self.spec, self.allocation
+        is_on_one_machine = len(allocation.start) == 1 or bool(spec.simulate)
+        return HostOrder(
+            job=Order.of(self._options(node_rank), spec),
+            token=self.token,
+            env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in self.env.items()),
+            cwd=os.fsencode(self.cwd),
+            node_rank=node_rank,
+            typed_on=host_name(os.uname().nodename),
+            hosts=tuple(host.address for host in allocation.start),
+            cluster=allocation.cluster,
+            min_nodes=allocation.nnodes[0],
+            endpoint=Endpoint(
+                # None: as the other nodes reach node 0
+                address=spec.master_addr or (LOOPBACK if is_on_one_machine else None),
+                address_reason=line(allocation.endpoint.address_reason),
+                port=allocation.endpoint.port,
+                port_reason=line(allocation.endpoint.port_reason),
+            ),
+            screen=self.screen,
+            heartbeat_timeout=spec.heartbeat_timeout,
+            simulated=spec.simulate,
+            killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
+        )
+
+    def _options(self, node_rank: int) -> list[Given]:
+        """Return the options of the whole job as they were given, and those of this host, which replace options of the job.
+
+        The list of hosts may say how many workers a host has (slots), and which devices.
+        """
+        host = self.allocation.start[node_rank]
+        of_host = [Given.typed("run_id", self.run_id)]
+        if host.slots is not None:
+            of_host.append(Given.typed("nproc_per_node", str(host.slots)))
+        if host.devices is not None:
+            of_host.append(Given.typed("devices", ",".join(host.devices)))
+        replaced = {one.name for one in of_host}
+        of_job = [one for one in sent(self.spec, Reach.JOB) if one.name not in replaced]
+        return [*of_job, *of_host]
 
 
 def variables(order: HostOrder) -> dict[str, str]:
@@ -70,7 +84,10 @@ def variables(order: HostOrder) -> dict[str, str]:
 
 
 def allocation(order: HostOrder) -> Allocation:
-    """Return the allocation of a host from its order: its connection to the coordinator comes with the order's pipe."""
+    """Return the allocation of a host from its order.
+
+    Its agent connects to no port of the coordinator (0): the pipe from which the order came carries that connection too.
+    """
     return Allocation(
         cluster=order.cluster,
         nnodes=(order.min_nodes, len(order.hosts)),

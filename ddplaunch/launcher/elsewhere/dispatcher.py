@@ -181,14 +181,7 @@ class Dispatcher(Lead):
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._remote.agents)
         self._agents: dict[HostConnection, _Agent] = {}
         self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter.print)
-        self._startup = Startup(
-            loop,
-            self._remote,
-            self._hosts,
-            self,
-            has_failed=lambda: not self._statuses.may_try_others,
-            notify=self._reporter.print,
-        )
+        self._startup = Startup(loop, self._remote, self._hosts, self)
         self._settle_by = loop.timer(None, self._startup.disconnect)
 
     def begin(self, opened: ExitStack) -> None:
@@ -251,6 +244,15 @@ class Dispatcher(Lead):
             self._startup.end_within(KILL_TIMEOUT)
 
     # --- from the hosts
+
+    @property
+    def may_start_more(self) -> bool:
+        """Whether the job can still begin, so that more agents are worth a start."""
+        return self._statuses.may_try_others
+
+    def say(self, text: str) -> None:
+        """Print a line for the user. Called by the startup."""
+        self._reporter.print(text)
 
     def never_connected(self, hosts: Sequence[HostConnection]) -> None:
         """Fail hosts on which ddplaunch has not started in time."""

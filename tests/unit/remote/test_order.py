@@ -32,10 +32,10 @@ def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, st
         start=tuple(hosts),
         starter="ssh",
     )
-    written = orders.order(
-        spec, allocation, node_rank, env=env or {}, cwd="/work", run_id="r-1", token="t", screen=SCREEN
+    written = orders.Orders(
+        spec=spec, allocation=allocation, env=env or {}, cwd="/work", run_id="r-1", token="t", screen=SCREEN
     )
-    return messages.order(messages.encode(written))
+    return messages.order(messages.encode(written.for_host(node_rank)))
 
 
 def there(order: messages.HostOrder) -> JobSpec:

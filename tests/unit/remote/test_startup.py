@@ -20,6 +20,7 @@ from ddplaunch.reach.connections import (
     RemoteJob,
     Startup,
 )
+from ddplaunch.reach.order import Orders
 from tests.loops import FakeLoop
 
 OPTIONS = ["--rdzv-timeout=60s", "--grace-period=5s", "train.py"]
@@ -29,6 +30,8 @@ JOB = RemoteJob(
     env={}, open_files=(0, 0),
 )  # fmt: skip
 
+NO_ORDERS = cast(Orders, None)
+
 
 class Bed:
     """Hosts in these phases, and what is said of them."""
@@ -37,14 +40,19 @@ class Bed:
         self.loop = FakeLoop()
         self.hosts: list[HostConnection] = []
         for number, phase in enumerate(phases):
-            agent = AgentStart(node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), order=bytes)
+            agent = AgentStart(
+                node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), orders=NO_ORDERS
+            )
             self.hosts.append(HostConnection(agent, self.loop, cast(Handler, None)))
             self.hosts[-1].phase = phase
         self.said: list[str] = []
         self.unconnected: list[HostConnection] = []
-        self.startup = Startup(
-            self.loop, job, self.hosts, cast(Handler, self), has_failed=lambda: False, notify=self.said.append
-        )
+        self.startup = Startup(self.loop, job, self.hosts, self)
+
+    may_start_more = True
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
     def never_connected(self, hosts: Sequence[HostConnection]) -> None:
         self.unconnected += hosts

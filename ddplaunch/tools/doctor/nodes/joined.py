@@ -16,7 +16,6 @@ from ddplaunch import __version__
 from ddplaunch.plan.cluster import Allocation, Rendezvous
 from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.plan.cluster.hostlist import Host as HostOfList
-from ddplaunch.reach import order as orders
 from ddplaunch.reach.channel.dialer import Dialer
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.listener import MAX_REFUSALS, Listener
@@ -24,6 +23,7 @@ from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, Peer
 from ddplaunch.reach.connections import AgentStart, HostPhase
 from ddplaunch.reach.messages import HostOrder
 from ddplaunch.reach.messages import order as order_in
+from ddplaunch.reach.order import Orders
 from ddplaunch.reach.protocol import PROTOCOL
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options import token
@@ -334,13 +334,12 @@ def _own_order(order: HostOrder, spec: JobSpec, env: Mapping[str, str], allocati
         raise Malformed(f"its order is for node {order.node_rank}")
     assert allocation.rendezvous is not None
     hosts = [allocation.rendezvous.addresses[0], *(f"node-{other}" for other in range(1, number))]
-    return orders.order(
-        spec,
-        replace(allocation, start=tuple(HostOfList(name=name) for name in hosts)),
-        order.node_rank,
+    return Orders(
+        spec=spec,
+        allocation=replace(allocation, start=tuple(HostOfList(name=name) for name in hosts)),
         env=token.public(env),
         cwd=os.getcwd(),
         run_id="doctor",
         token=order.token,
         screen=order.screen,
-    )
+    ).for_host(order.node_rank)

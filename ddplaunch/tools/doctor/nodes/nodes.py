@@ -194,6 +194,3 @@ class Nodes:
 
     def chunk_received(self, host: HostConnection | JoinedNode, data: bytes) -> None:
         """Drop parts of streams, which these programs have none of."""
-
-    def never_connected(self, hosts: Sequence[HostConnection | JoinedNode]) -> None:
-        """Do nothing: who starts them looks after that."""
