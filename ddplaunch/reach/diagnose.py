@@ -1,6 +1,6 @@
-"""Why an agent could not be started on a host, from what ssh, the shell or python there has printed; what follows for the job.
+"""Why an agent could not be started on a host, from what ssh, the shell or python there has printed.
 
-Pure.
+For the dispatcher (the command that was typed), which starts the agents. Pure.
 """
 
 from __future__ import annotations
@@ -71,26 +71,28 @@ _SSH: Sequence[tuple[str, str, str]] = (
 
 
 def explain(starter: str, python: str, status: int | None, output: str) -> HostError:
-    """Find out why ddplaunch did not start on a host; `status` is that of ssh, or of what else should have started ddplaunch.
+    """Find out why ddplaunch did not start on a host, by what `starter` ("ssh", "blaunch" or "simulate") has printed.
 
-    None means that ddplaunch printed no greeting.
+    `status` is that of the starter; None: it was killed, since it printed something else than ddplaunch. `python`: the
+    interpreter on the host.
     """
     if starter == "ssh" and status == SSH_FAILED:
         for pattern, message, hint in _SSH:
             if re.search(pattern, output):
                 return HostError(message, hint)
-    elsewhere = f"install ddplaunch {__version__} there, or name the interpreter that has it: --remote-python PATH"
+    install = f"install ddplaunch {__version__} there, or name the interpreter that has it: --remote-python PATH"
     if re.search(r"No module named '?ddplaunch", output):
-        return HostError(f"{python} there has no ddplaunch", elsewhere)
+        return HostError(f"{python} there has no ddplaunch", install)
     if found := re.search(r"^(?:ModuleNotFound|Import)Error: (.*)", output, re.MULTILINE):
-        return HostError(f"ddplaunch cannot be imported there: {found[1]}", elsewhere)
-    if re.search(r"[Uu]nknown option:? -P", output):
+        return HostError(f"ddplaunch cannot be imported there: {found[1]}", install)
+    if re.search(r"[Uu]nknown option:? -P", output):  # which is new in 3.11
         return HostError(f"{python} there is older than Python 3.11", "name a newer one: --remote-python PATH")
-    other = "name the interpreter that has ddplaunch there: --remote-python PATH"
+    name_another = "name the interpreter that has ddplaunch there: --remote-python PATH"
+    # some shells end with 126 for a file that does not exist too
     if status == NOT_EXECUTABLE and "No such file" not in output:
-        return HostError(f"{python} cannot be executed there", other)
+        return HostError(f"{python} cannot be executed there", name_another)
     if status in (NOT_FOUND, NOT_EXECUTABLE) or re.search(rf"{re.escape(python)}.*not found", output):
-        return HostError(f"{python} does not exist there", other)
+        return HostError(f"{python} does not exist there", name_another)
     ended = "did not start ddplaunch" if status is None else f"ended with status {status}"
     return HostError(f"{_command(starter)} {ended}{_end_of(output)}", _LOGIN if starter == "ssh" else None)
 
@@ -138,16 +140,17 @@ def _end_of(output: str) -> str:
 
 
 def error(errors: Sequence[tuple[str, HostError]], of: int = 0) -> LaunchError:
-    """Combine the errors of several hosts into one; with `of`, the number of all hosts, a long list says how many of these."""
-    first = errors[0][1]
-    by_message: dict[str, list[str]] = {}
+    """Combine the errors of several hosts, each with its name, into one; the hint and the status are those of the first.
+
+    With `of`, the number of all hosts, a list of more than _NAMED hosts says how many of these it has.
+    """
+    hosts_by_message: dict[str, list[str]] = {}
     for host, one in errors:
-        by_message.setdefault(one.message, []).append(host.rpartition("@")[2])
-    counted = {
-        what: f" ({len(hosts)} of {of} hosts)" for what, hosts in by_message.items() if of and len(hosts) > _NAMED
-    }
-    message = "\n  ".join(f"{some(hosts, _NAMED)}{counted.get(what, '')}: {what}" for what, hosts in by_message.items())
-    return LaunchError(message, hint=first.hint and first.hint.replace("{host}", errors[0][0]), status=first.status)
-
-
-# --- the status of the job; hosts are node ranks here
+        hosts_by_message.setdefault(one.message, []).append(host.rpartition("@")[2])  # without the user
+    lines = []
+    for message, hosts in hosts_by_message.items():
+        share = f" ({len(hosts)} of {of} hosts)" if of and len(hosts) > _NAMED else ""
+        lines.append(f"{some(hosts, _NAMED)}{share}: {message}")
+    first_host, first = errors[0]
+    hint = first.hint and first.hint.replace("{host}", first_host)
+    return LaunchError("\n  ".join(lines), hint=hint, status=first.status)

@@ -17,16 +17,15 @@ def job_in_slurm(env: Mapping[str, str]) -> str:
 def line(host: str, slurm_job: str, words: Sequence[str], ddplaunch: Sequence[str] = ()) -> str:
     """Return the line that runs `ddplaunch WORDS` on a host; `slurm_job` is the job's id in Slurm, "" for none.
 
-    `ddplaunch` are the words that start it, if they are known: to look for its script is nothing for the loop of an agent.
-
-    In Slurm ssh to the node may be forbidden, and neither way leads to a shell that has an environment activated: so ddplaunch
-    is named by its path.
+    `ddplaunch` are the words that start ddplaunch there, such as the path of its script; empty: python -m, as an agent's loop has
+    no time to look for the script. "ddplaunch" alone would not do: neither ssh nor srun, which alone may reach a node of Slurm,
+    gives a shell in which an environment is activated.
     """
     import shlex  # few jobs need it
 
-    terminal = words[0] in _NEED_A_TERMINAL
+    needs_terminal = words[0] in _NEED_A_TERMINAL
     command = shlex.join([*(ddplaunch or (sys.executable, "-m", "ddplaunch")), *words])
     if slurm_job:
-        pty = " --pty" if terminal else ""
+        pty = " --pty" if needs_terminal else ""
         return f"srun --overlap --jobid {slurm_job} -N1 -n1 -w {shlex.quote(host)}{pty} {command}"
-    return f"ssh{' -t' if terminal else ''} {shlex.quote(host)} {command}"
+    return f"ssh{' -t' if needs_terminal else ''} {shlex.quote(host)} {command}"

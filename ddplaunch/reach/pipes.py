@@ -1,5 +1,6 @@
-"""The pipes between the front and the agent: signals and requests one way, replies and output the other.
+"""The pipes between the front (the process that was typed; it has the terminal) and the agent, which is its child.
 
+Signals and requests go one way, replies and output the other.
 Either side sees the other's end, whatever ended it, as the end of the stream. Interprets nothing that it carries.
 """
 
@@ -56,23 +57,31 @@ class FrontPipes(Struct, frozen=True):
     replies: tuple[int, int]  # pipe: the front reads, the agent writes a byte for each request that has a reply
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
     start: tuple[int, int]  # pipe with one byte, see `child.decide_start`
-    # a line for each process that is to outlive the agent; no worker has a copy
+    # a line for each process that is to outlive the agent, which the front must not kill then; no worker has a copy
     spared: tuple[socket.socket, socket.socket]
-    lease: int  # file in memory: until when workers may live, as the agent has it
+    lease: int  # file in memory: until when workers may live without the coordinator, as the agent has it
 
     @classmethod
     def make(cls) -> FrontPipes:
-        """Make all pipes and socket pairs, and put the byte into `start` for which the agent and the front compete."""
+        """Make all pipes and socket pairs in the front, before it forks the agent."""
         signals, requests, replies, start = os.pipe(), os.pipe(), os.pipe(), os.pipe()
         for fd in (*signals, *requests, *replies, *start):
             os.set_blocking(fd, False)
-        os.write(start[1], b".")  # if the agent takes it, the job begins; if the front does, the job never will
+        # agent and front compete for this byte: if the agent takes it, the job begins; if the front does, the job never will
+        os.write(start[1], b".")
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
-        spared = socket.socketpair()
-        lease = memory_file("ddplaunch-lease")
-        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, spared, lease)
+        return cls(
+            front=os.getpid(),
+            signals=signals,
+            requests=requests,
+            replies=replies,
+            output=(reader, writer),
+            start=start,
+            spared=socket.socketpair(),
+            lease=memory_file("ddplaunch-lease"),
+        )
 
     def pass_on(self, signum: int) -> None:
         """From the front, pass a signal on to the agent, if it lives."""
@@ -164,7 +173,7 @@ class Replies:
         return bool(replies)
 
     def wait(self, any_of: bytes, deadline: float) -> bool:
-        """Wait for one of these until this time of the clock of deadlines; False if none came, or the agent has ended."""
+        """Wait for one of these until `deadline` (monotonic seconds); False if none came, or the agent has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._fd, selectors.EVENT_READ)
             while not self.has(any_of) and clock.wait(selector, deadline) and self.take():
@@ -189,10 +198,11 @@ class OutputQueue(Outgoing):
         """Queue data for STDOUT, STDERR, OURS, BARS or CONTROL, and send what can be sent at once.
 
         Data becomes messages of at most MESSAGE bytes, which end between lines where possible: lines of other hosts may come
-        between two messages.
+        between two messages. A message is the byte of its stream, and its data.
         """
-        # a message that waits takes more memory than a line, and a turn of the front
-        if stream == self._last and stream in (STDOUT, STDERR) and self._buffer.extend(data, most=MESSAGE + 1):
+        # data is added to the last message that waits: one more message takes more memory than a line, and a turn of the front
+        may_be_added = stream == self._last and stream in (STDOUT, STDERR)
+        if may_be_added and self._buffer.extend(data, most=len(stream) + MESSAGE):
             return
         self._last = stream
         view = memoryview(data)
@@ -216,7 +226,7 @@ READER_TIMEOUT = 5.0  # seconds without progress after which the reader of our s
 
 
 class Backpressure:
-    """Watches the output queue.
+    """Watches the agent's output queue, so that a reader that does not read stops the workers, but not for ever.
 
     Full: the workers' pipes are left alone, as a shell pipeline would do it. Full for READER_TIMEOUT seconds without the
     reader taking a byte: the workers go on, and what they write goes to the logs only, until the queue has room.
@@ -225,36 +235,39 @@ class Backpressure:
     def __init__(self, loop: Loop, queue: OutputQueue) -> None:
         self._queue = queue
         self._loop = loop
-        self._sent = 0
-        self._wakes = loop.timer(None, self._on_timeout)
-        self._is_unread = False  # the time for the reader is up
+        self._sent_before = 0  # bytes that the reader had ever taken when its time began
+        self._timer = loop.timer(None, self._on_timeout)
+        self._is_time_up = False  # for the reader, since the last `update`
         self.holds = False  # the workers' pipes are to be left alone
         self.mutes = False  # output is to be dropped from view
 
     def update(self, *, logged: bool) -> None:
-        """Decide by the queue whether workers wait (`holds`) or output goes to the logs only (`mutes`).
+        """Decide by the queue whether workers wait (`holds`) or output goes to the logs only (`mutes`). Called in each turn.
 
         `logged`: whether all output is in logs. If not, output is never dropped.
         """
-        if self._queue.size < FULL // 2:
+        has_room = self._queue.size < FULL // 2
+        reader_has_read = self._queue.sent > self._sent_before
+        if has_room:
             self.holds = self.mutes = False
-            self._wakes.cancel()
+            self._timer.cancel()
         elif self._queue.full and not self.holds and not self.mutes:
             self._hold()
         elif self.mutes and not logged:
             self._hold()  # a log could not be written any more: from here on waiting is better than losing
-        elif self.holds and self._is_unread:
-            if logged and self._sent == self._queue.sent:
+        elif self.holds and self._is_time_up:
+            if logged and not reader_has_read:
                 self.holds, self.mutes = False, True
             else:
                 self._hold()
-        self._is_unread = False
+        self._is_time_up = False
 
     def _hold(self) -> None:
+        """Have the workers wait; the reader has READER_TIMEOUT seconds to take a byte."""
         self.holds, self.mutes = True, False
-        self._sent = self._queue.sent
-        self._wakes.set(self._loop.now() + READER_TIMEOUT)
+        self._sent_before = self._queue.sent
+        self._timer.set(self._loop.now() + READER_TIMEOUT)
 
     def _on_timeout(self) -> None:
         """Note that the time for the reader is up; the next `update` sees whether it has read. Called by the loop."""
-        self._is_unread = True
+        self._is_time_up = True

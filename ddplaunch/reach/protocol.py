@@ -1,4 +1,4 @@
-"""The protocol between the dispatcher and the agents on other hosts, over the pipes that are their stdin and stdout.
+"""The protocol between the dispatcher (the command that was typed) and the agents on other hosts, over their stdin and stdout.
 
 A greeting line comes first, then frames: each is a tag of one byte and data, which is not looked into. What a remote shell prints
 at login comes before the greeting, and is skipped.
@@ -81,13 +81,14 @@ class PipeDecoder:
             raise FrameError(f"sent {self._frames.beginning!r}, which is no frame") from None
         if frame is None:
             return None
-        if frame[:1] not in self._tags or not frame:
+        is_known = bool(frame) and frame[:1] in self._tags
+        if not is_known:
             raise FrameError(f"sent {frame[:20]!r}, which is no frame")
         return frame[:1], frame[1:]
 
 
 class GreetingDecoder:
-    """Waits for the greeting. Afterwards `rest` belongs to a PipeDecoder."""
+    """Finds the greeting in what a host prints; the bytes behind it, `rest`, are then for a PipeDecoder."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -98,9 +99,9 @@ class GreetingDecoder:
 
         Raises FrameError: too much comes before it.
         """
-        searched = max(0, len(self._buffer) - _LONGEST_GREETING)
+        begin = max(0, len(self._buffer) - _LONGEST_GREETING)  # no greeting begins earlier: it would have been found
         self._buffer += data
-        found = _GREETING.search(self._buffer, searched)
+        found = _GREETING.search(self._buffer, begin)
         if found is not None:
             self.rest = self._buffer[found.end() :]
             return int(found[1]), found[2].decode()
@@ -133,7 +134,7 @@ class InputPipe(PipeDecoder):
         return self._fd
 
     def read(self) -> bool:
-        """Read what has arrived; return whether more may come."""
+        """Read what has arrived; return whether more may come. An error counts as the end."""
         try:
             data = os.read(self._fd, _READ)
         except BlockingIOError:

@@ -40,19 +40,25 @@ class Meaning(Enum):
 
 
 class StopRequests:
-    """The signals to stop that have come to a process since a stop began, and what each of them means."""
+    """The signals to stop that have come to a process since a stop began, and what each of them means.
+
+    A wrapper is a program around ddplaunch, such as uv, that passes on signals which the whole process group has had.
+    """
 
     def __init__(self, sent_again: frozenset[int] = frozenset(), *, lasts: float = inf) -> None:
-        """`sent_again` are signals that never insist. A signal that comes `lasts` seconds after the first begins anew."""
-        # the kernel, the shell and systemd all signal a closed terminal
+        """`sent_again` are signals that senders repeat by themselves: after another signal they are no second request.
+
+        A stop lasts `lasts` seconds: a signal that comes later begins another one.
+        """
+        # the kernel, the shell and systemd each send SIGHUP when a terminal is closed
         self._sent_again = sent_again | {SIGHUP}
         self._lasts = lasts
         self.first = 0  # the signal that asked for the stop; 0: none has
-        self._first_at = -inf
-        self._requests = 0  # signals that no wrapper has only passed on
-        self._times: dict[int, float] = {}  # when each signal last came, those that were sent twice at once aside
+        self._first_at = -inf  # monotonic seconds, as all times here
+        self._requests = 0  # signals that somebody has sent on purpose: neither duplicates nor passed on by a wrapper
+        self._times: dict[int, float] = {}  # when each signal last came, its duplicates aside
         self._latest = 0  # the last of these signals
-        self._passed_on: set[int] = set()  # signals that a wrapper has repeated
+        self._passed_on: set[int] = set()  # signals that a wrapper has passed on in this stop
 
     def take(self, signum: int, at: float, typed: Typed = Typed.NO) -> Meaning:
         """Return what a signal to stop means, and remember it."""
@@ -62,12 +68,13 @@ class StopRequests:
         before = self._times.get(signum)
         if before is not None and at - before < REPEAT_WINDOW:
             return Meaning.DUPLICATE
-        is_passed_on = self._is_passed_on(signum, at, typed)
-        meaning = Meaning.SAME if is_passed_on else self._judge(signum, at, typed)
-        if is_passed_on:
+        if self._is_passed_on(signum, at, typed):
+            meaning = Meaning.SAME
             self._passed_on.add(signum)
-        elif signum not in self._sent_again:
-            self._requests += 1
+        else:
+            meaning = self._judge_request(signum, at, typed)
+            if signum not in self._sent_again:
+                self._requests += 1
         self._times[signum], self._latest = at, signum
         return meaning
 
@@ -82,18 +89,22 @@ class StopRequests:
         repeats_latest = signum == self._latest and at - self._times[signum] < ECHO_WINDOW
         return repeats_latest and signum in POLITE and signum not in self._passed_on and typed is not Typed.YES
 
-    def _judge(self, signum: int, at: float, typed: Typed) -> Meaning:
-        """Return SAME or INSISTS for a signal that no wrapper has passed on."""
+    def _judge_request(self, signum: int, at: float, typed: Typed) -> Meaning:
+        """Return INSISTS for a signal, sent on purpose, that asks for more than the first one did; else SAME.
+
+        A person insists by typing the same again. A program may send two polite signals, or one again at once; a third one,
+        one again after SAME_REQUEST seconds, or a signal that is not polite insists.
+        """
         before = self._times.get(signum)
-        if before is not None and typed is not Typed.NO:
+        is_typed_again = before is not None and typed is not Typed.NO
+        if is_typed_again:
             return Meaning.INSISTS
         if signum in self._sent_again:
             return Meaning.SAME
         is_third = self._requests >= 2 or signum in self._passed_on
-        is_sent_later = before is not None and at - before >= SAME_REQUEST
-        if signum not in POLITE or is_third or is_sent_later:
-            return Meaning.INSISTS
-        return Meaning.SAME
+        is_again_later = before is not None and at - before >= SAME_REQUEST
+        is_polite = signum in POLITE
+        return Meaning.INSISTS if is_third or is_again_later or not is_polite else Meaning.SAME
 
 
 _TYPED = {Standing.FOREGROUND: Typed.PERHAPS, Standing.KEYBOARD: Typed.YES}

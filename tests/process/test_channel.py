@@ -63,11 +63,13 @@ class Loop(FakeLoop):
             self.turn()
 
     def listen(self, address: str | None = "127.0.0.1", ports=(0,), **options) -> Listener:
+        return self.listen_at(listen(address, ports), **options)
+
+    def listen_at(self, listening: socket.socket, **options) -> Listener:
         listener = Listener(
             self,
+            listening,
             KEY,
-            address=address,
-            ports=ports,
             opened=lambda peer: self.theirs.append(RecordingHandler(peer)),
             refused=lambda *refusal: self.refusals.append(refusal),
             user_timeout=60,
@@ -770,16 +772,16 @@ def test_a_coordinator_that_accepts_long_before_it_answers_is_one(loop) -> None:
     with ThreadPoolExecutor() as other:
         asked = other.submit(answers, KEY, [at(listening.getsockname()[1])])
         time.sleep(1.2)  # it imports
-        loop.listen(listening=listening)
+        loop.listen_at(listening)
         loop.until(asked.done)
     assert asked.result()
 
 
 def test_who_refuses_is_no_coordinator_and_who_accepts_in_silence_is_none_in_the_end(service, monkeypatch) -> None:
-    monkeypatch.setattr(dialer, "_LOOK", 0.2)
-    monkeypatch.setattr(dialer, "_PATIENCE", 1e9)
+    monkeypatch.setattr(dialer, "_TRIED_FOR", 0.2)
+    monkeypatch.setattr(dialer, "_ANSWERS_WITHIN", 1e9)
     assert not answers(KEY, [at(free_port())])
-    monkeypatch.setattr(dialer, "_PATIENCE", 0.4)
+    monkeypatch.setattr(dialer, "_ANSWERS_WITHIN", 0.4)
     assert not answers(KEY, [at(service(b""))])
 
 

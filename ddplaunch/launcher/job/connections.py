@@ -18,6 +18,7 @@ from ddplaunch.reach.silence import Keepalive
 from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_loopback
+from ddplaunch.system.net.port import listen
 
 _TOO_MANY = "too many connections"
 _KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
@@ -135,14 +136,12 @@ class Connections:
             if terms.ports is None
             else Listener(
                 loop,
+                terms.listening or listen(terms.listen, terms.ports),
                 terms.key,
-                address=terms.listen,
-                ports=terms.ports,
                 opened=self._on_opened,
                 refused=refused,
                 user_timeout=terms.keepalive.user_timeout,
                 max_half_open=self._most,
-                listening=terms.listening,
             )
         )
         self.port = 0 if self._listener is None else self._listener.port

@@ -21,7 +21,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import line, piece
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_loopback, usable_addresses
-from ddplaunch.system.net.port import PortTaken, reserve
+from ddplaunch.system.net.port import PortTaken, listen, reserve
 
 REACHED_WITHIN = 15.0  # seconds: names that are looked up, and a packet that is lost on the way, take a part of that
 _LEAST_PEERS = 64
@@ -84,9 +84,8 @@ class _FirstNode:
         try:
             self._listener = Listener(
                 loop,
+                listen(None, (0,)),
                 key,
-                address=None,
-                ports=(0,),
                 opened=self._on_opened,
                 refused=lambda address, reason: None,  # who has to reach this node and does not says so
                 user_timeout=keepalive.user_timeout,

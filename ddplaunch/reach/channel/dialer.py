@@ -1,4 +1,7 @@
-"""Connects to the coordinator: tries all its candidate addresses until one answers. Resolves no names."""
+"""Connects to the coordinator (the agent of node 0, in its role): tries all its candidate addresses until one answers.
+
+Runs in the loop of another node's agent. Resolves no names.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ STAGGER = 0.25  # seconds until the next target is tried while one has not answe
 SHORTEST_PAUSE = 0.01  # seconds between two rounds
 GROWTH = 1.25  # of the pause from round to round: delays a connection by at most a quarter of the time waited so far
 LONGEST_PAUSE = 1.0  # seconds
-_LOOK = 1.0  # seconds in which `answers` tries its targets again
-_PATIENCE = 5.0  # seconds in which one that accepts has to answer: a coordinator listens before it has imported all
+_TRIED_FOR = 1.0  # seconds in which `answers` tries its targets again
+_ANSWERS_WITHIN = 5.0  # seconds, once one accepts the connection: a coordinator listens before it has imported all
 
 Target = tuple[int, Sockaddr]  # address family and socket address, as getaddrinfo gives them
 
@@ -60,7 +63,7 @@ class Dialer:
         refused: Callable[[str, str], None],
         user_timeout: float,
     ) -> None:
-        """Prepare to dial; `set_targets` begins. `opened` gets the first peer that proves the key."""
+        """Prepare to dial; `set_targets` begins. `user_timeout`: see `prepare` in peer.py, seconds."""
         self.loop = loop
         self.key = key
         self._opened = opened
@@ -68,9 +71,10 @@ class Dialer:
         self._user_timeout = user_timeout
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
-        self._timeouts: dict[Target, float] = {}  # with those that were silent, seconds
-        self._attempts: list[_Attempt] = []
-        self.reached: Target | None = None  # the last target that has answered
+        # how long to wait for the first bytes of targets that have accepted a connection and sent nothing; seconds
+        self._timeouts: dict[Target, float] = {}
+        self._attempts: list[_Attempt] = []  # at most one for each target
+        self.reached: Target | None = None  # the last target that has answered; None: none has
         self._next = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
         self._pause = SHORTEST_PAUSE
 
@@ -96,24 +100,27 @@ class Dialer:
         self._pause = SHORTEST_PAUSE
 
     def _begin_attempt(self) -> None:
-        """Begin the next attempt that may begin now; after the last target of a round, pause, then begin a new round."""
-        failed: list[tuple[str, str]] = []
+        """Begin an attempt to the next target whose connect() does not fail at once; plan the one after. Called by the timer.
+
+        A round tries each target once, except those to which an attempt of an earlier round still goes on.
+        """
+        failed_at_once: list[tuple[str, str]] = []
         if not self._untried:
-            held = {attempt.target for attempt in self._attempts}
-            self._untried = [target for target in reversed(self._targets) if target not in held]
+            pending = {attempt.target for attempt in self._attempts}
+            self._untried = [target for target in reversed(self._targets) if target not in pending]
         while self._untried:
             target = self._untried.pop()
             _, address = target
             try:
                 sock = self._connect(*target)
             except OSError as error:
-                failed.append((endpoint_of(address), describe(error)))
+                failed_at_once.append((endpoint_of(address), describe(error)))
             else:
                 timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
                 self._attempts.append(_Attempt(self, sock, target, timeout))
                 break
-        self._plan(STAGGER)
-        for endpoint, reason in failed:
+        self._plan_next(STAGGER)
+        for endpoint, reason in failed_at_once:  # last, for `refused` may stop this dialer
             self._refused(endpoint, reason)
 
     def _connect(self, family: int, address: Sockaddr) -> socket.socket:
@@ -121,7 +128,7 @@ class Dialer:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             prepare(sock, self._user_timeout)
-            keep_rejections(sock, True)  # of a firewall on the way, which say why it is not reached
+            keep_rejections(sock, True)  # the messages of a firewall on the way say why the target is not reached
             sock.connect(address)
         except BlockingIOError:
             return sock
@@ -130,12 +137,13 @@ class Dialer:
             raise
         return sock
 
-    def _plan(self, stagger: float) -> None:
-        """Set the time of the next attempt."""
+    def _plan_next(self, stagger: float) -> None:
+        """Set the time of the next attempt: `stagger` seconds from now, or after a pause if it begins a new round."""
         now = self.loop.now()
+        all_are_pending = len(self._attempts) >= len(self._targets)
         if self._untried:
             self._next.set(now + stagger)
-        elif len(self._attempts) >= len(self._targets):
+        elif all_are_pending:  # the first attempt that fails plans the next one
             self._next.cancel()
         else:
             self._next.set(now + self._pause)
@@ -153,15 +161,15 @@ class Dialer:
         if attempt.was_silent:
             self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
         self._attempts.remove(attempt)
-        self._plan(0.0)
+        self._plan_next(0.0)
         self._refused(endpoint_of(attempt.target[1]), reason)
 
 
 class _Attempt:
-    """One connection from connect() to the end of the handshake."""
+    """One connection from connect() to the end of the handshake, which the dialer learns."""
 
     def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, timeout: float) -> None:
-        """Follow one connect() to its end, which the dialer learns; `timeout` are the seconds for the first bytes."""
+        """Follow one connect() to its end; once connected, the target has `timeout` seconds to send its first bytes."""
         self.target = target
         self.timeout = timeout
         self.was_silent = False  # the other side has accepted the connection, and sent nothing in time
@@ -170,7 +178,7 @@ class _Attempt:
         self._loop = dialer.loop
         self._began = self._loop.now()
         self._timer = self._loop.timer(self._began + CONNECT_TIMEOUT, self._on_timeout)
-        self._greeting: Greeting | None = None
+        self._greeting: Greeting | None = None  # None: the other side has not accepted the connection yet
         self._loop.watch(sock, self._on_connected, WRITE)
 
     @property
@@ -180,10 +188,12 @@ class _Attempt:
 
     def _on_timeout(self) -> None:
         """Give up; a peer that has sent something has the whole handshake timeout for the rest."""
+        # where the first bytes were so late that the timeout was raised, the rest may be late too
         handshake_timeout = max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
         if self._greeting is not None and self._greeting.received_any:
-            if self._loop.now() < (end := self._began + handshake_timeout):
-                self._timer.set(end)
+            handshake_end = self._began + handshake_timeout
+            if self._loop.now() < handshake_end:
+                self._timer.set(handshake_end)
                 return
             reason = f"handshake not completed in {handshake_timeout:g} s"
         elif self._greeting is None:
@@ -209,7 +219,7 @@ class _Attempt:
         if error := error_of(self._sock):
             self._fail(describe(error))
             return
-        keep_rejections(self._sock, False)
+        keep_rejections(self._sock, False)  # a connection survives such messages
         self._loop.unwatch(self._sock)
         self._timer.set(self._began + self.timeout)
 
@@ -226,16 +236,22 @@ class _Attempt:
 
 
 def answers(key: Key, targets: Sequence[Target]) -> bool:
-    """Return whether a coordinator of this job answers at one of these addresses; wait longer where a connection is accepted."""
+    """Return whether a coordinator of this job answers at one of these addresses; wait longer where a connection is accepted.
+
+    Waits in a loop of its own, before that of the agent runs.
+    """
     found: list[Peer] = []
     loop = Loop()
     dialer = Dialer(loop, key, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
     dialer.set_targets(targets)
     began = loop.now()
-    while not found and loop.now() < (deadline := began + (_PATIENCE if dialer.is_accepted else _LOOK)):
-        end = loop.timer(deadline, lambda: None)
+    while not found:
+        deadline = began + (_ANSWERS_WITHIN if dialer.is_accepted else _TRIED_FOR)
+        if loop.now() >= deadline:
+            break
+        wake = loop.timer(deadline, lambda: None)  # ends run_once(), where nothing else does
         loop.run_once()
-        end.cancel()
+        wake.cancel()
     dialer.stop()
     for peer in found:
         peer.close()

@@ -1,4 +1,7 @@
-"""The coordinator's listening socket. An unauthenticated connection cannot delay or starve the others."""
+"""The socket at which the coordinator (the agent of node 0, in its role) waits for the agents of other nodes.
+
+A connection that is not authenticated can neither delay nor starve the others.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.acceptor import Acceptor
 from ddplaunch.system.net.addresses import is_own
-from ddplaunch.system.net.port import listen
 
 MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
 
@@ -24,46 +26,40 @@ class Listener:
     `opened` gets each authenticated peer, which is its owner's from then on; it may close at once, if the other side connected
     to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called from the
     loop only.
-
-    Raises LaunchError: no port is free, or the address is not of this node.
     """
 
     def __init__(
         self,
         loop: Loop,
+        sock: socket.socket,
         key: Key,
         *,
-        address: str | None,
-        ports: Sequence[int],
         opened: Callable[[Peer], None],
         refused: Callable[[str, str], None],
         user_timeout: float,
         max_half_open: int = 256,
-        listening: socket.socket | None = None,
     ) -> None:
-        """Listen at `address`, on the first free port of `ports`, or with the socket `listening`, which is open already."""
+        """Own a socket that listens already, as of `listen` in system/net/port.py; take what proves to know `key`.
+
+        `max_half_open`: how many connections may be unauthenticated at a time. `user_timeout`: see `prepare` in peer.py, seconds.
+        """
         self._loop = loop
         self._key = key
         self._opened = opened
         self._refused = refused
         self._user_timeout = user_timeout
         self._max_half_open = max_half_open
-        self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
+        # the unauthenticated connections, and until when each may be so; in order of arrival, and therefore of these times
+        self._half_open: dict[Greeting, float] = {}
         self._timer = loop.timer(None, self._drop_late)
         self._origins = Origins()
         self._closed = False
-        self._reported: set[tuple[str, str]] = set()
-        sock = listen(address, ports) if listening is None else listening
+        self._reported: set[tuple[str, str]] = set()  # to `refused`: the address and the reason
         self.port: int = sock.getsockname()[1]
-        self._acceptor = Acceptor(
-            loop,
-            sock,
-            self._on_connection,
-            # before all others who wait outside are let in, those inside are served; but where thousands come at once, to be
-            # accepted late would be to be given up
-            most=max(1, max_half_open // 4),
-            paused=lambda error: self.report_refusal("new connections", describe(error)),
-        )
+        # in a turn of the loop few connections are accepted, so that those before them are served as well; but where thousands
+        # come at once, a connection that is accepted late is given up by the other side
+        at_a_time = max(1, max_half_open // 4)
+        self._acceptor = Acceptor(loop, sock, self._on_connection, most=at_a_time, paused=self._report_pause)
         self._acceptor.start()
 
     def __repr__(self) -> str:
@@ -86,6 +82,10 @@ class Listener:
             greeting.discard()
         self._half_open.clear()
         self._timer.cancel()
+
+    def _report_pause(self, error: OSError) -> None:
+        """Report that no connection can be accepted for now. Called by the acceptor."""
+        self.report_refusal("new connections", describe(error))
 
     def _on_connection(self, sock: socket.socket, address: Sockaddr) -> None:
         """Begin the handshake with a new connection; where too many are unauthenticated, drop one of the largest crowd.

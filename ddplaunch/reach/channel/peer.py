@@ -129,7 +129,7 @@ class Peer:
 
     def _on_ready(self) -> None:
         """Send what waits, and deliver what has arrived. Called by the loop."""
-        if self._broken == DOES_NOT_READ:
+        if self._broken == DOES_NOT_READ:  # after any other reason, what has arrived is delivered first
             self._end(DOES_NOT_READ)
             return
         self._flush()
@@ -143,8 +143,9 @@ class Peer:
         if data:
             self._decoder.feed(data)
             self.deliver()
-        else:
-            self._end(self._broken or (CUT_SHORT if self._decoder.beginning else CLOSED))
+            return
+        is_within_a_frame = bool(self._decoder.beginning)
+        self._end(self._broken or (CUT_SHORT if is_within_a_frame else CLOSED))
 
     def _flush(self) -> None:
         try:
@@ -192,7 +193,10 @@ class Greeting:
         opened: Callable[[Peer], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Begin the handshake on a connected socket; `opened` gets the peer, `failed` the reason why there is none."""
+        """Begin the handshake on a connected socket; `opened` gets the peer, `failed` the reason why there is none.
+
+        `steps` are those of this side, a `Server` or a `Client`.
+        """
         sock.setblocking(False)
         self.address = host_of(address)
         self.received_any = False  # whether the other side has sent anything

@@ -35,7 +35,7 @@ class Chunk(Struct, frozen=True, tag="chunk"):
 
 
 class Streams:
-    """The streams whose local ends are sockets here."""
+    """The streams whose local ends are sockets here, for the loop of an agent or of a command."""
 
     def __init__(
         self, loop: Loop, send: Callable[[Chunk], None], ended: Callable[[int], object] = lambda _: None
@@ -58,9 +58,9 @@ class Streams:
         Unless the other side sends anything `within` seconds, the stream ends here with the words `late`.
         """
         sock.setblocking(False)
-        stream = self._streams[number] = _Stream(self._loop, sock, number, self._send, self._over)
-        stream.give_up = self._loop.timer(None, lambda: self.finish(number, late))
-        stream.give_up.set(None if within is None else self._loop.now() + within)
+        give_up = self._loop.timer(None, lambda: self.finish(number, late))
+        give_up.set(None if within is None else self._loop.now() + within)
+        self._streams[number] = _Stream(self._loop, self, sock, number, give_up)
 
     def take(self, chunk: Chunk) -> None:
         """Take a chunk of the other side; one of a stream that is over changes nothing."""
@@ -70,42 +70,47 @@ class Streams:
     def finish(self, number: int, last: bytes = b"") -> None:
         """End a stream from here: write this to its socket as far as there is room, and close both sides."""
         if (stream := self._streams.get(number)) is not None:
-            self._send(Chunk(number))
+            self.send(Chunk(number))
             stream.finish(last)
+
+    def send(self, chunk: Chunk) -> None:
+        """Send a chunk to the other side. Called by the streams too."""
+        self._send(chunk)
 
     def close(self) -> None:
         """End all streams here, without a word to the other side."""
         for stream in list(self._streams.values()):
             stream.finish()
 
-    def _over(self, number: int) -> None:
+    def on_stream_over(self, number: int) -> None:
+        """Forget a stream whose socket is closed. Called by the stream."""
         if self._streams.pop(number, None) is not None:
             self._ended(number)
 
 
 class _Stream:
-    def __init__(
-        self, loop: Loop, sock: socket.socket, number: int, send: Callable[[Chunk], None], over: Callable[[int], None]
-    ) -> None:
-        """Carry the bytes of `sock` in chunks, and write the other side's chunks to `sock`; `over` is called at the end."""
+    """One stream: what its socket here gives goes to the other side in chunks, and the other side's chunks to the socket."""
+
+    def __init__(self, loop: Loop, owner: Streams, sock: socket.socket, number: int, give_up: Timer) -> None:
+        """Carry the bytes of `sock`; `give_up` ends the stream unless the other side sends anything before."""
         self._loop = loop
+        self._owner = owner
         self._sock = sock
         self._number = number
-        self._send = send
-        self._over = over
+        self._give_up = give_up
         self._buffer = SendBuffer(sock.sendmsg)
-        self._room = WINDOW  # chunks that the other side takes now
-        self._kept = 0  # chunks that wait in the buffer
-        self._has_ended = False  # the other side has: what waits is all there is
-        self.give_up: Timer | None = None  # the other side, while it has sent nothing
+        self._room = WINDOW  # chunks that the other side still takes
+        self._kept = 0  # chunks of the other side that wait in the buffer
+        self._has_ended = False  # the other side has ended the stream: what waits in the buffer is all there is
         self._watch()
 
     def take(self, chunk: Chunk) -> None:
         """Write a chunk of the other side to the socket; end the stream if the other side overruns the window."""
         self._room = min(WINDOW, self._room + chunk.taken)
-        if self.give_up is not None and not chunk.taken:
-            self.give_up.cancel()
-        if chunk.data and self._kept == WINDOW:  # it knows no window
+        if not chunk.taken:  # it has data, or is the end: a reply
+            self._give_up.cancel()
+        overruns_window = chunk.data and self._kept == WINDOW
+        if overruns_window:
             self._end()
             return
         self._has_ended = self._has_ended or chunk.ends
@@ -116,34 +121,35 @@ class _Stream:
         except OSError:
             self._end()
             return
-        self._written()
+        self._on_written()
 
-    def _written(self) -> None:
+    def _on_written(self) -> None:
         """Tell the other side that its chunks were taken, once all are; end the stream if that was all."""
         if not self._buffer.size and self._has_ended:
             self.finish()
             return
         if not self._buffer.size and self._kept:
             taken, self._kept = self._kept, 0
-            self._send(Chunk(self._number, taken=taken))
+            self._owner.send(Chunk(self._number, taken=taken))
         self._watch()
 
     def _on_ready(self) -> None:
-        """Write what waits, and send a chunk of what was read, if the other side has room. Called by the loop."""
+        """Write what waits to the socket; read a chunk from it and send that, if the other side has room. Called by the loop."""
+        reads = self._room and not self._has_ended
         try:
             self._buffer.flush()
-            data = self._sock.recv(CHUNK) if self._room and not self._has_ended else None
+            data = self._sock.recv(CHUNK) if reads else None
         except BlockingIOError:
             data = None
         except OSError:
             data = b""
-        if data == b"":
+        if data == b"":  # the socket has ended; None: nothing was read now
             self._end()
             return
         if data:
             self._room -= 1
-            self._send(Chunk(self._number, data))
-        self._written()
+            self._owner.send(Chunk(self._number, data))
+        self._on_written()
 
     def _watch(self) -> None:
         if self._sock.fileno() < 0:
@@ -157,17 +163,17 @@ class _Stream:
     def _end(self) -> None:
         """End the stream because its socket has: the other side is told, unless it has ended the stream itself."""
         if not self._has_ended:
-            self._send(Chunk(self._number))
+            self._owner.send(Chunk(self._number))
         self.finish()
 
     def finish(self, last: bytes = b"") -> None:
-        """Close the socket, with `last` as its last bytes if there is room."""
-        if self._sock.fileno() >= 0:
+        """Close the socket, with `last` as its last bytes if there is room. A second call has no effect."""
+        if self._sock.fileno() < 0:
+            return
+        if last:
             with suppress(OSError):
-                if last:
-                    self._buffer.put(last)
-            if self.give_up is not None:
-                self.give_up.cancel()
-            self._loop.unwatch(self._sock)
-            self._sock.close()
-            self._over(self._number)
+                self._buffer.put(last)  # which writes at once what the socket takes; the rest is lost
+        self._give_up.cancel()
+        self._loop.unwatch(self._sock)
+        self._sock.close()
+        self._owner.on_stream_over(self._number)

@@ -1,4 +1,4 @@
-"""The job that we are part of: its id, what Slurm does with it and why, and how it goes back into the queue.
+"""The job of Slurm that we run in: its id, what Slurm does with it and why, and how it goes back into the queue.
 
 The output of `scontrol show job` when the tasks had got SIGTERM (Slurm 22.05; "COMPLETING" hides the final state):
 
@@ -108,7 +108,10 @@ def query_job(env: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> JobRec
 
 
 def status_of(job: JobRecord, restarts: int) -> JobStatus:
-    """Say what Slurm is doing with a job that had been restarted so many times when its processes were started."""
+    """Say what Slurm is doing with a job that had been restarted so many times when its processes were started.
+
+    The table at the top of this module shows which records mean what.
+    """
     states = job.states
     if job.restarts > restarts or states & {"PENDING", "REQUEUED", "REQUEUE_HOLD"}:
         return JobStatus.REQUEUED
@@ -117,12 +120,16 @@ def status_of(job: JobRecord, restarts: int) -> JobStatus:
     if job.reason == "NodeDown" or "NODE_FAIL" in states:
         return JobStatus.NODE_LOST
     is_ending = not states <= {"RUNNING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT"}
-    if "PREEMPTED" in states or (job.preempted_at and not (is_ending and job.preempted_at < job.ends_at)):
+    was_cancelled_in_its_grace = is_ending and job.preempted_at < job.ends_at
+    if "PREEMPTED" in states or (job.preempted_at and not was_cancelled_in_its_grace):
         return JobStatus.PREEMPTED
-    # a signal for the workers has ended the script: the job was not cancelled
-    if not is_ending or job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal"):
+    script_ended_by_signal = job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal")
+    if (
+        not is_ending or script_ended_by_signal
+    ):  # a signal for the workers has ended the script: the job was not cancelled
         return JobStatus.RUNNING
-    return JobStatus.CANCELLED if job.reason == "None" or "CANCELLED" in states else JobStatus.ENDED
+    gives_no_reason = job.reason == "None"
+    return JobStatus.CANCELLED if gives_no_reason or "CANCELLED" in states else JobStatus.ENDED
 
 
 # --- how long it waited, and why it ends
@@ -141,26 +148,30 @@ def why_ending(env: Mapping[str, str], timeout: float) -> ClusterEnding:
     try:
         job = query_job(env, timeout)
     except ScontrolError:
-        # newer versions set it when the job starts: the time limit may have been changed since
+        # newer versions set the variable when the job starts: the time limit may have been changed since
         ends_at = env.get("SLURM_JOB_END_TIME", "")
         is_over = ends_at.isdecimal() and time.time() >= int(ends_at)
         return ClusterEnding(OUT_OF_WALLTIME) if is_over else ClusterEnding()
     found = status_of(job, restarts(env))
     if found is not JobStatus.NODE_LOST:
         return ClusterEnding(_LABELS.get(found, ""))
-    return ClusterEnding(_describe_lost(env, job.nodes, timeout), (exitcodes.NODE_LOST, "node_lost"))
+    return ClusterEnding(_describe_lost(env, job.nodes, timeout), outcome=(exitcodes.NODE_LOST, "node_lost"))
 
 
-def _describe_lost(env: Mapping[str, str], left: str, timeout: float) -> str:
-    """Return which nodes of the job were lost; `left` is the list of nodes that the job has left."""
-    given, lost = env.get("SLURM_JOB_NODELIST", ""), list[str]()
-    with suppress(LaunchError):  # not the list of hosts that we know
-        remaining = hostlist.expand(left, "NodeList") if left else ()
-        lost = [node for node in hostlist.expand(given, "SLURM_JOB_NODELIST") if node not in remaining]
+def _describe_lost(env: Mapping[str, str], remaining: str, timeout: float) -> str:
+    """Return which nodes of the job were lost; `remaining` is the host list of the nodes that the job still has.
+
+    Nodes on which nothing of the job is left are missing there as well. So where several are missing, those that are DOWN count.
+    """
+    given = env.get("SLURM_JOB_NODELIST", "")
+    lost: list[str] = []
+    with suppress(LaunchError):  # a host list of another form than we know
+        still_there = hostlist.expand(remaining, "NodeList") if remaining else ()
+        lost = [node for node in hostlist.expand(given, "SLURM_JOB_NODELIST") if node not in still_there]
     if len(lost) != 1 and given:
-        among, lost = hostlist.compress(lost) if lost else given, []
+        candidates, lost = hostlist.compress(lost) if lost else given, []
         with suppress(ScontrolError):
-            states = parse_nodes(scontrol(env, ("show", "nodes", "-o", among), timeout))
+            states = parse_nodes(scontrol(env, ("show", "nodes", "-o", candidates), timeout))
             lost = [node for node in states if "DOWN" in states[node]]
     if not lost:
         return "a node of the job was lost"
@@ -208,12 +219,15 @@ class SlurmRequeue(Struct, frozen=True):
         return Intent(job=job, requeues=reason is None, text=text)
 
     def _reason_against(self, job: str, notice: str) -> str | None:
-        """Return why the job is not requeued after this notice, in a sentence; None if it can be requeued."""
+        """Return why the job is not requeued after this notice (a signal's name), in a sentence; None if it can be requeued.
+
+        `job` is its id, "" outside of Slurm.
+        """
         if not job:
             return f"the job is not requeued after {notice}: not inside a Slurm job (SLURM_JOB_ID is not set)"
-        before = restarts(self.env)
+        restarted = restarts(self.env)  # how often so far
         try:
-            known = self._retry(lambda: query_job(self.env))
+            record = self._retry(lambda: query_job(self.env))
         except ScontrolMissing as error:
             line = manual_requeue(self.env, signal.Signals[notice])
             return (
@@ -222,15 +236,15 @@ class SlurmRequeue(Struct, frozen=True):
             )
         except ScontrolError as error:
             return f"job {job} cannot be requeued after {notice}: {error}"
-        if why := refusal(known, status_of(known, before)):
+        if why := refusal(record, status_of(record, restarted)):
             return f"job {job} {why}"
-        if before >= self.max_requeues:
+        if restarted >= self.max_requeues:
             limit = f"(--max-requeues {self.max_requeues})"
-            return f"job {job} has been requeued {before} times, and is not requeued after {notice} {limit}"
+            return f"job {job} has been requeued {restarted} times, and is not requeued after {notice} {limit}"
         return None
 
     def submit(self) -> str | None:
-        """Requeue the job, which ends all its processes; give the reason in a sentence if that fails."""
+        """Requeue the job, which ends all its processes; return the reason in a sentence if that fails, else None."""
         job = job_id(self.env)
         try:
             self._retry(lambda: scontrol(self.env, ("requeue", job), ANSWER_TIMEOUT))

@@ -10,7 +10,7 @@ from functools import partial
 
 from msgspec import Struct
 
-_MARGIN = 1.0  # seconds for its end, beyond the time that it has
+_MARGIN = 1.0  # seconds for the process that runs scontrol to report a timeout, beyond the time of scontrol
 # as Slurm 22.05 writes it; the second one of `scontrol requeue`
 _NO_REPLY = re.compile(r"Unable to contact slurm controller|Unexpected message received|[Tt]imed out|Zero Bytes")
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
@@ -48,11 +48,12 @@ def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -
     from ddplaunch.system.process.ask import AskedEnded, ask  # few jobs need it
 
     try:
-        # it may lie, or wait, on a file server that does not answer: then even SIGKILL does not end it
+        # the program may lie, or wait, on a file server that does not answer: then even SIGKILL does not end it. So another
+        # process runs it, which is left alone then
         return ask(partial(_run, env, arguments, timeout), timeout + _MARGIN)
     except TimeoutError:
         raise ScontrolError(f"scontrol timed out after {timeout:g} s") from None
-    except AskedEnded as error:
+    except AskedEnded as error:  # that process has ended without a result
         raise ScontrolError(f"scontrol cannot be run ({error})") from None
     except OSError as error:
         raise ScontrolError(f"scontrol cannot be run ({error.strerror})") from None
@@ -63,7 +64,7 @@ def _run(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> st
     import subprocess  # takes 10 ms, and few jobs need it
 
     def prepare() -> None:
-        """Ignore SIGTERM, since Slurm may send it to all processes of the job just now; take all others again."""
+        """Ignore SIGTERM, since Slurm may send it to all processes of the job just now; unblock all other signals."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -151,7 +152,7 @@ def show_jobs(
         ScontrolError: there is no reply for now.
     """
     where = () if cluster is None else (f"--clusters={cluster}",)
-    more = ("-d",) if details else ()
+    more = ("-d",) if details else ()  # with `grants`
     try:
         return parse_jobs(scontrol(env, (*where, "show", "job", *more, "-o", job_id), timeout))
     except ScontrolError as error:

@@ -1,7 +1,8 @@
-"""Starts srun for a step of agents; holds what the watcher needs to know about the step. Decides nothing.
+"""Starts srun for a step of agents (one on each node of a Slurm job), for the watcher: the process that looks after the step.
 
 srun gets a parent of its own, which has left the tree of processes that Slurm has started: where Slurm signals all that descends
 from a batch script (`proctrack/linuxproc`), srun would kill the workers at the first SIGTERM, in the time that they have to save.
+The watcher and that parent are connected by a socket: signals for srun go one way, the report of its end the other.
 """
 
 from __future__ import annotations
@@ -33,37 +34,36 @@ class StepJob(Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]  # of the step, with the job's token
     signals: frozenset[int]  # that the front passes on
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
-    live: bool = False  # rows about the job stand below the output
+    live: bool = False  # rows about the job stand below the output, so that the watcher has to read what srun writes
     reads_stdin: bool = False  # rank 0, which is on this host, has the stdin of this command
 
 
 class Srun:
-    """srun, as its parent reports it: `fd` is readable when it has ended."""
+    """srun, as the watcher sees it through the connection to its parent; `fd` is readable when srun has ended."""
 
     def __init__(self, connection: socket.socket, output: tuple[int, int] | None = None) -> None:
-        """`output` is where its stdout and stderr are read; None: it writes to ours."""
+        """`output` are the descriptors at which its stdout and stderr are read; None: srun writes to ours."""
         self._connection = connection
         self.fd = connection.fileno()
         self.output = output
 
     def signal(self, signum: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send srun a signal, if it still runs."""
         try:
             self._connection.send(bytes([signum]))
         except OSError:
             pass
 
     def end(self) -> tuple[int, StartError | None]:
-        """Return its wait status, and the reason why it was never started; None if it was."""
+        """Return the wait status of srun, and the reason why it was never started; None if it was."""
         try:
-            report = self._connection.recv(1000)
-        except ConnectionResetError:  # its parent has ended before it read our last signal: what it has sent comes next
-            report = self._connection.recv(1000)
+            report = self._connection.recv(_LONGEST_REPORT)
+        except ConnectionResetError:  # the parent has ended before it read our last signal: its report comes next
+            report = self._connection.recv(_LONGEST_REPORT)
         self._connection.close()
-        if not report:  # its parent was killed, and it with that
+        if not report:  # the parent was killed, and srun with it
             return signal.SIGKILL, None
-        status, number, *doing = report.decode(errors="replace").split(" ", 2)
-        return int(status), StartError(int(number), doing[0]) if int(number) else None
+        return _parse_report(report)
 
 
 def not_started(why: StartError) -> LaunchError:
@@ -84,23 +84,23 @@ def start_step(job: StepJob) -> Srun:
 
     Call this before this process becomes a subreaper, since srun's parent has to become a child of process 1.
     """
-    written = (1, 2)
-    output = None
+    its_output = (1, 2)  # the descriptors of stdout and stderr for srun
+    read_output = None
     try:
         if job.live:
-            output, written = zip(os.pipe(), os.pipe(), strict=True)
+            read_output, its_output = zip(os.pipe(), os.pipe(), strict=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         offered = stdin.offer() if job.reads_stdin else None
         pid = fork()
     except OSError as error:
         raise not_started(StartError(error.errno or errno.EAGAIN, _FORK)) from None
-    if pid == 0:
+    if pid == 0:  # the child ends at once: process 1 adopts the grandchild, which has left the tree of Slurm so
         try:
             if fork() == 0:
                 ours.close()
-                for fd in output or ():
-                    os.close(fd)  # srun is to see it if nobody reads
-                _be_parent(job, theirs, written, offered)
+                for fd in read_output or ():
+                    os.close(fd)  # srun is to get an error if nobody reads
+                _be_parent(job, theirs, its_output, offered)
         except OSError as error:
             theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
         finally:
@@ -108,22 +108,25 @@ def start_step(job: StepJob) -> Srun:
     theirs.close()
     if offered is not None:
         offered.close()
-    if output is not None:
-        for fd in written:
+    if read_output is not None:
+        for fd in its_output:
             os.close(fd)
     os.waitpid(pid, 0)
-    return Srun(ours, output)
+    return Srun(ours, read_output)
 
 
 def _be_parent(
-    job: StepJob, connection: socket.socket, written: tuple[int, int], offered: socket.socket | None
+    job: StepJob, connection: socket.socket, its_output: tuple[int, int], offered: socket.socket | None
 ) -> NoReturn:
-    """Start srun, pass signals on to srun, and report how it ended; kill srun if the connection ends."""
+    """In a process of its own: start srun, pass signals on to srun, and report how it ended; kill srun if the connection ends.
+
+    `offered` is the socket at which an agent asks for our stdin; None: no worker reads that.
+    """
     try:
         os.setsid()
         for signum in job.signals:  # those for ddplaunch are not for this process
             signal.signal(signum, signal.SIG_IGN)
-        connection.send(_report(*_run(job, connection, written, offered)))
+        connection.send(_report(*_run(job, connection, its_output, offered)))
     except BaseException:  # noqa: BLE001 - the watcher learns of it by the end of the connection
         os._exit(BUG)
     finally:
@@ -131,13 +134,16 @@ def _be_parent(
 
 
 def _run(
-    job: StepJob, connection: socket.socket, written: tuple[int, int], offered: socket.socket | None
+    job: StepJob, connection: socket.socket, its_output: tuple[int, int], offered: socket.socket | None
 ) -> tuple[int, StartError | None]:
-    """Run srun to its end; return its wait status, or why srun could not be started. srun itself reads nothing."""
+    """Run srun to its end; return its wait status, and why srun was never started, None if it was.
+
+    srun reads from /dev/null: it would take all of our stdin, whether a worker asks for that or not.
+    """
     env = job.env if offered is None else {**job.env, STDIN: stdin.name_of(offered)}
     try:
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        child = start(job.argv, env, Stdio(nothing, *written), handled=tuple(job.signals), open_files=job.open_files)
+        child = start(job.argv, env, Stdio(nothing, *its_output), handled=tuple(job.signals), open_files=job.open_files)
     except StartError as error:
         return 0, error
     except OSError as error:
@@ -147,8 +153,17 @@ def _run(
     return status, why_not_started(child, "srun")
 
 
-def _report(status: int, never: StartError | None) -> bytes:
-    return f"{status} {never.errno} {never.doing}".encode() if never else b"%d 0" % status
+_LONGEST_REPORT = 1000  # bytes
+
+
+def _report(status: int, start_error: StartError | None) -> bytes:
+    """Return the report of the end of srun: its wait status, then the number of the error and what failed, or 0."""
+    return f"{status} {start_error.errno} {start_error.doing}".encode() if start_error else b"%d 0" % status
+
+
+def _parse_report(report: bytes) -> tuple[int, StartError | None]:
+    status, number, *doing = report.decode(errors="replace").split(" ", 2)
+    return int(status), StartError(int(number), doing[0]) if int(number) else None
 
 
 def _wait(child: Child, connection: socket.socket, offered: socket.socket | None) -> int:
@@ -168,6 +183,6 @@ def _wait(child: Child, connection: socket.socket, offered: socket.socket | None
         if connection.fileno() in ready:
             signum = connection.recv(1)
             if not signum:
-                poll.unregister(connection)  # srun may not end at once
+                poll.unregister(connection)  # it stays readable, and srun may not end at once
             signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
     return os.waitpid(child.pid, 0)[1]

@@ -1,4 +1,4 @@
-"""Hands the stdin of the command itself on to the agent of a step on this host, through a socket.
+"""Hands the stdin of the command on to the agent of a step on this host, through a socket: srun's parent offers, the agent takes.
 
 srun would read all of it ahead, although no worker asks for it: a loop of the shell over the lines of a file would end after one
 round. With the descriptor itself, a worker takes what it reads, and nobody takes the rest.
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ddplaunch.record.run_socket import uid_of
 
-_HANDED_OVER_WITHIN = 5.0  # seconds that the agent waits for what is there already
+_HANDED_OVER_WITHIN = 5.0  # seconds that the agent waits: srun's parent hands it over at once, unless it was stopped
 
 
 def offer() -> socket.socket:
@@ -45,7 +45,7 @@ def take(name: str) -> None:
         connection.connect(f"\0{name}")
         if uid_of(connection) != os.getuid():
             return
-        _, received, _, _ = socket.recv_fds(connection, 1, 1)
+        _, received, _, _ = socket.recv_fds(connection, 1, 1)  # a byte, and at most one descriptor
         for fd in received:
             os.dup2(fd, 0)
             os.close(fd)

@@ -33,6 +33,7 @@ from ddplaunch.system.fields import Host, Line, Malformed, decoder, line
 from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.loop.loop import Loop, Timer
 from ddplaunch.system.loop.stream import FrameError
+from ddplaunch.system.net.port import listen
 from ddplaunch.system.net.resolver import look_up
 from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.words import duration, some
@@ -172,9 +173,8 @@ class Gathering:
         self._waiting: dict[int, JoinedNode] = {}
         self._listener = Listener(
             loop,
+            listen(rendezvous.listen, rendezvous.ports),
             key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
-            address=rendezvous.listen,
-            ports=rendezvous.ports,
             opened=self._on_opened,
             refused=self._report_refusal,
             user_timeout=_SILENT,
