@@ -1,11 +1,14 @@
-"""Resolves and checks what was given: a JobSpec. Inspects no machine; reads the files of --env-file and nothing else."""
+"""Makes a JobSpec of the options that were given: which values win, which contradict each other.
+
+Inspects no machine; reads the files of --env-file and nothing else.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import eq
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,13 +26,17 @@ _OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"
              "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
 _HAVE_A_FLAG = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port", "ROLE_NAME": "--role"}
 _FIELDS = frozenset(JobSpec.__struct_fields__)
-# of --rdzv-conf, besides those that _timeouts takes
-_MEANT = ("last_call_timeout", "is_host")
+_WITH_EFFECT = (
+    "last_call_timeout",
+    "is_host",
+)  # keys of --rdzv-conf with an effect, besides those that _timeouts takes out
 _HEARTBEATS = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 # what some torch since 2.4 reads there (torch/distributed/elastic/rendezvous)
 _RDZV_KEYS = ("timeout", "join_timeout", "close_timeout", "read_timeout", "store_type", "use_libuv", "rank", "protocol", "cert",
-              "key", "cacert", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", *_MEANT, *_HEARTBEATS)  # fmt: skip
+              "key", "cacert", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", *_WITH_EFFECT,
+              *_HEARTBEATS)  # fmt: skip
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "::1"}
+_UNKNOWN_NUMBER = 1 << 32  # of workers, which only the nodes will find out: more than there can be
 
 # a line of a file of variables
 _ESCAPED = r'\\(["\\$`n])'
@@ -53,16 +60,11 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         LaunchError: a value is not valid, or two of them do not go together.
     """
     given = sorted(given, key=lambda one: one.source)
-    for_env = [one for one in given if BY_NAME[one.name].target == "env"]
-    env, secret = _environment(for_env)
-    last = {one.name: one for one in given if one not in for_env}
-    resolved = {
-        name: Resolved(given=one, value=BY_NAME[name].value(one))
-        for name, one in last.items()
-        if one.text or not BY_NAME[name].may_be_empty
-    }
-    for name in [name for name, one in resolved.items() if one.value is False]:
-        del resolved[name]  # a variable or a file has set the flag to 0
+    of_variables = [
+        one for one in given if BY_NAME[one.name].target == "env"
+    ]  # --env and --env-file: all of them count
+    env, secret = _environment(of_variables)
+    resolved = _winners(one for one in given if BY_NAME[one.name].target != "env")
     _drop_lower(resolved)
     _drop_contradicted(resolved)
     timeouts = _timeouts(resolved)
@@ -71,23 +73,11 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         raise LaunchError(
             "there is no SCRIPT to run", hint="ddplaunch [OPTIONS] SCRIPT [ARGS]...; see ddplaunch --help"
         )
-    fields = {target: one for name, one in resolved.items() if (target := BY_NAME[name].target) in _FIELDS}
-    origins = {name: one.given.origin for name, one in fields.items()}
+    values, origins = _fields(resolved)
     if env:
-        origins["env"] = ", ".join(dict.fromkeys(one.origin for one in for_env))
-    values = {name: one.value for name, one in fields.items()}
-    for name, (value, origin) in timeouts.items():
-        values[name], origins[name] = value, origin
-    if "keep_warm" in values and "start_method" not in values:
-        values["start_method"], origins["start_method"] = "forkserver", origins["keep_warm"]
-    if "nnodes" in values and (spares := values.get("spares")):
-        least, most = values["nnodes"]
-        if most + spares > MOST:
-            raise LaunchError(f"{resolved['spares'].given}: a job has at most {MOST} nodes, its spares included")
-        values["nnodes"] = least, most + spares
-    if "max_restarts" in values:
-        values["max_restarts"], values["restart_window"] = values["max_restarts"]
-    values["verbosity"] = ("verbose" in resolved) - ("quiet" in resolved)
+        origins["env"] = ", ".join(dict.fromkeys(one.origin for one in of_variables))
+    for name, timeout in timeouts.items():
+        values[name], origins[name] = timeout.seconds, timeout.origin
     return JobSpec(
         program=_program(resolved, program),
         env=tuple(env.items()),
@@ -97,6 +87,41 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         remarks=(*remarks, *_remarks(resolved)),
         **values,
     )
+
+
+def _winners(given: Iterable[Given]) -> dict[str, Resolved]:
+    """Return the value of each option that wins: the last one, where the sources stand in ascending order."""
+    last = {one.name: one for one in given}
+    resolved = {
+        name: Resolved(given=one, value=BY_NAME[name].value(one))
+        for name, one in last.items()
+        if one.text or not BY_NAME[name].may_be_empty
+    }
+    for name in [name for name, one in resolved.items() if one.value is False]:
+        del resolved[name]  # a variable or a file has set the flag to 0
+    return resolved
+
+
+def _fields(resolved: Mapping[str, Resolved]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the fields of the JobSpec, and the origin of each.
+
+    Raises:
+        LaunchError: the job has too many nodes, its spares (nodes that wait to take the place of another) included.
+    """
+    fields = {target: one for name, one in resolved.items() if (target := BY_NAME[name].target) in _FIELDS}
+    origins = {name: one.given.origin for name, one in fields.items()}
+    values = {name: one.value for name, one in fields.items()}
+    if "keep_warm" in values and "start_method" not in values:
+        values["start_method"], origins["start_method"] = "forkserver", origins["keep_warm"]
+    if "nnodes" in values and (spares := values.get("spares")):
+        least, most = values["nnodes"]
+        if most + spares > MOST:
+            raise LaunchError(f"{resolved['spares'].given}: a job has at most {MOST} nodes, its spares included")
+        values["nnodes"] = least, most + spares
+    if "max_restarts" in values:  # "3/1h" is both
+        values["max_restarts"], values["restart_window"] = values["max_restarts"]
+    values["verbosity"] = ("verbose" in resolved) - ("quiet" in resolved)
+    return values, origins
 
 
 def sent(spec: JobSpec, reach: Reach) -> list[Given]:
@@ -120,30 +145,36 @@ def received(given: Iterable[Given], program: Sequence[str], variables: Iterable
 
 
 def _environment(given: Sequence[Given]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the workers' variables, and the origins of those that come from files.
+    """Return the workers' variables, and of those that come from files the origins: their values are shown nowhere.
 
     Those of files come first, since --env wins over --env-file, whichever is later.
     """
     merged: dict[str, str] = {}
-    origins: dict[str, str] = {}
+    origins_of_secrets: dict[str, str] = {}
     for one in sorted(given, key=lambda one: (one.source, one.name == "env")):
         found = [BY_NAME["env"].value(one)] if one.name == "env" else _read_env_file(one)
+        is_from_file = one.name == "env_file" or one.source <= Source.FILE  # the latter: of a configuration file
         for name, value in found:
-            if name == TOKEN:  # the message must not show its value
-                raise LaunchError(
-                    f"{one.origin}: {TOKEN} is a secret that workers do not get",
-                    hint=f"set {TOKEN} where you call ddplaunch, or put the secret into a file: --token-file FILE",
-                )
-            if name in _OF_PLACE or name in _HAVE_A_FLAG:
-                flag = _HAVE_A_FLAG.get(name)
-                raise LaunchError(
-                    f"{one}: {name} is set by ddplaunch", hint=f"type `{flag} {value}`" if flag else f"leave {name} out"
-                )
+            _check_variable(name, value, one)
             merged[name] = value
-            origins.pop(name, None)
-            if one.name == "env_file" or one.source <= Source.FILE:
-                origins[name] = one.origin
-    return merged, origins
+            origins_of_secrets.pop(name, None)
+            if is_from_file:
+                origins_of_secrets[name] = one.origin
+    return merged, origins_of_secrets
+
+
+def _check_variable(name: str, value: str, given: Given) -> None:
+    """Refuse a variable for the workers that ddplaunch sets itself, or that no worker may have."""
+    if name == TOKEN:  # the message must not show its value
+        raise LaunchError(
+            f"{given.origin}: {TOKEN} is a secret that workers do not get",
+            hint=f"set {TOKEN} where you call ddplaunch, or put the secret into a file: --token-file FILE",
+        )
+    if name in _OF_PLACE or name in _HAVE_A_FLAG:
+        flag = _HAVE_A_FLAG.get(name)
+        raise LaunchError(
+            f"{given}: {name} is set by ddplaunch", hint=f"type `{flag} {value}`" if flag else f"leave {name} out"
+        )
 
 
 def _read_env_file(given: Given) -> list[tuple[str, str]]:
@@ -191,10 +222,18 @@ def _unquoted(text: str, place: str) -> str:
     return re.sub(_ESCAPED, lambda escape: "\n" if escape[1] == "n" else escape[1], found[1])
 
 
-def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
-    """Return the timeouts in torchrun's --rdzv-conf as fields of the spec, each a value and its origin.
+class _Timeout(NamedTuple):
+    seconds: float
+    origin: str
 
-    The timeout of the rendezvous leaves `rdzv_conf`: --rdzv-timeout from a nearer source replaces it.
+
+def _timeouts(resolved: dict[str, Resolved]) -> dict[str, _Timeout]:
+    """Return the timeouts in torchrun's --rdzv-conf, by the field of JobSpec; --rdzv-timeout from a nearer source wins.
+
+    The timeout of the rendezvous is taken out of `resolved["rdzv_conf"]`.
+
+    Raises:
+        LaunchError: a key is misspelled, or --rdzv-timeout from the same source says something else.
     """
     conf, ours, backend = (resolved.get(name) for name in ("rdzv_conf", "rdzv_timeout", "rdzv_backend"))
     if conf is None:
@@ -202,22 +241,22 @@ def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
     for key in conf.value:
         if key not in _RDZV_KEYS and (meant := did_you_mean(key, _RDZV_KEYS, cutoff=0.8)):
             raise LaunchError(f"{conf.given}: torchrun knows no {key}", hint=f"did you mean {meant}?")
-    found = {}
+    found: dict[str, _Timeout] = {}
     # torchrun's static rendezvous reads "timeout", the others "join_timeout"
-    static = backend is None or backend.value == "static"
-    keys = ("timeout", "join_timeout") if static else ("join_timeout", "timeout")
-    if key := next((key for key in keys if key in conf.value), None):
+    is_static = backend is None or backend.value == "static"
+    join_keys = ("timeout", "join_timeout") if is_static else ("join_timeout", "timeout")
+    if key := next((key for key in join_keys if key in conf.value), None):
         join = duration(conf.value[key])
         if ours is None or ours.given.source < conf.given.source:
-            found["rdzv_timeout"] = (join, conf.given.origin)
+            found["rdzv_timeout"] = _Timeout(join, conf.given.origin)
         elif ours.given.source == conf.given.source and ours.value != join:
             raise LaunchError(
                 f"{ours.given} and {key}={conf.value[key]} in {conf.given} do not go together",
                 hint="both say how long the nodes wait for each other: leave one out",
             )
     if last_call := conf.value.get("last_call_timeout"):
-        found["last_call"] = (duration(last_call), conf.given.origin)
-    rest = {key: value for key, value in conf.value.items() if key not in keys}
+        found["last_call"] = _Timeout(duration(last_call), conf.given.origin)
+    rest = {key: value for key, value in conf.value.items() if key not in join_keys}
     resolved["rdzv_conf"] = Resolved(given=conf.given, value=rest)
     return found
 
@@ -284,25 +323,28 @@ def _drop_lower(resolved: dict[str, Resolved]) -> None:
 
 def _drop_contradicted(resolved: dict[str, Resolved]) -> None:
     """Drop, of two options with values that exclude each other, the one from the lower source."""
-    standalone, no_control, nodes, endpoint, restarts, notices, spares = (
-        resolved.get(name)
-        for name in ("standalone", "no_control", "nnodes", "rdzv_endpoint", "max_restarts", "requeue_on", "spares")
-    )
+    standalone, no_control = resolved.get("standalone"), resolved.get("no_control")
+    nodes, endpoint = resolved.get("nnodes"), resolved.get("rdzv_endpoint")
+    restarts, notices, spares = resolved.get("max_restarts"), resolved.get("requeue_on"), resolved.get("spares")
     min_nodes, max_nodes = nodes.value if nodes else default("nnodes")
+    has_several_nodes = max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved
     # torchrun overrides any endpoint silently; one that names this machine does no harm
-    elsewhere = endpoint and not {endpoint.value, endpoint.value.rpartition(":")[0]} & _LOCAL_HOSTS
-    restarting = restarts and restarts.value[0] and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved)
+    is_elsewhere = endpoint and not {endpoint.value, endpoint.value.rpartition(":")[0]} & _LOCAL_HOSTS
+    restarts_together = restarts and restarts.value[0] and has_several_nodes
     has_spares = spares and spares.value
     for first, second, contradicts, why in (
         (standalone, nodes, max_nodes > 1, "--standalone means one node"),
-        (standalone, endpoint, elsewhere, "--standalone means one node, without a rendezvous"),
+        (standalone, endpoint, is_elsewhere, "--standalone means one node, without a rendezvous"),
         (no_control, nodes, min_nodes < max_nodes, "without a control channel nodes cannot agree on their number"),
-        (no_control, restarts, restarting, "without a control channel nodes cannot restart together"),
+        (no_control, restarts, restarts_together, "without a control channel nodes cannot restart together"),
         (no_control, spares, has_spares, "without a control channel no node can take the place of another"),
         (standalone, spares, has_spares, "--standalone means one node"),
         (no_control, notices, True, "without a control channel no node knows when all workers have exited"),
     ):
-        if first and second and contradicts and {first.given.name, second.given.name} <= resolved.keys():
+        if first is None or second is None or not contradicts:
+            continue
+        are_both_left = first.given.name in resolved and second.given.name in resolved
+        if are_both_left:
             _drop_one(resolved, first, second, f"{why}: leave one out")
 
 
@@ -315,8 +357,9 @@ def _drop_one(resolved: dict[str, Resolved], first: Resolved, second: Resolved, 
 
 def _check_together(resolved: Mapping[str, Resolved]) -> None:
     """Refuse values that contradict each other, whichever sources they come from."""
-    forwarded, stopping = resolved.get("forward_signals"), resolved.get("signals_to_handle")
-    stops = stopping.value if stopping else ()  # one that stops by default may be forwarded instead
+    forwarded, handled = resolved.get("forward_signals"), resolved.get("signals_to_handle")
+    # only those of --signals-to-handle: a signal that stops the job by default may be forwarded instead
+    stops = handled.value if handled else ()
     if forwarded and (both := [signum.name for signum in forwarded.value if signum in stops]):
         raise LaunchError(
             f"{forwarded.given}: {both[0]} stops the job",
@@ -326,19 +369,24 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
     if "wrap" not in resolved and (ranks := resolved.get("wrap_ranks")):
         raise LaunchError(f"{ranks.given}: no worker is wrapped", hint="add --wrap COMMAND, or leave --wrap-ranks out")
     if chaos := resolved.get("chaos"):
-        if "simulate" not in resolved:
-            raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")
-        _, max_nodes = resolved["nnodes"].value if "nnodes" in resolved else default("nnodes")
-        each = resolved["nproc_per_node"].value if "nproc_per_node" in resolved else None
-        workers = max_nodes * each if isinstance(each, int) else 1 << 32  # only the nodes will find out
-        all_nodes = max_nodes + (resolved["spares"].value if "spares" in resolved else 0)
-        for fault in chaos.value:
-            kind, number = ("node", all_nodes) if fault.kind == "node" else ("rank", workers)
-            if fault.target >= number:
-                raise LaunchError(
-                    f"{chaos.given}: there is no {kind} {fault.target}, since the job has {number}",
-                    hint="ranks count from 0; --nnodes and --nproc-per-node say how many there are",
-                )
+        _check_faults(chaos, resolved)
+
+
+def _check_faults(chaos: Resolved, resolved: Mapping[str, Resolved]) -> None:
+    """Refuse faults of --chaos whose ranks and nodes the job will not have, as far as the options say how many it has."""
+    if "simulate" not in resolved:
+        raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")
+    _, max_nodes = resolved["nnodes"].value if "nnodes" in resolved else default("nnodes")
+    per_node = resolved["nproc_per_node"].value if "nproc_per_node" in resolved else None
+    workers = max_nodes * per_node if isinstance(per_node, int) else _UNKNOWN_NUMBER
+    nodes = max_nodes + (resolved["spares"].value if "spares" in resolved else 0)
+    for fault in chaos.value:
+        kind, number = ("node", nodes) if fault.kind == "node" else ("rank", workers)
+        if fault.target >= number:
+            raise LaunchError(
+                f"{chaos.given}: there is no {kind} {fault.target}, since the job has {number}",
+                hint="ranks count from 0; --nnodes and --nproc-per-node say how many there are",
+            )
 
 
 def _program(resolved: Mapping[str, Resolved], arguments: Sequence[str]) -> Program:
@@ -357,13 +405,15 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
         if why := BY_NAME[one.given.name].no_effect:
             yield f"{one.given} has no effect: {why}"
     values = {name: one.value for name, one in resolved.items()}
-    forked = "keep_warm" in values or values.get("start_method") == "forkserver"
+    has_fork_server = "keep_warm" in values or values.get("start_method") == "forkserver"
     backend = values.get("rdzv_backend") or ""
-    least, most = values.get("nnodes", (1, 1))
+    min_nodes, max_nodes = values.get("nnodes", default("nnodes"))
+    max_restarts, _ = values.get("max_restarts", (0, None))
+    # a job also begins again without a node that is lost, if it may have fewer or if a spare takes the place
+    may_restart = min_nodes < max_nodes or max_restarts > 0 or bool(values.get("spares"))
     how_often = "--max-restarts says how often workers that fail are started again"
-    may_restart = least < most or values.get("max_restarts", (0, None))[0] > 0 or bool(values.get("spares"))
     for name, has_no_effect, why in (
-        ("preload", not forked, "only --start-method forkserver imports anything before the workers"),
+        ("preload", not has_fork_server, "only --start-method forkserver imports anything before the workers"),
         ("start_method", values.get("start_method") == "fork", "every worker is a fresh process"),
         ("max_requeues", "requeue_on" not in values, "--requeue-on says after which signals a job is requeued"),
         ("max_no_progress", not may_restart and "requeue_on" not in values, how_often),
@@ -372,7 +422,7 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
     ):
         if name in resolved and has_no_effect:
             yield f"{resolved[name].given} has no effect: {why}"
-    for key in [key for key in values.get("rdzv_conf", ()) if key not in _MEANT]:
-        late = "--heartbeat-timeout says when a node is lost"
-        why = late if key in _HEARTBEATS else "torch's rendezvous is not used"
+    for key in [key for key in values.get("rdzv_conf", ()) if key not in _WITH_EFFECT]:
+        says_when_lost = "--heartbeat-timeout says when a node is lost"
+        why = says_when_lost if key in _HEARTBEATS else "torch's rendezvous is not used"
         yield f"{key} in {resolved['rdzv_conf'].given} has no effect: {why}"

@@ -1,12 +1,12 @@
-"""Collects what was given in variables and configuration files, lowest first. Parses no value, resolves no conflict."""
+"""Collects the options in variables, configuration files and keywords. Parses no value, resolves no conflict."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddplaunch.spec.job import Given, Source
 from ddplaunch.spec.options import token
@@ -64,16 +64,16 @@ def _from_files(upward: Sequence[str]) -> tuple[list[Given], list[str]]:
     given: list[Given] = []
     remarks: list[str] = []
     for file, source in _FILES.items():
-        for place in upward:
-            path = os.path.join(place, file)
-            shown = file if place == upward[0] else path
+        for folder in upward:
+            path = os.path.join(folder, file)
+            shown = file if folder == upward[0] else path
             try:
                 table = _table(path, source, shown=shown)
             except _IgnoredError as reason:
                 remarks.append(f"{shown} is ignored: {reason}")
                 continue
-            if table is not None:
-                given += _of_table(table, source, place, shown=shown)
+            if table is not None:  # of each file, the nearest counts alone
+                given += _of_table(table, source, folder, shown=shown)
                 break
     return given, remarks
 
@@ -83,16 +83,19 @@ class _IgnoredError(Exception):
 
 
 def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
-    """Return our part of the file, None if there is none; _IgnoredError if the file is not ours to read."""
+    """Return our part of the file, None if there is none; _IgnoredError if the file is not ours to read.
+
+    Another user may have left the file, or a link to one, and may replace it while it is looked at.
+    """
     try:
-        link = os.lstat(path)
+        entry = os.lstat(path)  # the link itself, where it is one
     except OSError:
         return None
-    owner = link.st_uid
+    owner = entry.st_uid
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, which has an effect on some devices
             raise _IgnoredError("it is not a regular file")
-        # it may be another one by now: a pipe has no writer to wait for
+        # O_NONBLOCK: if it has become a pipe since, to open it waits for no writer
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             opened = os.fstat(file.fileno())
             owner = opened.st_uid
@@ -102,8 +105,8 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
             raise _IgnoredError(f"it cannot be read: {why_failed(error)}") from None
         raise LaunchError(f"cannot read {shown}: {why_failed(error)}") from None
     if source is Source.PYPROJECT and _TABLE[:-1].encode() not in content:
-        return None  # it is for other tools
-    if others := {link.st_uid, owner} - {0, os.geteuid()}:
+        return None  # it is for other tools, and may then be of any size, owner and form
+    if others := {entry.st_uid, owner} - {0, os.geteuid()}:
         raise _IgnoredError(f"it belongs to another user ({others.pop()})")
     if len(content) > _LARGEST:
         raise _IgnoredError(f"it is larger than {_LARGEST >> 20} MiB")
@@ -123,7 +126,7 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
 
 def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str) -> Iterator[Given]:
     """Yield the options in a table of TOML; paths in the table are relative to its `folder`."""
-    seen: dict[str, str] = {}
+    keys: dict[str, str] = {}  # by the name of the option: as the table writes it
     for key, value in table.items():
         option = BY_NAME.get(key.replace("-", "_"))
         if option is None:
@@ -131,22 +134,27 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str)
             raise LaunchError(
                 f"{key} in {shown} is not an option", hint=f"did you mean `{meant}`?" if meant else "ddplaunch --help"
             )
-        if option.name in seen:
-            raise LaunchError(f"{seen[option.name]} and {key} in {shown} are the same option", hint="leave one out")
-        seen[option.name] = key
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        texts = _texts(option, value)
-        if texts is None or any(isinstance(item, bool) or not isinstance(item, (str, int, float)) for item in inner):
-            kind = _TOML_TYPES.get(type(value), "a date or a time")
-            raise LaunchError(f"{option.key} in {shown}: expected {_types(option, _IN_TOML)}, not {kind}")
+        if option.name in keys:
+            raise LaunchError(f"{keys[option.name]} and {key} in {shown} are the same option", hint="leave one out")
+        keys[option.name] = key
         quote = '"' if isinstance(value, (str, dict, list)) else ""
-        for text in map(str.lower, texts) if isinstance(value, bool) else texts:
-            is_path = text and option.path and (option.path != "command" or "/" in text)
-            # relative to the file, not to the working directory
-            meant = os.path.normpath(os.path.join(folder, text)) if is_path else text
-            yield Given(
-                name=option.name, text=meant, source=source, origin=shown, form=f"{option.key} = {quote}{{}}{quote}"
-            )
+        form = f"{option.key} = {quote}{{}}{quote}"
+        for text in _texts_of_toml(option, value, shown):
+            is_name_on_path = option.path == "command" and "/" not in text
+            is_path = text and option.path and not is_name_on_path
+            resolved = os.path.normpath(os.path.join(folder, text)) if is_path else text
+            yield Given(name=option.name, text=resolved, source=source, origin=shown, form=form)
+
+
+def _texts_of_toml(option: Option, value: object, shown: str) -> Iterable[str]:
+    """Return a value in a file as words of a command line; LaunchError if the option takes no value of this type."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    has_other_types = any(isinstance(item, bool) or not isinstance(item, (str, int, float)) for item in inner)
+    texts = _texts(option, value)
+    if texts is None or has_other_types:
+        kind = _TOML_TYPES.get(type(value), "a date or a time")
+        raise LaunchError(f"{option.key} in {shown}: expected {_types(option, _IN_TOML)}, not {kind}")
+    return map(str.lower, texts) if isinstance(value, bool) else texts  # "true", as TOML writes it
 
 
 def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Given]:
@@ -172,9 +180,18 @@ def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Give
 
 # --- values of Python and TOML
 
-# what a flag, the variables of the workers and several values are called
-_IN_PYTHON = "True or False", "a dict of strings", "a list"
-_IN_TOML = "true or false", "a table or an array of strings", "an array"
+
+class _TypeNames(NamedTuple):
+    """What types of values are called, in a language."""
+
+    true: str
+    false: str
+    variables: str  # those of the workers
+    several: str
+
+
+_IN_PYTHON = _TypeNames("True", "False", "a dict of strings", "a list")
+_IN_TOML = _TypeNames("true", "false", "a table or an array of strings", "an array")
 _TOML_TYPES = {
     bool: "a boolean",
     str: "a string",
@@ -186,17 +203,18 @@ _TOML_TYPES = {
 
 
 def _texts(option: Option, value: object) -> list[str] | None:
-    """Return a TOML value as words of a command line; None if the option takes no value of this type."""
+    """Return a value of TOML or Python as words of a command line; None if the option takes no value of this type."""
     match value:
         case bool() if option.is_flag:
             return [str(value)]
-        case bool() if option.optional is not None:
+        case bool() if (
+            option.optional is not None
+        ):  # `--keep-warm` needs no value, so True stands for the one that is implied
             return [option.optional] if value else []
         case str() | int() if not option.is_flag and not isinstance(value, bool):
             return [str(value)]
-        case float() if not option.is_flag:  # as times are; what rounds to 0 as Python writes it
-            rounded = round(value, 3)
-            return [f"{rounded:.3f}".rstrip("0").rstrip(".") if rounded or not value else repr(value)]
+        case float() if not option.is_flag:
+            return [_text_of_number(value)]
         case os.PathLike() if option.path:
             return [os.fsdecode(value)]
         case Mapping() if option.name == "env":
@@ -208,13 +226,20 @@ def _texts(option: Option, value: object) -> list[str] | None:
     return None
 
 
-def _types(option: Option, names: tuple[str, str, str]) -> str:
+def _text_of_number(value: float) -> str:
+    """Return a number with up to three decimals, as times have; one that would become 0 as Python writes it: 1e-05."""
+    rounded = round(value, 3)
+    vanishes = value and not rounded
+    return repr(value) if vanishes else f"{rounded:.3f}".rstrip("0").rstrip(".")
+
+
+def _types(option: Option, names: _TypeNames) -> str:
     """Return which values an option takes."""
-    flag, variables, several = names
     if option.is_flag:
-        return flag
+        return f"{names.true} or {names.false}"
     if option.name == "env":
-        return variables
+        return names.variables
     if option.optional is not None:
-        return f"{flag.partition(' ')[0]}, a string or a number"
-    return f"a string, a number or {several} of them" if option.listed or option.repeatable else "a string or a number"
+        return f"{names.true}, a string or a number"
+    has_several = option.listed or option.repeatable
+    return f"a string, a number or {names.several} of them" if has_several else "a string or a number"
