@@ -73,8 +73,8 @@ _SSH: Sequence[tuple[str, str, str]] = (
 def explain(starter: str, python: str, status: int | None, output: str) -> HostError:
     """Find out why ddplaunch did not start on a host, by what `starter` ("ssh", "blaunch" or "simulate") has printed.
 
-    `status` is that of the starter; None: it was killed, since it printed something else than ddplaunch. `python`: the
-    interpreter on the host.
+    `status` is that of the starter; None: ddplaunch here has killed it, and `output` is the reason. `python`: the interpreter
+    on the host.
     """
     if starter == "ssh" and status == SSH_FAILED:
         for pattern, message, hint in _SSH:

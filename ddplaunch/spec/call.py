@@ -30,9 +30,10 @@ _NOT_OF_FUNCTIONS = frozenset((*_REFUSED, "nnodes", "simulate", "quiet", "verbos
 
 
 def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | None) -> list[Given]:
-    """Collect the options of a job: keywords, variables, and the files found from `folder` upward.
+    """Collect the options of a job: keywords, variables, and the files found from `folder` upward; None: no files.
 
-    ddplaunch is quiet unless asked otherwise: errors are raised.
+    What is for other hosts, terminals or interpreters is refused as a keyword, and left out where a file or a variable gives it:
+    there it is for commands. ddplaunch is quiet unless asked otherwise, since `launch()` raises its errors.
 
     Raises:
         TypeError: a keyword is no option, or has a value of a wrong type.
@@ -42,19 +43,21 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
     for one in typed:
         if reason := _REFUSED.get(one.name):
             raise LaunchError(f"{one}: {reason}", hint=f"leave {one.name} out")
-    if not any(one.name == "simulate" for one in typed):
-        several = next((one for one in typed if one.name == "nnodes" and BY_NAME["nnodes"].value(one) != (1, 1)), None)
-        if several is not None:
-            raise LaunchError(
-                f"{several}: the workers of a function run on this machine",
-                hint="add simulate=True for several nodes on this one machine",
-            )
-    elsewhere: Iterable[Given] = sources.from_variables(env)
+    is_simulated = any(one.name == "simulate" for one in typed)
+    nnodes = next((one for one in typed if one.name == "nnodes"), None)
+    if nnodes is not None and not is_simulated and BY_NAME["nnodes"].value(nnodes) != (1, 1):
+        raise LaunchError(
+            f"{nnodes}: the workers of a function run on this machine",
+            hint="add simulate=True for several nodes on this one machine",
+        )
+    not_typed: list[Given] = [*sources.from_variables(env)]
     if folder is not None:
-        elsewhere = [*elsewhere, *sources.from_files(folder)[0]]
+        in_files, _ = sources.from_files(folder)  # remarks on files that are ignored are for commands
+        not_typed += in_files
+    says_how_loud = not keywords.keys().isdisjoint({"quiet", "verbose"})
     return [
-        *(one for one in elsewhere if one.name not in _NOT_OF_FUNCTIONS),
-        *([] if {"quiet", "verbose"} & keywords.keys() else [_option("quiet", "True")]),
+        *(one for one in not_typed if one.name not in _NOT_OF_FUNCTIONS),
+        *([] if says_how_loud else [_option("quiet", "True")]),
         _option("cluster", "local"),
         *typed,
     ]

@@ -1,6 +1,7 @@
 """Reads what a worker wrote for its agent: the exception that ended it, how far its training is, which imports were slow.
 
-The program may damage these files, and none is trusted: whatever is wrong with one, no more is lost than what it would have said.
+Runs in the node's agent, and in the command that has started the agent, which removes the files if the agent is killed. The
+program may damage these files, and none is trusted: whatever is wrong with one, no more is lost than what it would have said.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ _LONGEST = 40  # characters of the name of a metric
 _MOST_METRICS = 16
 _PROGRESS_LIMIT = 16 << 10  # bytes; worker/progress.py writes 6 KiB at most
 _LONGEST_RUN = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
-_SECONDS = 1.0  # for removing folders: a program may have put a million files there; the next job continues
-_UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
+_REMOVED_WITHIN = (
+    1.0  # seconds for removing folders: a program may have put a million files there; the next job continues
+)
+_LOCKED_WITHIN = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it
 
@@ -41,25 +44,28 @@ class ErrorFiles:
     """Where the workers of this node write their exceptions: in memory, so that neither they nor we wait for a disk."""
 
     def __init__(self, run_id: str, tmp: str) -> None:
-        """Files of this run, in `tmp` where there is no shared memory; the command knows their place as its agent does."""
+        """Choose the folder for this run: in shared memory, or in `tmp` where there is none with room.
+
+        Made before the agent is forked, so that the command, which removes the folder, knows its name too.
+        """
         with suppress(OSError):  # there is no shared memory
             found = os.statvfs(_SHM)
             has_room = found.f_bavail * found.f_frsize >= _ROOM and os.access(_SHM, os.W_OK | os.X_OK)
             tmp = _SHM if has_room else tmp
         self._path = f"{tmp}/{_NAME}{run_id[:_LONGEST_RUN]}-{os.urandom(4).hex()}"
-        self._made: str | None = None
-        self._lock = -1
-        self._pipe: tuple[int, int] | None = None
+        self._made: str | None = None  # what `folder` returns; None: it was not asked for yet
+        self._lock = -1  # the descriptor by which this process holds the folder; -1: none
+        self._pipe: tuple[int, int] | None = None  # for notifications; None: not made yet
 
     @property
     def folder(self) -> str:
-        """Return the folder of the error files; "" if there is no place for one."""
+        """The folder of the error files, made at the first call; "" if there is no place for one."""
         if self._made is None:
             _remove_abandoned(os.path.dirname(self._path))
             try:
                 os.mkdir(self._path, 0o700)
                 os.mkdir(f"{self._path}/{_TORCH}", 0o700)
-                # until this process ends
+                # locked until this process ends, so that no other job takes the folder for an abandoned one
                 self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
                 self._made = self._path
@@ -145,18 +151,18 @@ class ErrorFiles:
 
     def forget_all_but(self, generation: int) -> None:
         """Remove the files of all other generations: they take memory, and a job may restart for months."""
-        self.notifications()
+        self.notifications()  # drops those that speak of these files
         for folder in (self._path, f"{self._path}/{_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
                 for name in os.listdir(fd):
-                    of = name.partition("-")[0]
-                    if of.isdecimal() and of != str(generation):
-                        with suppress(OSError):  # a worker's own folder
+                    of_generation = name.partition("-")[0]
+                    if of_generation.isdecimal() and of_generation != str(generation):
+                        with suppress(OSError):  # the program has made a folder of such a name
                             os.unlink(name, dir_fd=fd)
 
     def remove(self) -> None:
         """Remove them all, whichever process has made them."""
-        remove_within(self._path, _SECONDS)
+        remove_within(self._path, _REMOVED_WITHIN)
 
 
 @contextmanager
@@ -171,7 +177,7 @@ def _opened(folder: str) -> Iterator[int]:
 
 def _remove_abandoned(parent: str) -> None:
     """Remove the folders of this user that no agent holds any more: it was killed, and the command that started it too."""
-    end = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + _REMOVED_WITHIN
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if not entry.name.startswith(_NAME):
@@ -179,8 +185,9 @@ def _remove_abandoned(parent: str) -> None:
             with suppress(OSError):  # another job has removed it meanwhile
                 found = entry.stat(follow_symlinks=False)
                 is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-                if is_ours and time.time() - found.st_mtime > _UNLOCKED and _is_free(entry.path):
-                    remove_within(entry.path, end - time.monotonic())
+                may_be_unlocked_yet = time.time() - found.st_mtime <= _LOCKED_WITHIN
+                if is_ours and not may_be_unlocked_yet and _is_free(entry.path):
+                    remove_within(entry.path, deadline - time.monotonic())
 
 
 def _is_free(folder: str) -> bool:
@@ -200,17 +207,21 @@ def read(path: str) -> WorkerError | None:
 def parse(text: bytes) -> WorkerError | None:
     """Return the exception that the content of an error file describes, or None if it describes none.
 
-    The form of torch's own files: torch.distributed.elastic.multiprocessing.errors.error_handler.
+    The form is that of torch's own files (torch.distributed.elastic.multiprocessing.errors.error_handler), to which our worker
+    adds the key "ddplaunch":
+
+        {"message": {"message": "RuntimeError: boom", "extraInfo": {"py_callstack": "Traceback ...", "ddplaunch": {...}}}}
     """
     message = _values(text).get("message")
-    if isinstance(message, str):  # what torch calls the old format
+    if isinstance(message, str):  # in torch's older form the summary stands here
         return _from_text(message, "")
     if not isinstance(message, dict):
         return None
     extra = _mapping(message.get("extraInfo"))
     traceback = _text(extra.get("py_callstack"))
     ours = _mapping(extra.get("ddplaunch"))
-    if not isinstance(ours.get("type"), str):
+    was_written_by_torch = not isinstance(ours.get("type"), str)
+    if was_written_by_torch:
         summary = message.get("message")
         return _from_text(summary, traceback) if isinstance(summary, str) else None
     return WorkerError(
@@ -288,7 +299,11 @@ _BAR = re.compile(rf"(?<![\d.,/-]){_NUMBER}/{_NUMBER}(?= ?\[)", re.ASCII)  # "12
 
 
 def parse_progress(text: bytes, now: float, source: str = "script") -> Progress | None:
-    """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read."""
+    """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read.
+
+    That is {"step": 7, "total": 100, "at": 12.5, "first": [1, 3.2], "metrics": {"loss": 0.3}}: "first" is the step that was
+    told first, and when. `size`, `piece` and `duration` bring what a program wrote into the range of a field.
+    """
     found = _values(text)
     step, total, first = found.get("step"), found.get("total"), found.get("first")
     first_step, first_at = first if isinstance(first, list) and len(first) == 2 else (None, None)

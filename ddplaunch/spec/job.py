@@ -260,11 +260,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         origin = self.origin(name)
         if origin.startswith("-"):
             return f"{origin} {value}"
-        if origin.endswith("()"):
+        if origin.endswith("()"):  # a call in Python: "launch()"
             return f"{name}={value} in {origin}"
         if origin.endswith(".toml"):
             return f"{name.replace('_', '-')} = {value} in {origin}"
-        return f"{origin}={value}"
+        return f"{origin}={value}"  # a variable
 
 
 _DEFAULTS = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target=""))

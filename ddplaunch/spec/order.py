@@ -78,7 +78,7 @@ def from_variables(env: Mapping[str, str]) -> Order:
 
     from ddplaunch.spec.options.token import ORDER
 
-    names = takewhile(env.__contains__, (f"{ORDER}{index}" for index in count()))
+    names = takewhile(env.__contains__, (f"{ORDER}{index}" for index in count()))  # from 0 on, without a gap
     try:
         return decode(zlib.decompress(b64decode("".join(env[name] for name in names))))
     except (ValueError, zlib.error) as error:

@@ -14,7 +14,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.system.words import did_you_mean
 
-_LOOKED_AT = 1 << 20  # bytes of a script
+_LOOKED_AT = 1 << 20  # bytes of a script; a longer one is not parsed
 _SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
 _TEXTS = (".csv", ".tsv", ".md", ".rst", ".log", ".html", ".xml")
 _SHELL = rb"#!.*\b(ba|da|k|z|fi)?sh\b"
@@ -40,7 +40,26 @@ def check(program: Program, path: str | None) -> None:
 
 
 def _check_script(target: str, path: str | None, *, ours: bool) -> None:
-    """Check that the script can be read again by every worker, and is Python; `ours`: for our version of Python."""
+    """Check that every worker can read the script again, and that it is Python; `ours`: for our own interpreter."""
+    head = _read_head(target, path)
+    if head is None:
+        return
+    try:
+        archive = zipimport.zipimporter(target)
+    except zipimport.ZipImportError:
+        _check_source(target, head, ours=ours)
+        return
+    if archive.find_spec("__main__") is None:
+        raise LaunchError(
+            f"{target} is a zip file without __main__.py", hint="python runs a zip file by the __main__.py in it"
+        )
+
+
+def _read_head(target: str, path: str | None) -> bytes | None:
+    """Return the first bytes of a script; None for a directory with a __main__.py, which python runs as well.
+
+    Raises LaunchError: it cannot be read from its beginning by every worker.
+    """
     if target == "-":
         raise LaunchError(
             "a script cannot come from standard input: every worker would need all of it", hint="write it to a file"
@@ -50,13 +69,13 @@ def _check_script(target: str, path: str | None, *, ours: bool) -> None:
         if stat.S_ISDIR(mode):
             if not any(os.path.exists(os.path.join(target, main)) for main in ("__main__.py", "__main__.pyc")):
                 raise LaunchError(f"{target} is a directory without __main__.py", hint=_directory_hint(target))
-            return
+            return None
         if not stat.S_ISREG(mode):
             raise LaunchError(
                 f"{target} is not a file that every worker can read from its beginning", hint="write it to a file"
             )
         with open(target, "rb") as file:
-            head = file.read(_LOOKED_AT)
+            return file.read(_LOOKED_AT)
     except (FileNotFoundError, NotADirectoryError):
         missing = f"{target} does not exist" if target else "the name of the script is empty"
         if os.path.islink(target):
@@ -65,28 +84,27 @@ def _check_script(target: str, path: str | None, *, ours: bool) -> None:
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or "embedded null byte").lower()  # the only other error of open()
         raise LaunchError(f"cannot read {target}: {reason}") from None
-    try:
-        archive = zipimport.zipimporter(target)
-    except zipimport.ZipImportError:
-        if target.endswith(".py"):  # not a zip file: python reads it as source
-            return
-        if found := _other_kind(target, head):
-            kind, hint = found
-            raise LaunchError(f"{target} is a {kind}, not a Python script", hint=hint) from None
-        is_whole = ours and len(head) < _LOOKED_AT  # and for our version of Python
-        if is_whole and b"\0" not in head and (reason := _syntax_error(target, head)):
-            hint = "name the script, such as train.py"
-            raise LaunchError(f"{target} is not a Python script: {reason}", hint=hint) from None
+
+
+def _check_source(target: str, head: bytes, *, ours: bool) -> None:
+    """Check that a file which is no zip file is Python source; one named .py is taken for that, whatever is in it."""
+    if target.endswith(".py"):
         return
-    if archive.find_spec("__main__") is None:
-        raise LaunchError(
-            f"{target} is a zip file without __main__.py", hint="python runs a zip file by the __main__.py in it"
-        )
+    if found := _other_kind(target, head):
+        kind, hint = found
+        raise LaunchError(f"{target} is a {kind}, not a Python script", hint=hint)
+    is_whole, is_text = len(head) < _LOOKED_AT, b"\0" not in head
+    # another interpreter may be of a version with another syntax
+    if ours and is_whole and is_text and (reason := _syntax_error(target, head)):
+        raise LaunchError(f"{target} is not a Python script: {reason}", hint="name the script, such as train.py")
 
 
 def _missing_hint(target: str, path: str | None) -> str | None:
-    """Return a hint for a script that does not exist: a similar name, a module, a command, or where it was looked for."""
-    if os.path.islink(target):
+    """Return a hint for a script that does not exist: a similar name, a module, a command, or where it was looked for.
+
+    None: there is no better one than the error itself.
+    """
+    if os.path.islink(target):  # the error names the file that is missing
         return None
     folder, name = os.path.split(target)
     try:
@@ -143,7 +161,7 @@ def _is_dotted(name: str) -> bool:
 
 
 def _top_level(module: str) -> object | None:
-    """Return the spec of the package that `module` begins with, as a worker here would find it; import nothing."""
+    """Return what stands for the package that `module` begins with, as a worker here would find it; None if there is none."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec  # takes a millisecond, and most jobs do not need it
 
@@ -151,26 +169,30 @@ def _top_level(module: str) -> object | None:
     try:
         return PathFinder.find_spec(top, [working_directory() or "."]) or find_spec(top)
     except ValueError:
-        return top  # loaded without a spec: it exists
+        return top  # this process has loaded it without a spec, so that it exists
 
 
 def _check_command(target: str, path: str | None, hint: str | None = None) -> None:
-    """Check that a command is an executable file, on PATH or at its path; `hint` is for the error."""
+    """Check that a command is an executable file, on PATH or at its path; `hint` is for the error.
+
+    With a hint of the caller, the command is an interpreter, which may have been named by the folder that it is in.
+    """
+    is_interpreter = hint is not None
     files = [target] if "/" in target or target in (".", "..") else list(_on_path(target, path))
     if any(_is_program(file) for file in files):
         return
     found = next((file for file in files if os.path.lexists(file)), None)
-    if found is None and hint and os.path.isdir(target):  # no command, but an interpreter that is named by its folder
+    if found is None and is_interpreter and os.path.isdir(target):
         found = target
     if found is None:
         where = "does not exist" if "/" in target else "was not found on PATH"
-        if not hint and "/" not in target and os.path.isfile(target):
+        if not is_interpreter and "/" not in target and os.path.isfile(target):
             script = target.endswith(".py")
             hint = "leave --no-python out" if script else f"for the file in this folder type `./{target}`"
         raise LaunchError(f"{target or 'a command without a name'} {where}", hint=hint, status=NOT_FOUND)
     if os.path.isdir(found):
         reason = "is a directory"
-        if hint and _is_program(inside := os.path.join(found, "bin", "python")):  # of a virtual environment
+        if is_interpreter and _is_program(inside := os.path.join(found, "bin", "python")):  # of a virtual environment
             hint = f"type `--python {inside}`"
     elif not os.path.exists(found):
         reason = "is a link to a missing file"
@@ -227,10 +249,10 @@ def _other_kind(target: str, content: bytes) -> tuple[str, str] | None:
 
 def _syntax_error(target: str, source: bytes) -> str | None:
     """Return the first syntax error of a source; None if there is none."""
-    import warnings  # few scripts have another name
+    import warnings  # few scripts need it: nearly all are named .py, and are not compiled here
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the worker's interpreter gives them
+        warnings.simplefilter("ignore")  # the worker's interpreter gives the same ones
         try:
             compile(source, target, "exec", dont_inherit=True)
         except SyntaxError as error:

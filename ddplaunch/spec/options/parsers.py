@@ -39,7 +39,7 @@ def one_of(*names: str, hint: Callable[[str], str | None] = lambda _: None) -> C
     return parse
 
 
-def to_files(text: str) -> str | None:
+def hint_if_file(text: str) -> str | None:
     """Return the hint for a file where ddplaunch has none, as other programs take one for --output; None for other texts."""
     hint = "to have it in files type `--log-dir FOLDER`, and for what is shown `> FILE` at the end"
     return hint if "/" in text or "." in text else None
@@ -105,6 +105,7 @@ def wrapper(value: str) -> tuple[str, ...]:
 
     try:
         words = tuple(shlex.split(value))
+        # of each word: (literal text, name in braces or None, format, conversion)
         fields = [field for word in words for _, *field in Formatter().parse(word)]
     except ValueError as error:
         raise BadValue(f"expected a command ({str(error).lower()}); in it, write {{{{ for a brace") from None
@@ -179,7 +180,7 @@ def streams(value: str) -> StreamChoice:
         if rank is None or mask not in masks:
             raise BadValue(
                 "expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or one of these for some local ranks",
-                hint=to_files(value) or "type for example 0:3,1:2",
+                hint=hint_if_file(value) or "type for example 0:3,1:2",
             )
         if rank in chosen:
             raise BadValue(f"local rank {rank} is listed twice")
@@ -247,6 +248,7 @@ def signals(value: str) -> tuple[Signals, ...]:
         signum = known.get(part.upper())
         if signum is None:
             raise BadValue(f'"{part}" is not a signal', hint="type names such as SIGTERM or USR1, separated by commas")
+        # no process can catch the first two; the others come by themselves, of a child that ends and of a timer
         if signum in (Signals.SIGKILL, Signals.SIGSTOP, Signals.SIGCHLD, Signals.SIGALRM):
             raise BadValue(f"{signum.name} cannot be passed on", hint=f"leave {part} out")
         if signum not in found:
@@ -298,10 +300,13 @@ def duration(value: str) -> float:
         parts = found.groups()
     else:
         raise BadValue("expected seconds, or a time such as 90s, 15m or 1h30m")
-    days, hours, minutes, seconds = (int(part or 0) for part in parts[:4])
-    # in milliseconds, so that the sum is exact
-    milliseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
-    milliseconds += int((parts[4] or "").ljust(3, "0")) + int(parts[5] or 0)
+    *whole, decimals, extra_milliseconds = parts
+    days, hours, minutes, seconds = (int(part or 0) for part in whole)
+    thousandths = int((decimals or "").ljust(3, "0"))  # "5" of 1.5 is 500
+    # a sum of integers is exact
+    milliseconds = (
+        (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + thousandths + int(extra_milliseconds or 0)
+    )
     if milliseconds >= _TOO_LONG:
         raise BadValue("expected less than 30 years")
     return milliseconds / 1000

@@ -89,7 +89,7 @@ class Option(Struct, frozen=True, kw_only=True):
         try:
             return self.parse(given.text)
         except BadValue as error:
-            example = error.example or self.example
+            example = error.example or self.example  # of the same mistake, else any right value
             hint = error.hint or (f"type for example `{given.spelled(example)}`" if example else None)
             if not error.hint and (meant := did_you_mean(given.text.lower(), self.choices)):
                 hint = f"did you mean `{given.spelled(meant)}`?"
@@ -255,8 +255,8 @@ OPTIONS: tuple[Option, ...] = (
            help="When this file appears or changes on the coordinator's host, stop the job, as SIGTERM does. It is not "
                 "requeued."),
 
-    Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS, hint=parsers.to_files), choices=_OUTPUTS,
-           example="prefix", default="prefix",
+    Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS, hint=parsers.hint_if_file),
+           choices=_OUTPUTS, example="prefix", default="prefix",
            help="How to show the output of the workers. prefix: with the rank before each line. raw: unchanged. collapse: "
                 "equal lines once. rank0: only rank 0. none: not at all."),
     Option(name="live", group=_OUTPUT, is_flag=True, parse=parsers.switch, reach=Reach.HERE,

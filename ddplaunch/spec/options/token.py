@@ -34,12 +34,13 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
     """
     from_variable = env.get(VARIABLE, "").strip() or None
     origin = spec.origin("token_file")
-    if spec.token_file is None or (from_variable and origin.endswith(".toml")):
+    is_named_in_toml, is_typed = origin.endswith(".toml"), origin.startswith("--")  # else a variable names the file
+    if spec.token_file is None or (from_variable and is_named_in_toml):
         return from_variable
-    asked = spec.typed("token_file", spec.token_file)
-    from_file = _read(spec.token_file, asked)
-    if from_variable and from_variable != from_file and not origin.startswith("--"):
-        raise LaunchError(f"{asked} and {VARIABLE} hold different secrets", hint="unset one of them")
+    option = spec.typed("token_file", spec.token_file)
+    from_file = _read(spec.token_file, option)
+    if from_variable and from_variable != from_file and not is_typed:
+        raise LaunchError(f"{option} and {VARIABLE} hold different secrets", hint="unset one of them")
     return from_file
 
 
@@ -53,14 +54,14 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
     if spec.token_file is None:
         return found
     with suppress(OSError):  # removed meanwhile
-        file, asked = os.stat(spec.token_file), spec.typed("token_file", spec.token_file)
+        file, option = os.stat(spec.token_file), spec.typed("token_file", spec.token_file)
         if stat.S_ISREG(file.st_mode) and file.st_uid not in (os.geteuid(), 0):
-            found.append(f"{asked}: the file belongs to user {file.st_uid}, who knows the token")
+            found.append(f"{option}: the file belongs to user {file.st_uid}, who knows the token")
         if file.st_mode & (stat.S_IROTH | stat.S_IWOTH):
             import shlex  # few jobs need it
 
             found.append(
-                f"{asked}: every user of this host has access to the file: chmod 600 {shlex.quote(spec.token_file)}"
+                f"{option}: every user of this host has access to the file: chmod 600 {shlex.quote(spec.token_file)}"
             )
     return found
 
@@ -71,16 +72,16 @@ def public(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(ORDER)}
 
 
-def _read(path: str, asked: str) -> str:
-    """Return the secret in a file; `asked` names the option in errors."""
+def _read(path: str, option: str) -> str:
+    """Return the secret in a file; `option` stands in errors as the user wrote it."""
     from ddplaunch.system.process.user_files import read_text  # few jobs have a file
 
     try:
         secret = read_text(path, _MAX_SIZE).strip()
     except OSError as error:
-        raise LaunchError(f"{asked}: {why_failed(error)}") from None
+        raise LaunchError(f"{option}: {why_failed(error)}") from None
     except UnicodeDecodeError:
-        raise LaunchError(f"{asked}: the file is not UTF-8 text") from None
+        raise LaunchError(f"{option}: the file is not UTF-8 text") from None
     if not secret:
-        raise LaunchError(f"{asked}: the file is empty", hint="openssl rand -hex 32 > FILE")
+        raise LaunchError(f"{option}: the file is empty", hint="openssl rand -hex 32 > FILE")
     return secret
