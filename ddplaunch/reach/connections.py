@@ -191,7 +191,7 @@ class HostConnection:
         for stream, piece in self._partial_lines.items():
             self._handler.output_received(self, stream, piece)
         os.close(self._child.pidfd)
-        os.close(self._child.failure)
+        os.close(self._child.failure)  # the pipe by which the child has told of a failed start
         self._close()
         self._handler.disconnected(self)
 
@@ -411,7 +411,7 @@ class Startup:
         timeout = spec.heartbeat_timeout
         user_left_it_to_us = spec.may_shorten_silence
         if user_left_it_to_us and self._is_over:
-            timeout = min(timeout, LEAST)
+            timeout = min(timeout, LEAST)  # seconds, as between the nodes
         most_unanswered = timeout / interval
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:

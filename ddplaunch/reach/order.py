@@ -45,7 +45,7 @@ class Orders(Struct, frozen=True, kw_only=True):
             env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in self.env.items()),
             cwd=os.fsencode(self.cwd),
             node_rank=node_rank,
-            typed_on=host_name(os.uname().nodename),
+            typed_on=host_name(os.uname().nodename),  # this host
             hosts=tuple(host.address for host in allocation.start),
             cluster=allocation.cluster,
             min_nodes=allocation.nnodes[0],
@@ -59,7 +59,7 @@ class Orders(Struct, frozen=True, kw_only=True):
             screen=self.screen,
             heartbeat_timeout=spec.heartbeat_timeout,
             simulated=spec.simulate,
-            killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
+            killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),  # failure reports say so
         )
 
     def _options(self, node_rank: int) -> list[Given]:

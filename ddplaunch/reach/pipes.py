@@ -69,7 +69,7 @@ class FrontPipes(Struct, frozen=True):
             os.set_blocking(fd, False)
         # agent and front compete for this byte: if the agent takes it, the job begins; if the front does, the job never will
         os.write(start[1], b".")
-        reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # messages, which stay whole
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
         return cls(
@@ -79,8 +79,8 @@ class FrontPipes(Struct, frozen=True):
             replies=replies,
             output=(reader, writer),
             start=start,
-            spared=socket.socketpair(),
-            lease=memory_file("ddplaunch-lease"),
+            spared=socket.socketpair(),  # names processes that are to outlive the agent
+            lease=memory_file("ddplaunch-lease"),  # holds until when the workers may live
         )
 
     def pass_on(self, signum: int) -> None:
@@ -211,7 +211,7 @@ class OutputQueue(Outgoing):
             end = start + MESSAGE
             if end < len(data):
                 end = data.rfind(b"\n", start, end) + 1 or end
-            self._put(stream, view[start:end], joins=False)
+            self._put(stream, view[start:end], joins=False)  # each is one message
             start = end
 
     def put_bars(self, message: bytes) -> bool:

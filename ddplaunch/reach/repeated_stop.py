@@ -61,7 +61,7 @@ class StopRequests:
         self._passed_on: set[int] = set()  # signals that a wrapper has passed on in this stop
 
     def take(self, signum: int, at: float, typed: Typed = Typed.NO) -> Meaning:
-        """Return what a signal to stop means, and remember it."""
+        """Return what a signal to stop means, and remember it; `typed`: whether a person has typed it."""
         if not self.first or at - self._first_at >= self._lasts:
             self._begin(signum, at)
             return Meaning.FIRST

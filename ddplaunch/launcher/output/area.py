@@ -34,9 +34,7 @@ class StatusArea:
         """`rewraps`: the terminal wraps lines again when its width changes."""
         self._rewraps = rewraps
         self._bars: tuple[Bar, ...] = ()
-        self._live: list[
-            str
-        ] = []  # rows of --live, below the bars; where there is no room for all, the last are left out
+        self._live: list[str] = []  # rows of --live, below the bars; without room for all, the last are left out
         self._drawn: list[bytes] = []  # the rows on the screen, right above the cursor
         self._columns = 0  # of the terminal when those were drawn
         self._is_open = False  # the cursor stands behind the last of them: a prompt, and what is typed
@@ -83,6 +81,7 @@ class StatusArea:
         rows += [cut(row, size.columns - 1).encode(errors="replace") for row in self._live[:room_for_live]]
         if rows == self._drawn:
             return b""
+        # a narrower terminal has wrapped the rows, which then take more of the screen: see `_height`
         has_same_height = len(rows) == len(self._drawn) == self._height(size)
         open_row_changed = is_open != self._is_open or (is_open and rows[-1] != self._drawn[-1])
         if has_same_height and not open_row_changed:
@@ -130,15 +129,9 @@ def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
         for index, bar in enumerate(kind):
             pace = _SLOWEST if index == 0 else _FASTEST if index == len(kind) - 1 else _BETWEEN
             is_prompt = bar.row == OPEN
-            rows.append(
-                _Row(
-                    priority=_PROMPT_PRIORITY if is_prompt else _PRIORITIES[pace],
-                    ranks=_ranks(bar.ranks),
-                    text=bar.text,
-                    pace=pace if len(kind) > 1 else "",
-                    is_prompt=is_prompt,
-                )
-            )
+            priority = _PROMPT_PRIORITY if is_prompt else _PRIORITIES[pace]
+            shown_pace = pace if len(kind) > 1 else ""
+            rows.append(_Row(priority, _ranks(bar.ranks), bar.text, shown_pace, is_prompt))
     most = size.lines // _SHARE
     by_priority = sorted(range(len(rows)), key=lambda index: rows[index].priority)
     kept = [rows[index] for index in sorted(by_priority[:most])]
@@ -146,7 +139,7 @@ def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
     return [_lay_out(row, width_of_ranks, size.columns - 1).encode(errors="replace") for row in kept]
 
 
-class _Row(Struct, frozen=True, kw_only=True):
+class _Row(Struct, frozen=True):
     priority: int
     ranks: str
     text: str

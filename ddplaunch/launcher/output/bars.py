@@ -67,19 +67,18 @@ def _read(bar: Bar) -> _Read:
     text = re.sub(_TIMES, "", re.sub(COLOUR, "", bar.text))
     percent = re.search(_PERCENT, text)
     counted = re.search(_COUNT, text[percent.end() if percent else 0 :])
-    begin_of_progress = percent or counted
-    label = text[: begin_of_progress.start()] if begin_of_progress else text
+    first = percent or counted  # what stands first of the progress, behind the label
+    label = text[: first.start()] if first else text
     letters = "".join(filter(str.isalpha, label))
     figures = tuple(map(int, re.findall(_NUMBER, label)))
     kind = bar.row, letters, len(figures)
     progress = tolerance = 0.0
     if percent:
         progress, tolerance = int(percent[1]) / 100, _SAME
-    if counted and (
-        whole := int(counted[2])
-    ):  # more exact than the percentage; two bars may be a step of the whole apart
+    if counted and (whole := int(counted[2])):
+        # more exact than the percentage; two bars that are a step of the whole apart count as equal
         progress, tolerance = int(counted[1]) / whole, max(_SAME, min(1.001 / whole, _LARGEST_STEP))
-    if figures and not begin_of_progress:  # nothing says how large the whole is: the first figure is how far the bar is
+    if figures and not first:  # nothing says how large the whole is: the first figure is how far the bar is
         progress, tolerance, figures = float(figures[0]), max(1.0, _SAME * figures[0]), ()
     return _Read(bar=bar, kind=kind, label_figures=figures, progress=progress, tolerance=tolerance)
 

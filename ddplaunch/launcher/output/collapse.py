@@ -57,9 +57,8 @@ class Collapse:
         self._oldest = 0  # number of the oldest entry that is held
         self._next = 0  # number of the next entry
         self._held_bytes = 0
-        self._numbers: dict[
-            tuple[Stream, bytes], list[int]
-        ] = {}  # of the entries with this line; the first may be gone
+        # the numbers of the entries with this line, ascending; the first may be held no more
+        self._numbers: dict[tuple[Stream, bytes], list[int]] = {}
         ranks_by_stream: dict[Stream, list[int]] = {stream: [] for stream in Stream}
         for rank, stream in writers:
             ranks_by_stream[stream].append(rank)
@@ -79,7 +78,7 @@ class Collapse:
         number = writers.last[rank]
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
-        if rank in writers.live:
+        if rank in writers.live:  # it stands at its last entry now
             self._leave_last_entry(writers, rank)
             self._entries[number].last_of += 1
         writers.last[rank] = number
@@ -132,7 +131,7 @@ class Collapse:
         released: list[_Entry] = []
         while self._entries:
             entry = self._entries[self._oldest]
-            may_be_joined = self._writers[entry.stream].number_behind > 0
+            may_be_joined = self._writers[entry.stream].number_behind > 0  # by ranks that have written no later line
             if may_be_joined and at < entry.at + WAIT and self._held_bytes <= MAX_HELD:
                 break
             self._forget(entry)

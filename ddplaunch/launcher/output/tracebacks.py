@@ -167,7 +167,7 @@ class Tracebacks:
         one.at = at
         # "During handling of the above exception, ..." and an empty line stand between two tracebacks of one error
         is_chained = text == _BEGINS and one.exception and not one.lines[-1].strip()
-        is_part = not text or text.startswith(_CHAINED) or _CPP.match(text)
+        is_part = not text or text.startswith(_CHAINED) or _CPP.match(text)  # the last: what torch's C++ adds
         is_after_end = text == _BEGINS or (one.exception and not is_part)
         if is_chained:
             one.exception = b""  # that of the next part is to come
@@ -191,7 +191,7 @@ class Tracebacks:
         if self._was_interrupted and one.is_interrupt:
             self._fold(one, b"interrupt", at)
         elif self._folds_following and one.exception and _may_follow(one):
-            one.at = at
+            one.at = at  # it is held for so long from now on
             self._held[rank] = one
         elif self._folds_equal and one.exception and self._was_shown_by_another(one):
             self._fold(one, one.error, at)

@@ -124,9 +124,8 @@ def status_of(job: JobRecord, restarts: int) -> JobStatus:
     if "PREEMPTED" in states or (job.preempted_at and not was_cancelled_in_its_grace):
         return JobStatus.PREEMPTED
     script_ended_by_signal = job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal")
-    if (
-        not is_ending or script_ended_by_signal
-    ):  # a signal for the workers has ended the script: the job was not cancelled
+    # a signal for the workers has ended the script alone: the job was not cancelled
+    if not is_ending or script_ended_by_signal:
         return JobStatus.RUNNING
     gives_no_reason = job.reason == "None"
     return JobStatus.CANCELLED if gives_no_reason or "CANCELLED" in states else JobStatus.ENDED

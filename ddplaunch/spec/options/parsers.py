@@ -303,10 +303,8 @@ def duration(value: str) -> float:
     *whole, decimals, extra_milliseconds = parts
     days, hours, minutes, seconds = (int(part or 0) for part in whole)
     thousandths = int((decimals or "").ljust(3, "0"))  # "5" of 1.5 is 500
-    # a sum of integers is exact
-    milliseconds = (
-        (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + thousandths + int(extra_milliseconds or 0)
-    )
+    whole_seconds = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    milliseconds = whole_seconds * 1000 + thousandths + int(extra_milliseconds or 0)  # integers: the sum is exact
     if milliseconds >= _TOO_LONG:
         raise BadValue("expected less than 30 years")
     return milliseconds / 1000

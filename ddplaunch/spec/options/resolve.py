@@ -26,10 +26,8 @@ _OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"
              "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
 _HAVE_A_FLAG = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port", "ROLE_NAME": "--role"}
 _FIELDS = frozenset(JobSpec.__struct_fields__)
-_WITH_EFFECT = (
-    "last_call_timeout",
-    "is_host",
-)  # keys of --rdzv-conf with an effect, besides those that _timeouts takes out
+# keys of --rdzv-conf with an effect, besides those that _timeouts takes out
+_WITH_EFFECT = ("last_call_timeout", "is_host")
 _HEARTBEATS = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 # what some torch since 2.4 reads there (torch/distributed/elastic/rendezvous)
 _RDZV_KEYS = ("timeout", "join_timeout", "close_timeout", "read_timeout", "store_type", "use_libuv", "rank", "protocol", "cert",
@@ -60,10 +58,9 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         LaunchError: a value is not valid, or two of them do not go together.
     """
     given = sorted(given, key=lambda one: one.source)
-    of_variables = [
-        one for one in given if BY_NAME[one.name].target == "env"
-    ]  # --env and --env-file: all of them count
-    env, secret = _environment(of_variables)
+    # of --env and --env-file each counts, of all other options one
+    of_variables = [one for one in given if BY_NAME[one.name].target == "env"]
+    env, origins_of_secrets = _environment(of_variables)
     resolved = _winners(one for one in given if BY_NAME[one.name].target != "env")
     _drop_lower(resolved)
     _drop_contradicted(resolved)
@@ -81,7 +78,7 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     return JobSpec(
         program=_program(resolved, program),
         env=tuple(env.items()),
-        secret=secret,
+        secret=origins_of_secrets,
         origins=origins,
         given=tuple(resolved[name].given for name in BY_NAME if name in resolved),
         remarks=(*remarks, *_remarks(resolved)),
@@ -95,7 +92,7 @@ def _winners(given: Iterable[Given]) -> dict[str, Resolved]:
     resolved = {
         name: Resolved(given=one, value=BY_NAME[name].value(one))
         for name, one in last.items()
-        if one.text or not BY_NAME[name].may_be_empty
+        if one.text or not BY_NAME[name].may_be_empty  # an empty text of such an option means that it is not given
     }
     for name in [name for name, one in resolved.items() if one.value is False]:
         del resolved[name]  # a variable or a file has set the flag to 0
@@ -343,8 +340,8 @@ def _drop_contradicted(resolved: dict[str, Resolved]) -> None:
     ):
         if first is None or second is None or not contradicts:
             continue
-        are_both_left = first.given.name in resolved and second.given.name in resolved
-        if are_both_left:
+        # one of them may have been dropped because of a third
+        if first.given.name in resolved and second.given.name in resolved:
             _drop_one(resolved, first, second, f"{why}: leave one out")
 
 

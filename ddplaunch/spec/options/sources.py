@@ -101,6 +101,7 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
             owner = opened.st_uid
             content = file.read(_LARGEST + 1) if stat.S_ISREG(opened.st_mode) else b""
     except OSError as error:
+        # such a file may hold nothing for us, or is not this user's to mend
         if source is Source.PYPROJECT or owner != os.geteuid():
             raise _IgnoredError(f"it cannot be read: {why_failed(error)}") from None
         raise LaunchError(f"cannot read {shown}: {why_failed(error)}") from None
@@ -207,10 +208,8 @@ def _texts(option: Option, value: object) -> list[str] | None:
     match value:
         case bool() if option.is_flag:
             return [str(value)]
-        case bool() if (
-            option.optional is not None
-        ):  # `--keep-warm` needs no value, so True stands for the one that is implied
-            return [option.optional] if value else []
+        case bool() if option.optional is not None:
+            return [option.optional] if value else []  # true stands for the value that the flag alone implies
         case str() | int() if not option.is_flag and not isinstance(value, bool):
             return [str(value)]
         case float() if not option.is_flag:
@@ -239,7 +238,7 @@ def _types(option: Option, names: _TypeNames) -> str:
         return f"{names.true} or {names.false}"
     if option.name == "env":
         return names.variables
-    if option.optional is not None:
+    if option.optional is not None:  # the value that the flag alone implies
         return f"{names.true}, a string or a number"
     has_several = option.listed or option.repeatable
     return f"a string, a number or {names.several} of them" if has_several else "a string or a number"
