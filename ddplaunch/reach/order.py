@@ -96,7 +96,7 @@ def allocation(order: HostOrder) -> Allocation:
         endpoint=order.endpoint,
         rendezvous=Rendezvous(addresses=(order.typed_on,), ports=(0,), coordinator=False),
         start=tuple(Host(name=name) for name in order.hosts),
-        has_front=True,
+        has_front=True,  # that of the command which has started this agent, and coordinates the job
     )
 
 

@@ -46,7 +46,7 @@ class StopRequests:
     """
 
     def __init__(self, sent_again: frozenset[int] = frozenset(), *, lasts: float = inf) -> None:
-        """`sent_again` are signals that senders repeat by themselves: after another signal they are no second request.
+        """`sent_again` are signals that a scheduler may send twice: they are no second request, unless a person types them.
 
         A stop lasts `lasts` seconds: a signal that comes later begins another one.
         """
@@ -101,6 +101,7 @@ class StopRequests:
             return Meaning.INSISTS
         if signum in self._sent_again:
             return Meaning.SAME
+        # of all signals, or of this one: it was sent, was passed on, and comes again
         is_third = self._requests >= 2 or signum in self._passed_on
         is_again_later = before is not None and at - before >= SAME_REQUEST
         is_polite = signum in POLITE

@@ -185,8 +185,8 @@ def _remove_abandoned(parent: str) -> None:
             with suppress(OSError):  # another job has removed it meanwhile
                 found = entry.stat(follow_symlinks=False)
                 is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-                may_be_unlocked_yet = time.time() - found.st_mtime <= _LOCKED_WITHIN
-                if is_ours and not may_be_unlocked_yet and _is_free(entry.path):
+                has_had_time_to_be_locked = time.time() - found.st_mtime > _LOCKED_WITHIN
+                if is_ours and has_had_time_to_be_locked and _is_free(entry.path):
                     remove_within(entry.path, deadline - time.monotonic())
 
 

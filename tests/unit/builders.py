@@ -1,17 +1,20 @@
 """Specs, plans and ends of workers to test with: a test names only what it is about."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.cli.job import parse, resolve
 from ddplaunch.launcher.tell.causes import NO_TRACES, Evidence
 from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
 from ddplaunch.record.seen import Arrivals
 from ddplaunch.record.seen.arrivals import gaps
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 from ddplaunch.spec.outcome import WorkerExit
+from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
 from ddplaunch.system.errors import LaunchError
 
 
@@ -26,6 +29,19 @@ def spec(
     """Return a job asked for on the command line, unless `origins` says where else."""
     typed = {name: "--debug" if name == "debug_rank" else f"--{name.replace('_', '-')}" for name in fields}
     return JobSpec(program=program or Program(kind=kind, target=target), origins={**typed, **(origins or {})}, **fields)
+
+
+def typed_spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
+    """Return the job of `ddplaunch WORDS train.py`, typed with these variables in this folder."""
+    return resolve(parse([*words.split(), "train.py"]), env or {}, str(folder) if folder else None)
+
+
+def shown_workers(*ranks: int, streams: frozenset[Stream] = BOTH, **fields: str) -> list[ShownWorker]:
+    """Return the workers of a node as its console shows them."""
+    return [
+        ShownWorker(rank=rank, local_rank=local_rank, streams=streams, **fields)
+        for local_rank, rank in enumerate(ranks)
+    ]
 
 
 def of_node(**traces: Any) -> Evidence:

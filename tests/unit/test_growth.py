@@ -14,9 +14,9 @@ from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.tell.failure import FailureReport, render
 from ddplaunch.reach.pipes import FULL, MESSAGE, STDOUT, FrontPipes, OutputQueue
 from ddplaunch.spec.outcome import WorkerError, WorkerExit
-from ddplaunch.system.console.streams import ShownWorker, Stream
+from ddplaunch.system.console.streams import Stream
 from tests.loops import FakeLoop
-from tests.unit.builders import worker_exit
+from tests.unit.builders import shown_workers, worker_exit
 
 FEW, MANY = 64, 256
 LOST_PEER = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9634"
@@ -62,7 +62,7 @@ def show_equal_lines(ranks: int) -> None:
 
 
 def draw_bars(ranks: int) -> None:
-    display = Display(mode="prefix", ranks=[ShownWorker(rank=rank, local_rank=rank) for rank in range(ranks)])
+    display = Display(mode="prefix", ranks=shown_workers(*range(ranks)))
     for percent in range(4):
         for rank in range(ranks):
             display.feed(rank, Stream.ERR, b"\r %d%%" % percent, 0.0)

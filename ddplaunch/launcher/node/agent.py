@@ -119,7 +119,7 @@ class Agent(BehindFront):
     def before_sleep(self) -> None:
         """Adapt to how much output waits, and to whether there is more to start."""
         output, backpressure = self._generations.output, self._backpressure
-        backpressure.update(logged=output.is_kept)
+        backpressure.update(logged=output.logs_have_all)
         if self._workers is not None:
             self._workers.pause_output(backpressure.holds or self._context.files.holds)
         output.muted = backpressure.mutes

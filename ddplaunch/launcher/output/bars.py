@@ -191,7 +191,7 @@ def unpack(message: bytes) -> tuple[Bar, ...]:
 
 
 def _ranks(text: str, most: int) -> tuple[int, ...]:
-    """Return the ranks in ranks and ranges, "0-3,7"; raise ValueError for more than `most`."""
+    """Return the ranks in ranks and ranges, "0-3,7"; raise ValueError for more than `most`, or a rank that is as high."""
     ranks: list[int] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")
@@ -299,7 +299,7 @@ class FinishedBars:
             return []
         queue = self._queues.setdefault((rank, stream), [])
         for line in re.findall(rb"[^\n]*\n", block):
-            # a longer line is no bar, and of one of megabytes the search takes seconds
+            # a line of more characters (of 4 bytes at most) is no bar, and to search one of megabytes takes seconds
             text = line.decode(errors="replace") if len(line) <= 4 * LONGEST else ""
             queue.append(self._share(rank, stream, line, wording(text), at) if is_complete(text) else line)
         return self._release_due(at)

@@ -110,7 +110,7 @@ class Display:
         self._folds_equal = folds_tracebacks and not self._is_only and not self._unprefixed
         self._folds_following = self._folds_equal and Stream.ERR in screen.terminals
         # returns whether all that is shown is in logs too; the writer of the logs sets this
-        self.is_kept: Callable[[], bool] = lambda: False
+        self.logs_have_all: Callable[[], bool] = lambda: False
         self._finished: FinishedBars | None = None  # made with the first bar
         self._collapse: Collapse | None = None  # None: equal lines of several ranks are not joined
         if mode == "collapse" and not self._is_only:
@@ -188,7 +188,7 @@ class Display:
                 from ddplaunch.launcher.output.tracebacks import Tracebacks  # most jobs end without a traceback
 
                 # an error that another rank has shown may differ in its numbers, which the logs alone will have
-                folds_equal = self._folds_equal and self.is_kept()
+                folds_equal = self._folds_equal and self.logs_have_all()
                 self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=folds_equal)
         return self._tracebacks
 
@@ -302,7 +302,7 @@ class Display:
         """Return what to show now of lines of stderr: no traceback that is or may be folded, and not faulthandler's modules."""
         if self._tracebacks is None and self._folds_equal and b"Traceback (" in block:
             self._make_tracebacks()
-        if self._folds_equal and _MODULES in block and self.is_kept():
+        if self._folds_equal and _MODULES in block and self.logs_have_all():
             block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
         return block if self._tracebacks is None else self._tracebacks.feed(rank, block, at)
 

@@ -154,7 +154,7 @@ class Output:
         self._on_terminal = on_terminal
         self._plain: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
         self._display = display
-        display.is_kept = lambda: self.is_kept
+        display.logs_have_all = lambda: self.logs_have_all
         self._put = put
         self._put_bars = put_bars
         self._nodes = nodes
@@ -260,7 +260,7 @@ class Output:
 
     def note_failed(self, ranks: Callable[[], Collection[int]] = tuple, *, elsewhere: bool = False) -> None:
         """Note that workers have failed: those that `ranks` returns, or one on another node."""
-        if self._display.folds_following and self.is_kept:
+        if self._display.folds_following and self.logs_have_all:
             self._display.note_failed(ranks(), elsewhere=elsewhere)
 
     def release(self, at: float) -> None:
@@ -371,6 +371,6 @@ class Output:
         return self._bars
 
     @property
-    def is_kept(self) -> bool:
+    def logs_have_all(self) -> bool:
         """Whether everything that the workers write is in logs too."""
         return bool(self._logs) and all(log.is_kept for log in self._logs.values())

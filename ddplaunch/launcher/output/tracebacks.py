@@ -230,7 +230,8 @@ class Tracebacks:
     def _release_held(self, at: float) -> list[Shown]:
         """Fold held tracebacks whose cause is known, and return the lines after them; return whole what was held too long.
 
-        A traceback of a rank that has not failed yet is held on: the worker may have caught the exception. inf: it is over.
+        Of a rank that has not failed, the traceback is held on: the worker may have caught the exception. `at` is inf once all
+        workers have ended.
         """
         shown: list[Shown] = []
         # equal tracebacks, which may come a moment later, are folded together

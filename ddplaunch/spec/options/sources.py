@@ -105,7 +105,8 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
         if source is Source.PYPROJECT or owner != os.geteuid():
             raise _IgnoredError(f"it cannot be read: {why_failed(error)}") from None
         raise LaunchError(f"cannot read {shown}: {why_failed(error)}") from None
-    if source is Source.PYPROJECT and _TABLE[:-1].encode() not in content:
+    beginning = _TABLE.removesuffix("]").encode()  # of [tool.ddplaunch], or of [tool.ddplaunch.env]
+    if source is Source.PYPROJECT and beginning not in content:
         return None  # it is for other tools, and may then be of any size, owner and form
     if others := {entry.st_uid, owner} - {0, os.geteuid()}:
         raise _IgnoredError(f"it belongs to another user ({others.pop()})")

@@ -9,8 +9,9 @@ from ddplaunch.launcher.node.generations import StartNotice
 from ddplaunch.launcher.output.bars import Bar, unpack
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.sinks import Output
-from ddplaunch.system.console.streams import BOTH, Screen, ShownWorker, Stream
+from ddplaunch.system.console.streams import BOTH, Screen, Stream
 from tests.loops import FakeLoop
+from tests.unit.builders import shown_workers
 
 RANKS = (0, 1)
 
@@ -22,7 +23,7 @@ class Bed:
         self.loop = FakeLoop()
         self.rows: tuple[Bar, ...] = ()
         self.lines = b""
-        workers = tuple(ShownWorker(rank=rank, local_rank=rank) for rank in RANKS)
+        workers = shown_workers(*RANKS)
         display = Display(mode="prefix", ranks=workers, screen=Screen(terminals=BOTH, live=BOTH))
         self.output = Output(display, self._put, self._put_bars)
         running = {rank: SimpleNamespace(pid=pid) for rank, pid in enumerate(pids)}

@@ -13,12 +13,7 @@ from ddplaunch.cli.job import parse, resolve
 from ddplaunch.spec.job import Fault, JobSpec, Program, ProgramKind, StreamChoice, Streams
 from ddplaunch.spec.options.table import OPTIONS, Option
 from ddplaunch.system.errors import LaunchError
-
-
-def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
-    """The job of `ddplaunch WORDS train.py`."""
-    parsed = parse([*words.split(), "train.py"])
-    return resolve(parsed, env or {}, str(folder) if folder else None)
+from tests.unit.builders import typed_spec as spec
 
 
 def refused(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> str:

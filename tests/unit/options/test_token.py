@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.job import parse, resolve
-from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options import token
 from ddplaunch.system.errors import LaunchError
-
-
-def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
-    """The job of `ddplaunch WORDS train.py`."""
-    return resolve(parse([*words.split(), "train.py"]), env or {}, str(folder) if folder else None)
+from tests.unit.builders import typed_spec as spec
 
 
 def test_without_file_and_variable_there_is_none() -> None:

@@ -7,13 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.launcher.output.display import Display
-from ddplaunch.system.console.streams import BOTH, Chunks, Screen, ShownWorker, Stream
+from ddplaunch.system.console.streams import BOTH, Chunks, Screen, Stream
+from tests.unit.builders import shown_workers as workers
 
 OUT, ERR = Stream.OUT, Stream.ERR
-
-
-def workers(*ranks: int, streams: frozenset[Stream] = BOTH) -> list[ShownWorker]:
-    return [ShownWorker(rank=rank, local_rank=rank, streams=streams) for rank in ranks]
 
 
 def text(chunks: Iterable[tuple[Stream, bytes]], stream: Stream = OUT) -> bytes:

@@ -20,6 +20,7 @@ from ddplaunch.system.console.streams import (
     rewraps_lines,
     use_colour,
 )
+from tests.unit.builders import shown_workers
 
 OUT, ERR = Stream.OUT, Stream.ERR
 
@@ -29,7 +30,7 @@ def shown(display: Display, rank: int, data: bytes = b"a\n", stream: Stream = OU
 
 
 def workers(count: int, first: int = 0) -> list[ShownWorker]:
-    return [ShownWorker(rank=first + local, local_rank=local, role="trainer", host="gpu02") for local in range(count)]
+    return shown_workers(*range(first, first + count), role="trainer", host="gpu02")
 
 
 def test_texts_begin_in_one_column_and_the_bracket_stays_closed() -> None:

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from ddplaunch.launcher.output.bars import FinishedBars, is_complete, wording
 from ddplaunch.launcher.output.display import Display
-from ddplaunch.system.console.streams import Screen, ShownWorker, Stream
+from ddplaunch.system.console.streams import Screen, Stream
+from tests.unit.builders import shown_workers
 
 OUT, ERR = Stream.OUT, Stream.ERR
 
@@ -109,9 +110,7 @@ def test_every_line_of_each_rank_is_shown_once_in_its_order_and_none_waits_longe
 @pytest.mark.parametrize("live", [frozenset(), frozenset({ERR})])
 @pytest.mark.parametrize("mode", ["prefix", "collapse"])
 def test_the_console_shows_the_end_of_equal_bars_once(mode: str, live: frozenset[Stream]) -> None:
-    display = Display(
-        mode=mode, ranks=[ShownWorker(rank=rank, local_rank=rank) for rank in (0, 1)], screen=Screen(live=live)
-    )
+    display = Display(mode=mode, ranks=shown_workers(0, 1), screen=Screen(live=live))
     chunks = []
     for rank in (0, 1):
         chunks += display.feed(rank, ERR, b"\r1/2", 0.0)

@@ -6,7 +6,8 @@ import pytest
 
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.tracebacks import LONGEST, SETTLE, Tracebacks
-from ddplaunch.system.console.streams import BOTH, Chunks, Screen, ShownWorker, Stream
+from ddplaunch.system.console.streams import BOTH, Chunks, Screen, Stream
+from tests.unit.builders import shown_workers
 
 INTERRUPTED = b"""\
 Traceback (most recent call last):
@@ -68,7 +69,7 @@ def test_one_that_stops_in_the_middle_is_shown_soon() -> None:
 
 
 def test_of_several_workers_one_line_names_all_and_only_after_ctrl_c() -> None:
-    display = Display(mode="prefix", ranks=[ShownWorker(rank=rank, local_rank=rank) for rank in range(3)])
+    display = Display(mode="prefix", ranks=shown_workers(*range(3)))
     before = display.feed(0, Stream.ERR, INTERRUPTED, 0.0)
     assert b"[0] Traceback" in before[0][1]
     display.note_interrupt()
@@ -188,7 +189,7 @@ def test_the_next_generation_has_no_failure_yet() -> None:
     ("terminal", "mode", "folds"), [(BOTH, "prefix", True), (frozenset(), "prefix", False), (BOTH, "raw", False)]
 )
 def test_they_are_folded_on_a_terminal(terminal: frozenset[Stream], mode: str, folds: bool) -> None:
-    workers = [ShownWorker(rank=rank, local_rank=rank) for rank in range(2)]
+    workers = shown_workers(0, 1)
     display = Display(mode=mode, ranks=workers, screen=Screen(terminals=terminal), folds_tracebacks=True)
     display.note_failed({0, 1})
     chunks = [*display.feed(1, Stream.ERR, LOST, 0.0), *display.end_stream(1, Stream.ERR, 0.0), *display.release(0.0)]
@@ -234,10 +235,8 @@ def test_an_error_that_a_rank_prints_again_is_shown_again_and_so_is_that_of_the_
 
 @pytest.mark.parametrize(("is_kept", "mode"), [(True, "prefix"), (False, "prefix"), (True, "raw")])
 def test_equal_errors_and_the_list_of_modules_are_left_out_where_the_logs_have_them(is_kept: bool, mode: str) -> None:
-    display = Display(
-        mode=mode, ranks=[ShownWorker(rank=rank, local_rank=rank) for rank in range(2)], folds_tracebacks=True
-    )
-    display.is_kept = lambda: is_kept
+    display = Display(mode=mode, ranks=shown_workers(0, 1), folds_tracebacks=True)
+    display.logs_have_all = lambda: is_kept
     chunks: Chunks = []
     for rank in range(2):
         chunks += display.feed(rank, Stream.ERR, SAME + b"Extension modules: numpy (total: 1)\n", 0.0)
