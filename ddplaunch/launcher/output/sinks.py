@@ -209,7 +209,7 @@ class Output:
             answered = pack([Bar(ranks=(self._terminal_rank,), text="", row=ANSWERED)])
             if not self._hidden and self._put_bars(answered):
                 self._display.answered(self._terminal_rank)
-                self._note_bars(self._put_bars, at)
+                self._note_bars(at)
 
     def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], log: Log) -> None:
         """Copy the lines of these workers that contain any of `needles` to one more log, each after its rank's header."""
@@ -321,12 +321,12 @@ class Output:
 
     def show_status(self, ranks: tuple[int, ...], text: str, at: float) -> None:
         """Show in place what these workers do, until any writes; an empty text takes it away."""
-        if self._put_bars is None or self._hidden or not (text or self._status):
+        if self._hidden or not (text or self._status) or (feed := self._bar_feed()) is None:
             return
         from ddplaunch.launcher.output.bars import Bar  # none without a terminal
 
         self._status = (Bar(ranks, text),) if text else ()
-        self._bar_feed(self._put_bars).update(at)
+        feed.update(at)
 
     def show_bars_again(self, at: float) -> None:
         """Pass the bars on once more: the terminal has another size, or another program has written to it."""
@@ -344,30 +344,32 @@ class Output:
         if self._hidden:
             return
         bars_have_changed = self._display.bars_moved
-        if bars_have_changed and self._put_bars is not None:
-            self._note_bars(self._put_bars, at)
+        if bars_have_changed:
+            self._note_bars(at)
         for stream, shown in chunks:
             if self.muted:
                 self.dropped += len(shown)
             else:
                 self._put(stream, shown)
 
-    def _note_bars(self, put_bars: Callable[[bytes], bool], at: float) -> None:
+    def _note_bars(self, at: float) -> None:
         """Have bars that have changed passed on."""
+        if (feed := self._bar_feed()) is None:
+            return
         if self._display.bar_ended:
-            self._bar_feed(put_bars).update(at)  # now, for the line that the bar may have become is shown next
+            feed.update(at)  # now, for the line that the bar may have become is shown next
         else:
-            self._bar_feed(put_bars).note_change(at)
+            feed.note_change(at)
         self._display.bars_moved = self._display.bar_ended = False
 
-    def _bar_feed(self, put_bars: Callable[[bytes], bool]) -> BarFeed:
-        """Return what passes bars on, made at the first call."""
-        if self._bars is None:
+    def _bar_feed(self) -> BarFeed | None:
+        """Return what passes bars on, made at the first call; None where bars are ordinary lines."""
+        if self._bars is None and self._put_bars is not None:
             from ddplaunch.launcher.output.bars import INTERVAL, BarFeed  # most jobs draw none
 
             # however many nodes there are, the command that shows the bars of all gets a limited number of messages
             interval = INTERVAL * max(1.0, self._nodes / _NODES_AT_ONCE)
-            self._bars = BarFeed(lambda: self._status or self._display.bars(), put_bars, interval)
+            self._bars = BarFeed(lambda: self._status or self._display.bars(), self._put_bars, interval)
         return self._bars
 
     @property

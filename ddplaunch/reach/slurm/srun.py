@@ -100,7 +100,7 @@ def start_step(job: StepJob) -> Srun:
                 ours.close()
                 for fd in read_output or ():
                     os.close(fd)  # srun is to get an error if nobody reads
-                _be_parent(job, theirs, its_output, offered)
+                _Parent(job, theirs, its_output, offered).run()
         except OSError as error:
             theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
         finally:
@@ -113,44 +113,6 @@ def start_step(job: StepJob) -> Srun:
             os.close(fd)
     os.waitpid(pid, 0)
     return Srun(ours, read_output)
-
-
-def _be_parent(
-    job: StepJob, connection: socket.socket, its_output: tuple[int, int], offered: socket.socket | None
-) -> NoReturn:
-    """In a process of its own: start srun, pass signals on to srun, and report how it ended; kill srun if the connection ends.
-
-    `offered` is the socket at which an agent asks for our stdin; None: no worker reads that.
-    """
-    try:
-        os.setsid()
-        for signum in job.signals:  # those for ddplaunch are not for this process
-            signal.signal(signum, signal.SIG_IGN)
-        connection.send(_report(*_run(job, connection, its_output, offered)))
-    except BaseException:  # noqa: BLE001 - the watcher learns of it by the end of the connection
-        os._exit(BUG)
-    finally:
-        os._exit(0)
-
-
-def _run(
-    job: StepJob, connection: socket.socket, its_output: tuple[int, int], offered: socket.socket | None
-) -> tuple[int, StartError | None]:
-    """Run srun to its end; return its wait status, and why srun was never started, None if it was.
-
-    srun reads from /dev/null: it would take all of our stdin, whether a worker asks for that or not.
-    """
-    env = job.env if offered is None else {**job.env, STDIN: stdin.name_of(offered)}
-    try:
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        child = start(job.argv, env, Stdio(nothing, *its_output), handled=tuple(job.signals), open_files=job.open_files)
-    except StartError as error:
-        return 0, error
-    except OSError as error:
-        return 0, StartError(error.errno or errno.EMFILE, "cannot open its stdin")
-    os.close(nothing)
-    status = _wait(child, connection, offered)
-    return status, why_not_started(child, "srun")
 
 
 _LONGEST_REPORT = 1000  # bytes
@@ -166,23 +128,63 @@ def _parse_report(report: bytes) -> tuple[int, StartError | None]:
     return int(status), StartError(int(number), doing[0]) if int(number) else None
 
 
-def _wait(child: Child, connection: socket.socket, offered: socket.socket | None) -> int:
-    """Pass the signals of the connection on to srun until srun ends; kill srun if the connection ends first.
+class _Parent(Struct, frozen=True):
+    """The parent of srun, in a process of its own: starts srun, passes signals on to srun, and reports how srun ended."""
 
-    Meanwhile hand our stdin to the agent that asks for it at the `offered` socket.
-    """
-    poll = select.poll()
-    for fd in (child.pidfd, connection.fileno(), *([offered.fileno()] if offered is not None else [])):
-        poll.register(fd, select.POLLIN)
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if child.pidfd in ready:
-            break
-        if offered is not None and offered.fileno() in ready:
-            stdin.hand_over(offered)
-        if connection.fileno() in ready:
-            signum = connection.recv(1)
-            if not signum:
-                poll.unregister(connection)  # it stays readable, and srun may not end at once
-            signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
-    return os.waitpid(child.pid, 0)[1]
+    job: StepJob
+    connection: socket.socket  # to the watcher; once it ends, srun is killed
+    its_output: tuple[int, int]  # the descriptors of stdout and stderr for srun
+    offered: socket.socket | None  # where an agent asks for our stdin; None: no worker reads that
+
+    def run(self) -> NoReturn:
+        """Run srun to its end, and end this process."""
+        try:
+            os.setsid()
+            for signum in self.job.signals:  # those for ddplaunch are not for this process
+                signal.signal(signum, signal.SIG_IGN)
+            self.connection.send(_report(*self._run_srun()))
+        except BaseException:  # noqa: BLE001 - the watcher learns of it by the end of the connection
+            os._exit(BUG)
+        finally:
+            os._exit(0)
+
+    def _run_srun(self) -> tuple[int, StartError | None]:
+        """Run srun to its end; return its wait status, and why srun was never started, None if it was.
+
+        srun reads from /dev/null: it would take all of our stdin, whether a worker asks for that or not.
+        """
+        job = self.job
+        env = job.env if self.offered is None else {**job.env, STDIN: stdin.name_of(self.offered)}
+        try:
+            nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            stdio = Stdio(nothing, *self.its_output)
+            child = start(job.argv, env, stdio, handled=tuple(job.signals), open_files=job.open_files)
+        except StartError as error:
+            return 0, error
+        except OSError as error:
+            return 0, StartError(error.errno or errno.EMFILE, "cannot open its stdin")
+        os.close(nothing)
+        status = self._wait(child)
+        return status, why_not_started(child, "srun")
+
+    def _wait(self, child: Child) -> int:
+        """Pass the signals of the connection on to srun until srun ends; kill srun if the connection ends first.
+
+        Meanwhile hand our stdin to the agent that asks for it.
+        """
+        connection, offered = self.connection, self.offered
+        poll = select.poll()
+        for fd in (child.pidfd, connection.fileno(), *([offered.fileno()] if offered is not None else [])):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if child.pidfd in ready:
+                break
+            if offered is not None and offered.fileno() in ready:
+                stdin.hand_over(offered)
+            if connection.fileno() in ready:
+                signum = connection.recv(1)
+                if not signum:
+                    poll.unregister(connection)  # it stays readable, and srun may not end at once
+                signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
+        return os.waitpid(child.pid, 0)[1]
