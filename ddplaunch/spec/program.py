@@ -47,9 +47,10 @@ def _check_script(target: str, path: str | None, *, ours: bool) -> None:
     try:
         archive = zipimport.zipimporter(target)
     except zipimport.ZipImportError:
+        archive = None
+    if archive is None:
         _check_source(target, head, ours=ours)
-        return
-    if archive.find_spec("__main__") is None:
+    elif archive.find_spec("__main__") is None:
         raise LaunchError(
             f"{target} is a zip file without __main__.py", hint="python runs a zip file by the __main__.py in it"
         )

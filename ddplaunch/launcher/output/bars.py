@@ -76,7 +76,7 @@ def _read(bar: Bar) -> _Read:
     if percent:
         progress, tolerance = int(percent[1]) / 100, _SAME
     if counted and (whole := int(counted[2])):
-        # more exact than the percentage; two bars that are a step of the whole apart count as equal
+        # more exact than the percentage; bars that are one step of the whole apart count as equal (1.001: floats are inexact)
         progress, tolerance = int(counted[1]) / whole, max(_SAME, min(1.001 / whole, _LARGEST_STEP))
     if figures and not first:  # nothing says how large the whole is: the first figure is how far the bar is
         progress, tolerance, figures = float(figures[0]), max(1.0, _SAME * figures[0]), ()
@@ -275,7 +275,7 @@ class FinishedBars:
     """
 
     def __init__(self) -> None:
-        self._drawing: dict[Stream, set[int]] = {stream: set() for stream in Stream}  # the ranks that draw bars
+        self._drawing_ranks: dict[Stream, set[int]] = {stream: set() for stream in Stream}
         self._waiting: list[_SharedLine] = []  # the first is due first
         self._queues: dict[
             _Writer, list[_SharedLine | bytes]
@@ -306,7 +306,7 @@ class FinishedBars:
 
     def note_drawing(self, rank: int, stream: Stream) -> None:
         """Note that a rank draws bars: the lines of other ranks wait for those that its bars will leave."""
-        self._drawing[stream].add(rank)
+        self._drawing_ranks[stream].add(rank)
 
     def _share(self, rank: int, stream: Stream, line: bytes, wording: str, at: float) -> _SharedLine:
         """Return the waiting line with this wording, to which the rank is added; else a new one, which waits for other ranks."""
@@ -324,7 +324,7 @@ class FinishedBars:
 
     def end_stream(self, rank: int, stream: Stream, at: float) -> list[Block]:
         """Note that a stream has ended; return the lines that have waited for it alone."""
-        self._drawing[stream].discard(rank)
+        self._drawing_ranks[stream].discard(rank)
         return self._release_due(at)
 
     def flush(self, at: float) -> list[Block]:
@@ -335,7 +335,7 @@ class FinishedBars:
         """Return the lines that have waited long enough, or that all ranks have joined."""
         blocks: list[Block] = []
         for line in self._waiting:
-            all_have_joined = self._drawing[line.stream].issubset(line.ranks)
+            all_have_joined = self._drawing_ranks[line.stream].issubset(line.ranks)
             is_due = at >= line.due or all_have_joined
             if is_due and not line.is_released:  # a line that was due may have released this one, see `_release_line`
                 self._release_line(line, blocks)

@@ -290,12 +290,12 @@ class Display:
         if not block:
             return []
         if not self._unprefixed and not self._has_template:
-            block = without_torchs(rank, block)
+            block = without_torchs(rank, block)  # torch puts the rank before its tracebacks, as our prefix does
         if stream is Stream.ERR:
             block = self._fold_tracebacks(rank, block, at)
         if self._finished is None or not block:
             return self._prefix_block(rank, stream, block, at)
-        drawn = isinstance(reader, Lines) and reader.drew
+        drawn = isinstance(reader, Lines) and reader.drew  # these lines come from rows that were redrawn
         return self._prefix_blocks(self._finished.feed(rank, stream, block, at, drawn=drawn), at)
 
     def _fold_tracebacks(self, rank: int, block: bytes, at: float) -> bytes:
