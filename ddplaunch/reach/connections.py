@@ -1,7 +1,6 @@
-"""The hosts of a job whose agents ddplaunch starts: what is started on each, the connection to it, and when these begin and end.
+"""The hosts on which the dispatcher (the command that was typed) starts agents: what starts each, and the connections to them.
 
-All this runs in the dispatcher (the process of the command that was typed). A connection is the ssh process or the like, its
-output, and the frames in both directions. Reports no errors: `Handler` does.
+A connection is the ssh process or the like, its output, and the frames in both directions. Reports no errors: `Handler` does.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class Handler(Protocol):
 
 
 class HostConnection:
-    """The connection to one host of the job: the process that leads there (ssh, say), and the frames through its pipes."""
+    """The dispatcher's connection to one host: the process that leads there (ssh, say), and the frames through its pipes."""
 
     def __init__(self, agent: AgentStart, loop: Loop, handler: Handler) -> None:
         """Prepare the connection to a host; `start` starts the command that leads there."""
