@@ -38,7 +38,10 @@ _WORDS_FOR = {
     **dict.fromkeys(("pdb", "ipdb", "post-mortem"), "--debug"), "vscode": "--debugpy",
     **dict.fromkeys(("restart", "restarts"), "--max-restarts"),
 }  # fmt: skip
-_VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top"}
+_VERBS_FOR = {
+    "kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top",
+    **dict.fromkeys(("runs", "history", "past"), "ps --all"), "tail": "logs -f",
+}  # fmt: skip
 # verbs that other tools have, and what serves in their place
 _LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
 _SERVES = {
@@ -300,7 +303,7 @@ def _of_launcher(typed: str, before: Sequence[str], launcher: str, words: Sequen
 def no_help(word: str) -> LaunchError:
     """Return the error for `help` with a word that is no verb."""
     if verb := verb_meant(word):
-        return LaunchError(f"{word} is no verb of ddplaunch", hint=f"did you mean `ddplaunch help {verb}`?")
+        return LaunchError(f"{word} is no verb of ddplaunch", hint=f"did you mean `ddplaunch help {verb.split()[0]}`?")
     flags = [option.flag for option in OPTIONS if word.strip("-").replace("_", "-") in option.key]
     about = f"`ddplaunch --help-all` has {some(flags, 3)}" if flags else f"`ddplaunch help VERB`, of {', '.join(VERBS)}"
     return LaunchError(f"{word} is no verb of ddplaunch", hint=about)
