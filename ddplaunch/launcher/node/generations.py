@@ -24,6 +24,7 @@ from ddplaunch.spec.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIP
 from ddplaunch.spec.job import ProgramKind
 from ddplaunch.spec.outcome import StartFailure, WorkerExit
 from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.exitcodes import USAGE
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.words import duration
 
@@ -129,7 +130,13 @@ class Generations:
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
         if self._ready is not None and self._ready[1].folder.is_settled:  # the path of the logs is known
-            self._make_workers(*self._ready)
+            generation, setup = self._ready
+            if setup.folder.refusal is not None:  # it was asked for
+                self._ready = None
+                failure = StartFailure(min(generation.ranks), setup.plan.workers[0].host, setup.folder.refusal, USAGE)
+                self._loop.post(node.StartFailed(failure, self._loop.now()))
+                return
+            self._make_workers(generation, setup)
         workers = self.workers
         if workers is None or not self._is_starting:
             return
