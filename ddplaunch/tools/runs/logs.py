@@ -20,9 +20,9 @@ from contextlib import ExitStack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.record.folders import goes_on
+from ddplaunch.record.folders import goes_on, parts_of
 from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
-from ddplaunch.record.run import KILLED, Run
+from ddplaunch.record.run import KILLED, LONGEST, EventRow, Run, lines_of
 from ddplaunch.record.window.questions import NodeStatus
 from ddplaunch.spec.options.parsers import BadValue, duration
 from ddplaunch.system.console.lines import Lines
@@ -31,6 +31,7 @@ from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.files import content
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import compress, some, these_ranks
 from ddplaunch.tools.runs import find
@@ -191,7 +192,7 @@ def _write(write: Callable[[bytes], object], lines: Iterable[bytes], log: LogFil
         write(prefix + line)
 
 
-_WHY_NONE = "one worker has the command's own stdout and stderr, and no logs, unless an option about output is given"
+_WHY_NONE = "a single worker has the command's own stdout and stderr, and no logs; `--output prefix` keeps some"
 
 
 def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
@@ -204,9 +205,19 @@ def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
         raise find.no_such_ranks(run.name, never, world_size)
     there = {log.rank for log in logs}
     are_missing = not logs if want.ranks is None else not want.ranks <= there
-    if are_missing and not (want.follow and goes_on(run.folder)):
+    may_come = want.follow and goes_on(run.folder)
+    if may_come and are_missing:
+        never = _started_in(run.folder) - there
+        may_come = not (never if want.ranks is None else never & want.ranks)
+    if are_missing and not may_come:
         raise _none_of(run, want.ranks, there)
     return [log for log in logs if want.ranks is None or log.rank in want.ranks]
+
+
+def _started_in(folder: str) -> set[int]:
+    """Return the ranks that have been started: a log is made before its worker, and none that is missing then comes later."""
+    events = (row for part in parts_of(folder) for row in lines_of(content(f"{part}/events.jsonl", LONGEST), EventRow))
+    return {row.rank for row in events if row is not None and row.event == "worker_started" and row.rank is not None}
 
 
 def _none_of(run: Known, wanted: Collection[int] | None, there: Collection[int]) -> LaunchError:

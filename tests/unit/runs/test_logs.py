@@ -116,6 +116,22 @@ def test_of_a_run_that_was_typed_here_the_hosts_are_named_that_have_its_logs(run
     assert "ddplaunch logs run` shows those of gpu01" in str(raised.value.hint)
 
 
+@pytest.mark.parametrize("ranks", [None, "0"])
+def test_logs_that_will_never_come_are_not_waited_for(run, capfdbinary, ranks):
+    """A log is made before its worker starts; a single worker on a terminal has none."""
+    for log in run.glob("rank-*"):
+        log.unlink()
+    (run / "summary.json").unlink()
+    (run / "events.jsonl").write_text('{"event": "worker_started", "rank": 0}\n')
+    held = os.open(run / "events.jsonl", os.O_RDONLY)
+    lock(held)
+    try:
+        with pytest.raises(LaunchError, match="logs? "):
+            shown(capfdbinary, run, follow=True, ranks=ranks)
+    finally:
+        os.close(held)
+
+
 def test_a_folder_that_is_none_of_a_run_has_no_heading(run, tmp_path, capfd):
     want = logs.wanted(now=NOW)
     with pytest.raises(LaunchError) as raised:
