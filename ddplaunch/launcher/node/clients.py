@@ -355,7 +355,7 @@ class RunClients(Clients):
             host=self._host,
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
-            command=piece(shlex.join(Redactor(self._context.known_secrets).argv((program.target, *program.args)))),
+            command=piece(shlex.join(Redactor(self._context.known_secrets).argv(program.shown))),
             phase="rendezvous",
             seconds=max(0.0, time.monotonic() - self._context.reporter.story.began),
             world_size=0,

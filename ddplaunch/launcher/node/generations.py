@@ -21,7 +21,7 @@ from ddplaunch.launcher.node.workers import Workers
 from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.record.run_folder import COLLECTIVES, SAMPLES
 from ddplaunch.spec.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIPT_ENDED, STORE_WANTED
-from ddplaunch.spec.job import ProgramKind
+from ddplaunch.spec.job import RUNNER, ProgramKind
 from ddplaunch.spec.outcome import StartFailure, WorkerExit
 from ddplaunch.system.errors import LaunchError, expendable
 from ddplaunch.system.exitcodes import USAGE
@@ -282,7 +282,8 @@ class Generations:
         inputs, folder = self._context.inputs, self._context.folder
         assert folder is not None
         program, plan = inputs.spec.program, self.plan
-        of_program = os.path.dirname(os.path.abspath(program.target)) if program.kind is ProgramKind.SCRIPT else "."
+        is_script = program.kind is ProgramKind.SCRIPT and program.target != RUNNER
+        of_program = os.path.dirname(os.path.abspath(program.target)) if is_script else "."
         question = partial(
             about, of_program, plan.interpreter, inputs.node.devices, inputs.env, self._context.known_secrets
         )

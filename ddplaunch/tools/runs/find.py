@@ -266,7 +266,7 @@ def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
     kinds: tuple[Callable[[Known], bool], ...] = (
         lambda run: run.run_id == typed,
         lambda run: run.name == typed.lower(),
-        lambda run: bool(run.script) and typed in (run.script, run.program, run.program.removesuffix(".py")),
+        lambda run: bool(run.script) and typed in _names_of(run),
         lambda run: is_part and (run.run_id.startswith(typed) or run.name.startswith(typed.lower())),
         lambda run: is_part and len(typed) >= _SHORTEST_END and run.run_id.endswith(typed.lower()),
     )
@@ -274,6 +274,11 @@ def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
         if found := [run for run in runs if fits(run)]:
             return found
     return []
+
+
+def _names_of(run: Known) -> tuple[str, ...]:
+    """Return what a script is called by; of a function of `launch()`, "train.py:main", its file and its name, too."""
+    return run.script, run.program, run.program.removesuffix(".py"), *run.program.split(":")
 
 
 def newest_first(runs: Iterable[Known]) -> list[Known]:

@@ -184,3 +184,9 @@ def test_many_nodes_that_have_not_answered_for_one_reason_are_named_in_one_line(
 )
 def test_a_run_that_does_not_answer_has_the_name_of_its_place(place, name):
     assert written([ps.render(RunReplies(place, None, (), "does not answer"))], Look()) == f"{name}: does not answer"
+
+
+@pytest.mark.parametrize("typed", ["train.py:main", "train.py", "main"])
+def test_a_function_is_found_by_its_file_and_by_its_name(typed):
+    run = find.Known(run_id="k7qx", script="train.py:main")
+    assert find.meant(typed, [run, find.Known(run_id="other", script="other.py")]) == [run]
