@@ -58,7 +58,7 @@ def planned(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Pl
 
 
 def _unreached(spec: JobSpec, allocation: Allocation) -> str | None:
-    """Return the first host of a job that runs over ssh on other hosts alone, which `plan` does not ask; None of any other job."""
+    """Return the first host of a job that runs over ssh on other hosts alone, which `plan` does not ask; else None."""
     hosts = [host.name for host in allocation.start]
     if spec.simulate or not hosts or allocation.task is not None or os.uname().nodename in allocation.hosts:
         return None
@@ -89,7 +89,7 @@ def _of_unreached(spec: JobSpec, allocation: Allocation, env: Mapping[str, str],
     if spec.threads is not None:
         reasons["threads"] = spec.origin("threads")
     if not given:
-        reasons["workers"] = f"{unknown}; one stands for those of each host"
+        reasons["workers"] = f"{unknown}; each host is shown with one"
     note = "no host was asked: each finds its own devices at the start, and sets the variables that depend on them"
     return replace(plan, backend=spec.backend if is_given else plan.backend, reasons=reasons, notes=(note,))
 
