@@ -191,7 +191,7 @@ def test_hosts_that_were_not_asked_are_not_said_to_have_what_this_one_has(plan: 
 )
 def test_what_a_login_node_lacks_is_no_error_of_a_job_on_other_hosts(plan: Plan, words: str) -> None:
     shown = plan(f"--hosts gpu01,gpu02 {words} train.py")
-    assert shown.startswith("workers 2 on 2 nodes unknown until gpu01 is reached; each host is shown with one\n")
+    assert shown.startswith("workers 2 on 2 nodes unknown until gpu01 is reached, and each host is shown with one\n")
 
 
 def test_what_is_given_is_known_of_hosts_that_were_not_asked(plan: Plan) -> None:

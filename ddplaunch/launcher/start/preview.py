@@ -89,7 +89,7 @@ def _of_unreached(spec: JobSpec, allocation: Allocation, env: Mapping[str, str],
     if spec.threads is not None:
         reasons["threads"] = spec.origin("threads")
     if not given:
-        reasons["workers"] = f"{unknown}; each host is shown with one"
+        reasons["workers"] = f"{unknown}, and each host is shown with one"
     note = "no host was asked: each finds its own devices at the start, and sets the variables that depend on them"
     return replace(plan, backend=spec.backend if is_given else plan.backend, reasons=reasons, notes=(note,))
 
