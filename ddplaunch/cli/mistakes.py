@@ -34,6 +34,7 @@ _WORDS_FOR = {
     "no-color": "NO_COLOR=1 ddplaunch", "bind-to": "--cpu-bind", "cpu": "--devices cpu",
     "procs": _NUMBER, "gpus-per-node": _NUMBER, "ngpus-per-node": _NUMBER, "gpu": "--devices", "cuda": "--devices",
     "cuda-visible-devices": "--devices", "retries": "--max-restarts", "kill-after": "--grace-period", "omp": "--threads",
+    **dict.fromkeys(("join-timeout", "start-timeout"), "--rdzv-timeout"),
     "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
     **dict.fromkeys(("pdb", "ipdb", "post-mortem"), "--debug"), "vscode": "--debugpy",
     **dict.fromkeys(("restart", "restarts"), "--max-restarts"),
@@ -189,8 +190,12 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
     if error := _of_program(before, target, rest) or _of_optional(before, program):
         return error
     if "--" + flag_of(target) in FLAGS:
+        option = FLAGS["--" + flag_of(target)]
+        is_alone = "=" not in target and (not rest or os.path.isfile(rest[0]))
+        lacks_value = option is not None and not option.is_flag and is_alone
+        meant = [f"--{target}", option.example] if option is not None and lacks_value else [f"--{target}"]
         return LaunchError(
-            f"{target} is no script, but an option without its dashes", hint=_type([*before, f"--{target}"], rest)
+            f"{target} is no script, but an option without its dashes", hint=_type([*before, *meant], rest)
         )
     if _ASSIGNMENT.fullmatch(target):
         return _of_assignment(before, program)
