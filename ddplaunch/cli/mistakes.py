@@ -34,11 +34,15 @@ _WORDS_FOR = {
     "no-color": "NO_COLOR=1 ddplaunch", "bind-to": "--cpu-bind", "cpu": "--devices cpu",
     "procs": _NUMBER, "gpus-per-node": _NUMBER, "ngpus-per-node": _NUMBER, "gpu": "--devices", "cuda": "--devices",
     "cuda-visible-devices": "--devices", "retries": "--max-restarts", "kill-after": "--grace-period", "omp": "--threads",
+    **dict.fromkeys(("join-timeout", "start-timeout"), "--rdzv-timeout"),
     "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
     **dict.fromkeys(("pdb", "ipdb", "post-mortem"), "--debug"), "vscode": "--debugpy",
     **dict.fromkeys(("restart", "restarts"), "--max-restarts"),
 }  # fmt: skip
-_VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top"}
+_VERBS_FOR = {
+    "kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top",
+    **dict.fromkeys(("runs", "history", "past"), "ps --all"), "tail": "logs -f",
+}  # fmt: skip
 # verbs that other tools have, and what serves in their place
 _LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
 _SERVES = {
@@ -71,8 +75,11 @@ _SBATCH = frozenset({
 # no training script has these by chance
 _OURS_ALONE = frozenset({
     "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "hosts", "hostfile", "max-restarts", "standalone",
-    "simulate", "gpus-per-worker", "workers-per-gpu", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "grace-period",
-    "cpu-bind", "no-python",
+    "gpus-per-worker", "workers-per-gpu", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "grace-period",
+    "cpu-bind", "no-python", "live", "simulate", "chaos", "spares", "keep-warm", "mps", "health-check", "restart-on",
+    "max-no-progress", "hang-timeout", "heartbeat-timeout", "straggler-check", "requeue-on", "max-requeues", "notice-file",
+    "notice-command", "stop-file", "debug-on-error", "debugpy", "avoid-bad-nodes", "numa-binding", "shutdown-timeout",
+    "wrap-ranks",
 })  # fmt: skip
 
 
@@ -183,8 +190,12 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
     if error := _of_program(before, target, rest) or _of_optional(before, program):
         return error
     if "--" + flag_of(target) in FLAGS:
+        option = FLAGS["--" + flag_of(target)]
+        is_alone = "=" not in target and (not rest or os.path.isfile(rest[0]))
+        lacks_value = option is not None and not option.is_flag and is_alone
+        meant = [f"--{target}", option.example] if option is not None and lacks_value else [f"--{target}"]
         return LaunchError(
-            f"{target} is no script, but an option without its dashes", hint=_type([*before, f"--{target}"], rest)
+            f"{target} is no script, but an option without its dashes", hint=_type([*before, *meant], rest)
         )
     if _ASSIGNMENT.fullmatch(target):
         return _of_assignment(before, program)
@@ -300,7 +311,7 @@ def _of_launcher(typed: str, before: Sequence[str], launcher: str, words: Sequen
 def no_help(word: str) -> LaunchError:
     """Return the error for `help` with a word that is no verb."""
     if verb := verb_meant(word):
-        return LaunchError(f"{word} is no verb of ddplaunch", hint=f"did you mean `ddplaunch help {verb}`?")
+        return LaunchError(f"{word} is no verb of ddplaunch", hint=f"did you mean `ddplaunch help {verb.split()[0]}`?")
     flags = [option.flag for option in OPTIONS if word.strip("-").replace("_", "-") in option.key]
     about = f"`ddplaunch --help-all` has {some(flags, 3)}" if flags else f"`ddplaunch help VERB`, of {', '.join(VERBS)}"
     return LaunchError(f"{word} is no verb of ddplaunch", hint=about)
@@ -336,20 +347,34 @@ def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence
 
     `forms` are the flags of the verb.
     """
-    words = list(program[1:])
-    ours = _OURS_ALONE.union(form.removeprefix("--") for form in forms)
-    at = next((at for at, word in enumerate(words) if flag_of(word).removeprefix("--") in ours), None)
-    if at is None or not words[at].startswith("--"):
-        return None
-    name = flag_of(words[at])
     text = text_of(program[0])
-    if text is None or name[2:] in text or name[2:].replace("-", "_") in text:
+    if text is None:
         return None
-    first = words[at : at + 1 if "=" in words[at] or words[at + 1 : at + 2] == [] else at + 2]
-    if len(first) == 2 and (first[1].startswith("-") or name in forms):
-        first = first[:1]
-    meant = shlex.join(["ddplaunch", *before, *first, program[0], *words[:at], *words[at + len(first) :]])
-    return f"{name} after {program[0]} is an option of the script; for ddplaunch type `{meant}`"
+    ours = _OURS_ALONE.union(form.removeprefix("--") for form in forms)
+    moved, left, names = list[str](), list[str](), list[str]()
+    words = list(program[1:])
+    while words:
+        word = words.pop(0)
+        name = flag_of(word)
+        is_scripts = name[2:] in text or name[2:].replace("-", "_") in text
+        if not word.startswith("--") or name[2:] not in ours or is_scripts:
+            left.append(word)
+            continue
+        names.append(name)
+        moved.append(word)
+        option = FLAGS.get(name)
+        takes_value = name not in forms and (option is None or not option.is_flag)
+        if takes_value and "=" not in word and words and not words[0].startswith("-"):
+            moved.append(words.pop(0))
+    if not names:
+        return None
+    what = (
+        f"{names[0]} after {program[0]} is an option"
+        if len(names) == 1
+        else f"{some(names)} after {program[0]} are options"
+    )
+    meant = shlex.join(["ddplaunch", *before, *moved, program[0], *left])
+    return f"{what} of the script; for ddplaunch type `{meant}`"
 
 
 def _of_split_value(before: Sequence[str], program: Sequence[str]) -> list[str]:

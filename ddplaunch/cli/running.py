@@ -48,14 +48,21 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print everything a
 
 @click.command(cls=Command, takes=_ONE_RUN)
 @_json
+@click.option(
+    "-a", "--all", "every", is_flag=True, help="List your runs, ended ones too, newest first: RUN may be a script."
+)
 @_run
 @click.pass_obj
-def ps(env: Env, as_json: bool, run: str | None) -> int:
+def ps(env: Env, as_json: bool, every: bool, run: str | None) -> int:
     """Shows your jobs that run on this host or were started here, and their workers on all hosts: the state, CPU and memory of
     each, and for how long it has printed nothing. If another host answers for a job, the table says where to ask. A job that
     does not answer within a second is marked. With RUN, it shows that job alone: its name, a part of its long name, its script,
     or its folder.
     """  # noqa: D205 - the help of a verb is one paragraph
+    if every:
+        from ddplaunch.tools.runs import past
+
+        return show(past.show(env, run, as_json=as_json))
     from ddplaunch.tools.runs import ps as verb
 
     return show(verb.show(env, run, as_json=as_json))
@@ -84,6 +91,9 @@ def top(env: Env, run: str | None) -> int:
     "--grep", cls=Once, metavar="RE", help="Lines only in which this is found, a regular expression of Python's."
 )
 @click.option(
+    "-n", "--tail", cls=Once, metavar="N", help="The last N lines of each log only, or of its lines that match."
+)
+@click.option(
     "--since",
     cls=Once,
     metavar="TIME",
@@ -91,7 +101,9 @@ def top(env: Env, run: str | None) -> int:
 )
 @_run
 @click.pass_obj
-def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str | None, run: str | None) -> int:
+def logs(
+    env: Env, ranks: str | None, follow: bool, grep: str | None, tail: str | None, since: str | None, run: str | None
+) -> int:
     """Prints the stdout and stderr of the workers from the logs of a run, rank by rank, with the rank before each line. RUN is
     the name of a run, a part of its long name, its script, or its folder. Without RUN, it is your latest run, or with -f
     the latest that still runs. The first line, on stderr, names the run.
@@ -99,7 +111,8 @@ def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str
     from ddplaunch.tools.runs import logs as verb
 
     try:
-        return verb.show(env, run, verb.wanted(ranks, grep, since, follow, time.time()))
+        wanted = verb.wanted(now=time.time(), ranks=ranks, pattern=grep, tail=tail, since=since, follow=follow)
+        return verb.show(env, run, wanted)
     except OSError as error:  # files that cannot be read are no error: they end
         return not_written(error)
 

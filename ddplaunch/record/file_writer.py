@@ -147,7 +147,7 @@ class _Writer:
             unsafe = folders.replaceable_by(self._path)
         except OSError as error:
             self._folder = self._events = -1
-            self.reply(none=f"no logs are kept: {error.strerror}: {error.filename}")
+            self.reply(none=f"{error.strerror}: {error.filename}")
             return
         folders.lock(self._events)
         self._times = LogTimes(self._folder)

@@ -44,22 +44,25 @@ class RunFolder:
         runs: str | None,
         torchrun_layout: bool,
         keep: int = 0,
+        needed_by: str = "",
     ) -> None:
         """Have the folder `name` made below `root`, with a number behind a name that is taken; without a name, keep nothing.
 
-        Those in `runs`, the folder of all runs, are kept for `keep` days, 0: for ever.
+        Those in `runs`, the folder of all runs, are kept for `keep` days, 0: for ever. `needed_by` is the option, as it was
+        typed, without whose folder no worker may start.
         """
         self.files = files
         self.path: str | None = f"{root}/{name}" if name else None  # as it will be, until it is made
         self.is_made = not name  # or never will be
         self.problem: str | None = None  # the first thing that could not be written, and why
+        self.refusal: str | None = None  # why no worker may start: the folder that was asked for cannot be made
         self.warning: str | None = None  # about where it lies
         self.notices: list[str] = []  # what was done with old runs, and is not reported yet
         self._torchrun_layout = torchrun_layout
+        self._needed_by = needed_by
         self._reported_hanging = False
         if name and not files.is_open:
-            self.path, self.is_made = None, True
-            self.problem = "no logs are kept: there is no room for one more process"
+            self._keep_nothing("there is no room for one more process")
         elif name:
             files.replied = self._on_reply
             files.put(MAKE, pack({"root": root, "name": name, "runs": runs, "keep": keep}))
@@ -80,14 +83,22 @@ class RunFolder:
                     self.warning = f"the folder of the logs may be replaced: {unsafe}"
             case {"notice": text}:
                 self.notices.append(text)
-            case {"none": problem}:
-                self.path, self.is_made, self.problem = None, True, problem
+            case {"none": why}:
+                self._keep_nothing(why)
                 self.files.fails = True
             case {"problem": problem, **more}:
                 self.problem = self.problem or problem
                 self.files.fails = self.files.fails or "fails" in more
                 if not self.is_made:  # nor will it be: the writer has ended
                     self.path, self.is_made = None, True
+
+    def _keep_nothing(self, why: str) -> None:
+        """Go on without a folder, or, where one was asked for, say why no worker may start."""
+        self.path, self.is_made = None, True
+        if self._needed_by:
+            self.refusal = f"{self._needed_by}: {why}"
+        else:
+            self.problem = f"no logs are kept: {why}"
 
     @property
     def whole(self) -> str | None:
@@ -200,7 +211,9 @@ def folder_of_run(
         else:
             # a second run with an equal id gets a name of its own
             name = f"{spec.rdzv_id or plan.run_id}_{os.urandom(4).hex()}"
-        return RunFolder(files, root, name, runs=None, torchrun_layout=True)
+        # the command that has started all agents goes on without: the hosts of the workers keep the logs
+        needed_by = f"--log-dir {spec.log_dir}" if plan.workers else ""
+        return RunFolder(files, root, name, runs=None, torchrun_layout=True, needed_by=needed_by)
     if (runs := runs_folder(env)) is None:
         return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
     # homes are often shared, so each node has a folder of its own in that of the run

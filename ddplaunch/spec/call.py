@@ -5,16 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping
 
-from ddplaunch.spec.job import Given, JobSpec, Source
+from ddplaunch.spec.job import RUNNER, Given, JobSpec, Source
 from ddplaunch.spec.options import sources
 from ddplaunch.spec.options.resolve import job_spec
 from ddplaunch.spec.options.sources import from_keywords
 from ddplaunch.spec.options.table import BY_NAME
 from ddplaunch.system.errors import LaunchError
-from ddplaunch.system.own_files import worker_program
 
 CALL = "launch()"
-RUNNER = worker_program("call.py")
 
 _OF_OTHER_HOSTS = (
     "cluster", "exclude", "hostfile", "hosts", "include", "local_addr", "master_addr", "no_control", "node_rank",
@@ -63,13 +61,13 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
     ]
 
 
-def spec_of(collected: Iterable[Given]) -> JobSpec:
-    """Resolve the collected options into a JobSpec.
+def spec_of(collected: Iterable[Given], name: str) -> JobSpec:
+    """Resolve the collected options into a JobSpec; `name` is that of the function, as people are to see it.
 
     Raises:
         LaunchError: a value is invalid, or two of them do not go together.
     """
-    return job_spec(collected, [RUNNER])
+    return job_spec(collected, [RUNNER, name])
 
 
 def _option(name: str, text: str) -> Given:

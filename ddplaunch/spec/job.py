@@ -9,6 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from ddplaunch.system.own_files import worker_program
+
+RUNNER = worker_program("call.py")  # the program of the workers of `launch()`
+
 
 class Source(IntEnum):
     """Where the value of an option was written; a higher one wins."""
@@ -82,6 +86,11 @@ class Program(Struct, frozen=True, kw_only=True):
     target: str  # a path, a module's dotted name, or a command
     args: tuple[str, ...] = ()
     python: str | None = None  # interpreter; None: ours
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """What people know it by, and its arguments; a function of `launch()` is the argument of what runs it."""
+        return self.args if self.target == RUNNER else (self.target, *self.args)
 
 
 class Streams(Enum):

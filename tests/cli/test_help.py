@@ -154,7 +154,7 @@ COMPLETIONS = [
     ("--token-file t", {"file,t"}),
     ("train.py --nn", {"file,--nn"}),
     ("completion b", {"plain,bash"}),
-    ("ps --", {"plain,--json", "plain,--help", "plain,--help-all", "plain,--version"}),
+    ("ps --", {"plain,--all", "plain,--json", "plain,--help", "plain,--help-all", "plain,--version"}),
     ("stop no-such-run", {"dir,no-such-run"}),
     ("logs --f", {"plain,--follow"}),
     ("submit ", {"plain,--"}),

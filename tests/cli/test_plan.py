@@ -177,9 +177,27 @@ ASSUMED = "note: no other host was asked: each is planned like this one, "
 
 
 def test_hosts_that_were_not_asked_are_not_said_to_have_what_this_one_has(plan: Plan) -> None:
-    shown = plan("--hosts gpu01:2,gpu02:4 train.py")
+    shown = plan("--hosts gpu01:2,gpu02:4 train.py", "H200 H200")
     assert shown.startswith("workers 6 on 2 nodes as given for each host\n")
-    assert ASSUMED in shown
+    assert shown.count(" - unknown until gpu01 is reached\n") == 3
+    assert "note: no host was asked: each finds its own devices" in shown
+    assert "cuda:" not in shown
+    assert "accelerator" not in shown
+    assert ASSUMED in plan(f"--hosts {os.uname().nodename},gpu02 train.py")
+
+
+@pytest.mark.parametrize(
+    "words", ["--nproc-per-node gpu", "--gpus-per-worker 2", "--devices 0,1", "--mps", "--workers-per-gpu 2", ""]
+)
+def test_what_a_login_node_lacks_is_no_error_of_a_job_on_other_hosts(plan: Plan, words: str) -> None:
+    shown = plan(f"--hosts gpu01,gpu02 {words} train.py")
+    assert shown.startswith("workers 2 on 2 nodes unknown until gpu01 is reached, and each host is shown with one\n")
+
+
+def test_what_is_given_is_known_of_hosts_that_were_not_asked(plan: Plan) -> None:
+    shown = plan("--hosts gpu01,gpu02 --nproc-per-node 2 --backend nccl --threads 3 train.py")
+    assert shown.startswith("workers 4 on 2 nodes --nproc-per-node\n")
+    assert "\nbackend nccl --backend\nthreads 3 --threads\ndevices - unknown until gpu01 is reached\n" in shown
 
 
 @pytest.mark.parametrize("words", ["", "--nnodes 2 --simulate", "--hosts localhost"])

@@ -80,6 +80,10 @@ def test_the_number_of_nodes_may_come_from_anywhere(shown, folder: Path) -> None
 
 def test_spares_are_nodes_that_slurm_is_asked_for(shown) -> None:
     assert "#SBATCH --nodes=3\n" in shown("--print -- --nnodes 2 --spares 1 train.py")
+    assert "#SBATCH --no-kill\n" in shown("--print -- --nnodes 2 --spares 1 train.py")
+    assert "#SBATCH --no-kill\n" in shown("--print -- --nnodes 2:4 train.py")
+    assert "--no-kill" not in shown("--print -- --nnodes 2 train.py")
+    assert shown("--print --no-kill=off -- --nnodes 2 --spares 1 train.py").count("--no-kill") == 1
     assert "#SBATCH --nodes=3-5\n" in shown("--print -- --nnodes 2:4 --spares 1 train.py")
     assert "#SBATCH --nodes=3\n" in shown("--print -- --spares 2 train.py")
     assert "#SBATCH --nodes=3\n" in shown("--print -N 3 -- --nnodes 2 --spares 1 train.py")

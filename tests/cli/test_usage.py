@@ -138,6 +138,10 @@ NOTED = [
      "`ddplaunch plan --json train.py`"),
     ("train.py --sh 1", {}, "--sh after train.py is an option of the script; for ddplaunch type "
      "`ddplaunch plan --sh train.py 1`"),
+    ("train.py --live a --json --lr 1 --nnodes=2 --hosts n1 -v", {}, "--live, --json, --nnodes, --hosts after train.py are "
+     "options of the script; for ddplaunch type `ddplaunch plan --live --json --nnodes=2 --hosts n1 train.py a --lr 1 -v`"),
+    ("knows.py --live --nnodes 2", {}, "--live after knows.py is an option of the script; for ddplaunch type "
+     "`ddplaunch plan --live knows.py --nnodes 2`"),
     ("train.py", {"DDPLAUNCH_NPROC": "2"}, "DDPLAUNCH_NPROC has no effect: ddplaunch has no such variable; did you mean "
      "DDPLAUNCH_NPROC_PER_NODE?"),
     ("train.py", {"DDPLAUNCH_\x1bcccccccc": "2"}, "DDPLAUNCH_\\x1bcccccccc has no effect: ddplaunch has no such variable"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.record import folders
-from ddplaunch.spec import call as request
+from ddplaunch.spec.job import RUNNER
 from ddplaunch.tools.functions import connection
 from tests.conftest import PATIENCE, let_the_echo_die, until
 from tests.process.calling import Program
@@ -55,6 +55,9 @@ def test_ctrl_c_in_a_terminal_ends_all_and_raises_keyboard_interrupt(caller):
     shown = terminal.sees_the_end()
     assert "caught KeyboardInterrupt" in shown
     assert "\n[0] " not in shown and "\n[1] " not in shown  # the workers' own tracebacks would say it twice more
+    assert "in _wait" not in shown and "run_once" not in shown  # nor does our own loop
+    (started,) = caller.events("job_started")
+    assert started["program"] == "functions.py:sleeps"
     caller.nothing_left(PATIENCE)
 
 
@@ -215,7 +218,7 @@ def test_a_worker_unpickles_nothing_before_the_caller_has_proved_that_it_knows_t
         listener.listen()
         address = f"{listener.getsockname()[1:].decode()} {secret.hex()}"
         env = {**os.environ, "DDPLAUNCH_CALL": address, "RANK": "0", "WORLD_SIZE": "1"}
-        worker = subprocess.Popen([sys.executable, request.RUNNER], env=env, stderr=subprocess.PIPE, text=True)
+        worker = subprocess.Popen([sys.executable, RUNNER], env=env, stderr=subprocess.PIPE, text=True)
         with listener.accept()[0] as sock:
             nonce = os.urandom(connection.NONCE)
             sock.sendall(nonce)

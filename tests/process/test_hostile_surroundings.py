@@ -131,6 +131,15 @@ def test_where_no_run_folder_can_be_made_the_job_runs_without(job, program, plac
     job.nothing_left()  # nor the folder that the exception was written to
 
 
+@pytest.mark.parametrize("nodes", [(), ("--nnodes", 2, "--simulate", "--max-restarts", 2)], ids=["one node", "two"])
+def test_where_the_folder_that_was_asked_for_cannot_be_made_nothing_starts(job, program, nodes):
+    """As under torchrun: who names a folder wants the logs."""
+    result = job.run(*nodes, "--nproc-per-node", 2, "--log-dir", "/proc/x/y", program("behave"), "all=done").expect(2)
+    assert "could not be started: --log-dir /proc/x/y: No such file or directory: /proc/x\n" in result.err
+    assert not job.signs("done", 0)
+    assert not result.out
+
+
 def test_a_run_folder_that_is_removed_meanwhile_is_told_and_the_job_goes_on(job):
     process = job.behave("1=dies_on_sign", options=("--max-restarts", 1))
     until(lambda: len(job.events("worker_started")) == 2, "both starts")

@@ -52,6 +52,15 @@ def test_what_is_shown_to_be_typed_holds_no_variable_of_a_file(nodes, program, g
     assert node.err.count("v4lue") == shown.count("v4lue")
 
 
+def test_a_name_that_leads_nowhere_is_said_at_node_0_as_well(nodes, program):
+    """The others say so at their ends only, which the user of node 0 may not see."""
+    argv = ("--nnodes", 2, "--nproc-per-node", 1, "--node-rank", 0, "--master-addr")
+    node = nodes.node(*argv, "nowhere.invalid", program("place"))
+    node.says("warning: the other nodes look for this one as nowhere.invalid, which cannot be looked up here: ")
+    node.process.send_signal(SIGINT)
+    assert nodes.statuses() == [130]
+
+
 def test_a_node_that_gives_up_tells_node_0_why(nodes, program):
     """Its own words may not be seen, as under `srun --pty`."""
     first = nodes.node(*nodes.static(2, 0), "-m", "this")

@@ -90,6 +90,9 @@ def test_without_the_option_the_rank_is_named_for_which_the_others_wait_but_none
     job.signs("evaluated", 2)
     events = job.folder / "events.jsonl"
     until(lambda: "no worker has made progress" in events.read_text(), "the line")
+    shown = job.__class__(job.home).run("ps").out
+    assert f"{short(job.folder.name)}: stands still for " in shown
+    assert ("\n  rank 1 has not reached all_reduce #2" in shown) is IS_RECORDED
     job.process.send_signal(signal.SIGTERM)
     lines = [line for line in job.wait().err.splitlines() if "no worker has made progress" in line]
     assert len(lines) == 1

@@ -31,6 +31,7 @@ from ddplaunch.spec.options.table import BY_NAME
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_own
+from ddplaunch.system.net.resolver import Answer, Resolver
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.link import JoinRequest, Link
@@ -57,9 +58,23 @@ def coordinate_if_here(
     if agents is None:
         return None
     loop.post(Listening(agents.port))
+    if request.allocation.cluster == "static" and request.allocation.endpoint.address is not None:
+        _look_up_own_name(request.allocation.endpoint.address, loop, reporter)
     own = link_to(coordinator)
     coordinator.add_own_agent(own.on_order, agents.add_own(hello), agents)
     return own
+
+
+def _look_up_own_name(name: str, loop: Loop, reporter: Reporter) -> None:
+    """Warn if the name under which other nodes, started by hand, look for node 0 leads nowhere: they would say so there only."""
+
+    def on_answer(answers: Sequence[Answer]) -> None:
+        if why := answers[0].error:
+            reporter.print(
+                f"warning: the other nodes look for this one as {name}, which cannot be looked up here: {why}"
+            )
+
+    Resolver(loop, [(name, 0)], on_answer)  # a numeric address has no such error
 
 
 def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Reporter, loop: Loop) -> Agents | None:

@@ -71,9 +71,9 @@ def start_writer() -> FileQueue:
             gc.enable()
             file_writer.run(3, 4, 5)
         except ImportError as error:
-            os.write(3, reply(none=f"no logs are kept: {not_imported(error).message}"))
+            os.write(3, reply(none=not_imported(error).message))
         except OSError as error:  # it has not come so far as to be out of reach
-            its.send(reply(none=f"no logs are kept: {error.strerror}{of_open_files(error.errno)}"))
+            its.send(reply(none=f"{error.strerror}{of_open_files(error.errno)}"))
         finally:
             os._exit(0)  # the agent sees that it has ended
     its.close()

@@ -329,7 +329,7 @@ class RunClients(Clients):
     def _describe_run(self, coordinator: Coordinator) -> requests.Run:
         """Return what `ddplaunch ps` shows of this run."""
         state, stragglers, start = coordinator.state, coordinator.stragglers, self._context.inputs.allocation.start
-        members = state.members.taking_part
+        members, idleness = state.members.taking_part, state.idleness
         return replace(
             self._describe_node(),
             phase="suspended" if state.limits.suspended_at is not None else state.phase.name.lower(),
@@ -337,6 +337,8 @@ class RunClients(Clients):
             nnodes=len(members),
             generation=max(0, state.generation.number),
             restarts=state.restarts.number,
+            idle_for=max(0.0, self._loop.now() - idleness.progress_at) if idleness.is_printed else None,
+            idle_why=piece(self._context.reporter.story.idle_why) if idleness.is_printed else "",
             steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
             steps=size(stragglers.steps) if stragglers is not None and stragglers.steps is not None else None,
             spares=piece(", ".join(member.host for member in state.spares)),
@@ -355,7 +357,7 @@ class RunClients(Clients):
             host=self._host,
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
-            command=piece(shlex.join(Redactor(self._context.known_secrets).argv((program.target, *program.args)))),
+            command=piece(shlex.join(Redactor(self._context.known_secrets).argv(program.shown))),
             phase="rendezvous",
             seconds=max(0.0, time.monotonic() - self._context.reporter.story.began),
             world_size=0,

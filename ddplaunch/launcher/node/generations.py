@@ -21,9 +21,10 @@ from ddplaunch.launcher.node.workers import Workers
 from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.record.run_folder import COLLECTIVES, SAMPLES
 from ddplaunch.spec.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIPT_ENDED, STORE_WANTED
-from ddplaunch.spec.job import ProgramKind
+from ddplaunch.spec.job import RUNNER, ProgramKind
 from ddplaunch.spec.outcome import StartFailure, WorkerExit
 from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.exitcodes import USAGE
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.words import duration
 
@@ -129,7 +130,13 @@ class Generations:
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
         if self._ready is not None and self._ready[1].folder.is_settled:  # the path of the logs is known
-            self._make_workers(*self._ready)
+            generation, setup = self._ready
+            if setup.folder.refusal is not None:  # it was asked for
+                self._ready = None
+                failure = StartFailure(min(generation.ranks), setup.plan.workers[0].host, setup.folder.refusal, USAGE)
+                self._loop.post(node.StartFailed(failure, self._loop.now()))
+                return
+            self._make_workers(generation, setup)
         workers = self.workers
         if workers is None or not self._is_starting:
             return
@@ -275,7 +282,8 @@ class Generations:
         inputs, folder = self._context.inputs, self._context.folder
         assert folder is not None
         program, plan = inputs.spec.program, self.plan
-        of_program = os.path.dirname(os.path.abspath(program.target)) if program.kind is ProgramKind.SCRIPT else "."
+        is_script = program.kind is ProgramKind.SCRIPT and program.target != RUNNER
+        of_program = os.path.dirname(os.path.abspath(program.target)) if is_script else "."
         question = partial(
             about, of_program, plan.interpreter, inputs.node.devices, inputs.env, self._context.known_secrets
         )

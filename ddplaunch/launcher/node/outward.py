@@ -189,7 +189,7 @@ class Look:
         idle_at = time.time() - (self._loop.now() - max(state.idleness.progress_at, state.generation.began_at))
         return Figures(
             run_id=plan.run_id,
-            program=self._context.inputs.spec.program.target,
+            program=self._context.inputs.spec.program.shown[0],
             world_size=plan.world_size,
             nnodes=plan.nnodes,
             restarts=state.generation.number,

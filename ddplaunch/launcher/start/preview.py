@@ -1,7 +1,11 @@
-"""What `ddplaunch plan` shows: the plan of every node, as if each were like this one. Starts nothing."""
+"""What `ddplaunch plan` shows: the plan of every node, as if each were like this one. Starts nothing.
+
+If the job runs on other hosts alone, as from a login node, what they will find is unknown: no GPU here says nothing of theirs.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -40,6 +44,8 @@ def planned(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Pl
 
     Raises LaunchError: the job cannot be run here as asked, or lacks a rank that --chaos names.
     """
+    if (first := _unreached(spec, allocation)) is not None:
+        return _of_unreached(spec, allocation, env, first)
     simulated = len(allocation.start) if spec.simulate else 1
     decided = _of_all_nodes(spec, allocation, inspect(spec, token.public(env), divided_by=simulated))
     for fault in spec.chaos:  # of the nodes the options have told how many there are
@@ -49,6 +55,43 @@ def planned(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Pl
                 hint="ranks count from 0; --nnodes and --nproc-per-node say how many there are",
             )
     return decided
+
+
+def _unreached(spec: JobSpec, allocation: Allocation) -> str | None:
+    """Return the first host of a job that runs over ssh on other hosts alone, which `plan` does not ask; else None."""
+    hosts = [host.name for host in allocation.start]
+    if spec.simulate or not hosts or allocation.task is not None or os.uname().nodename in allocation.hosts:
+        return None
+    return hosts[0]
+
+
+def _of_unreached(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], first: str) -> Plan:
+    """Return the plan of hosts of which nothing is known: what the user has given stands, and the rest says so in its reason."""
+    unknown = f"{plan_view.UNKNOWN}{first} is reached"
+    given = isinstance(spec.nproc_per_node, int) or all(host.slots for host in allocation.start)
+    # one worker of each stands for those to come; the devices that it is to have are there, not here
+    like = replace(
+        spec,
+        nproc_per_node=spec.nproc_per_node if isinstance(spec.nproc_per_node, int) else 1,
+        devices=("cpu",),
+        gpus_per_worker=None,
+        workers_per_gpu=None,
+        mps=False,
+        backend="auto",
+        cpu_bind="none",
+        numa_binding=None,
+    )
+    plan = _of_all_nodes(like, allocation, inspect(like, token.public(env)))
+    reasons = {**plan.reasons, "devices": unknown, "backend": unknown, "threads": unknown}
+    is_given = spec.backend != "auto"
+    if is_given:
+        reasons["backend"] = spec.origin("backend")
+    if spec.threads is not None:
+        reasons["threads"] = spec.origin("threads")
+    if not given:
+        reasons["workers"] = f"{unknown}, and each host is shown with one"
+    note = "no host was asked: each finds its own devices at the start, and sets the variables that depend on them"
+    return replace(plan, backend=spec.backend if is_given else plan.backend, reasons=reasons, notes=(note,))
 
 
 def _warm(plan: Plan, env: Mapping[str, str]) -> str:

@@ -219,7 +219,8 @@ def _process_lines(report: FailureReport) -> list[Line]:
     process = Words(f"rank {first.rank}   {'  '.join(facts)}", WEAK)
     path = first.log or report.log_folder
     # a line of its own, since a path that wraps cannot be copied
-    logs = [(Words("logs ", WEAK), Words(tilde(short(path, report.cwd), report.home), "", path))] if path else []
+    label = "logs " if first.log else "run  "  # a worker that has the terminal itself has no log
+    logs = [(Words(label, WEAK), Words(tilde(short(path, report.cwd), report.home), "", path))] if path else []
     others = [*describe_others(first, report.exits, report.cwd), *report.locations]
     if report.restarts:
         others.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")

@@ -141,6 +141,7 @@ class JobReporter:
 
     def report_idle(self, seconds: float, why: str) -> None:
         """Report that no worker has made progress for so long, and why if that is known."""
+        self.story.idle_why = why
         reason, look = f"{why}; " if why else "", self._reporter.to_be_typed("stacks")
         self._notify(f"no worker has made progress for {duration(seconds)}: {reason}`{look}` shows where they are")
 

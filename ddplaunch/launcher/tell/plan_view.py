@@ -17,6 +17,7 @@ from ddplaunch.system.console.tables import COMMAND, NAME, NOTE, ODD, Block, lin
 from ddplaunch.system.redaction import HIDDEN, Redactor, is_secret
 from ddplaunch.system.words import compress, count, these_ranks
 
+UNKNOWN = "unknown until "  # how the reason of a value begins that hosts decide which were not asked
 PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved only when a job starts
 
 
@@ -96,14 +97,20 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> li
     devices = {device for worker in plan.workers for device in worker.devices}
     threads = {worker.variables["OMP_NUM_THREADS"] for worker in plan.workers}
     where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
+
+    def known(name: str, value: str) -> tuple[str, str, str]:
+        """Return the row of a value that the hosts of the workers decide, "-" where they were not asked."""
+        reason = plan.reasons[name]
+        return name, "-" if reason.startswith(UNKNOWN) else value, reason
+
     rows: list[tuple[str, ...]] = [
         ("workers", f"{plan.world_size} on {where}", plan.reasons["workers"]),
         ("cluster", plan.cluster, ""),
         ("address", plan.master_addr, plan.reasons["master_addr"]),
         ("port", str(plan.master_port or "-"), plan.reasons["master_port"]),
-        ("backend", plan.backend, plan.reasons["backend"]),
-        ("threads", ", ".join(sorted(threads, key=lambda number: (len(number), number))), plan.reasons["threads"]),
-        ("devices", str(len(devices)), plan.reasons["devices"]),
+        known("backend", plan.backend),
+        known("threads", ", ".join(sorted(threads, key=lambda number: (len(number), number)))),
+        known("devices", str(len(devices))),
     ]
     if spec.spares:
         rows.insert(1, ("spares", str(spec.spares), "nodes that wait until another one is lost or leaves"))
@@ -135,7 +142,8 @@ def _columns(
         columns["node"] = [str(worker.node_rank) for worker in workers]
         columns["host"] = [worker.host for worker in workers]
         columns["local rank"] = [str(worker.local_rank) for worker in workers]
-    columns["device"] = [worker.device for worker in workers]
+    if not plan.reasons["devices"].startswith(UNKNOWN):
+        columns["device"] = [worker.device for worker in workers]
     if any(worker.devices for worker in workers):
         # UUIDs are cut short where that leaves them different
         devices = {device for worker in workers for device in worker.devices}

@@ -215,7 +215,7 @@ class Reporter:
         self.emit(
             "job_started",
             run_id=plan.run_id,
-            program=self.spec.program.target[:_LONGEST_PROGRAM],
+            program=self.spec.program.shown[0][:_LONGEST_PROGRAM],
             world_size=plan.world_size,
             host=plan.workers[0].host if plan.workers else self.around.host,  # of a simulated node, its name
             backend=plan.backend,

@@ -42,6 +42,7 @@ class Story(Struct, kw_only=True):
     signalled_at: float | None = None  # when a signal ended the job, if the job's reporter has said so
     first_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
     left_after: Mapping[str, Any] | None = None  # the notice after which all workers left, as the public record has it
+    idle_why: str = ""  # why no worker makes progress, as was said last; "" where that is not known
     steps: int | None = None  # about how many the last generation has made, as the collectives show
     pace: float | None = None  # and how many in a second
     straggler: tuple[str, Mapping[str, Any]] | None = None  # for whom the others waited: in a sentence, and as data

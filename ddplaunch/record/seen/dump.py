@@ -34,7 +34,7 @@ _FRAME = re.compile(r'  File (?:"(.{0,2048})"|\?\?\?), line (\d{1,9}|\?\?\?) in 
 _LONGEST_LINE = 8192
 _OF_DEBUGGER = tuple(f"/ddplaunch/worker/{name}.py" for name in ("signals", "debugger"))
 # below the program's first frame, or where it has none yet
-_BELOW = ("/ddplaunch/worker/bootstrap.py", "/ddplaunch/worker/lifecycle.py")
+_BELOW = tuple(f"/ddplaunch/worker/{name}.py" for name in ("bootstrap", "lifecycle", "call"))
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 

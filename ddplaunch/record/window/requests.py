@@ -88,6 +88,8 @@ class Run(Struct, frozen=True, tag="run"):
     restarts: Number
     max_restarts: Number
     ddplaunch: Line  # the version
+    idle_for: Duration | None = None  # seconds without progress of any worker; None: not so long that it was said
+    idle_why: Piece = ""  # as was said, if that is known
     steps_per_second: Pace | None = None
     steps: Size | None = None  # about how many it has made, as its collectives show
     straggler: Piece = ""  # in a sentence

@@ -54,11 +54,11 @@ def launch(
     from ddplaunch.spec.program import working_directory
     from ddplaunch.tools.functions.caller import Caller
     from ddplaunch.tools.functions.exceptions import JobError
-    from ddplaunch.tools.functions.pickling import CannotSend, Function
+    from ddplaunch.tools.functions.pickling import CannotSend, Function, name_of
 
     try:
         given = request.given({"nproc_per_node": nproc_per_node, **options}, os.environ, working_directory())
-        spec = request.spec_of(given)
+        spec = request.spec_of(given, name_of(function))
     except LaunchError as error:
         raise ValueError(error.message + (f"; {error.hint}" if error.hint else "")) from None
     try:
@@ -67,6 +67,8 @@ def launch(
     except JobError as error:
         # how we got here explains nothing; the traceback of a worker is in the notes
         raise error.with_traceback(None) from error.__cause__
+    except KeyboardInterrupt as interruption:
+        raise interruption.with_traceback(None) from None  # where launch() was called, not in our loop
     except CannotSend as error:
         raise TypeError(str(error)) from error.__cause__
 

@@ -26,6 +26,14 @@ _NOT_FILES = ("<stdin>", "<string>")  # the names of code from stdin and of `pyt
 _MOVE = "put it into a module that workers can import"
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """Return what people are to see of a function: "train.py:main"; its name alone where its code is in no file."""
+    code = getattr(function, "__code__", None)
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
+    file = os.path.basename(code.co_filename) if code is not None else ""
+    return name if not file.endswith(".py") else f"{file}:{name}"
+
+
 class CannotSend(Exception):
     """An object cannot be sent to the workers; the text says which, why, and what to do."""
 

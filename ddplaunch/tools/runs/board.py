@@ -10,7 +10,7 @@ from ddplaunch.system.words import count
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.columns import COLUMNS, Column, Row, rows_of
-from ddplaunch.tools.runs.ps import facts_of
+from ddplaunch.tools.runs.ps import facts_of, standing
 
 _HELP = "q leave  s stacks  l log  a attach  k stop  < > sort  r reverse"
 _LEAST = 8  # cells for the last line of each worker
@@ -88,6 +88,8 @@ class Board:
         """Return what is to be said of the job and of nodes that do not answer."""
         yield facts_of(self.replies)
         run = self.replies.run
+        if run is not None and standing(run) and run.idle_why:
+            yield line((printable(run.idle_why), ODD))
         if run is not None and run.straggler:
             yield line(printable(run.straggler))
         silent = find.silent(self.replies.nodes)

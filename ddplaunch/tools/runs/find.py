@@ -199,15 +199,20 @@ def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Known]:
     return found
 
 
+def every_run(env: Mapping[str, str]) -> list[Known]:
+    """Return all runs of this user that are known on this host: running here or elsewhere, and ended ones with a folder."""
+    found = look(env)
+    going = [*map(of_running, found.here), *found.there]
+    known = {run.run_id for run in going}
+    return [*going, *(of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in known)]
+
+
 def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str, str]]:
     """Return the names that complete what was typed, with a description: running jobs first, newest first.
 
     Runs that have ended are offered to `logs` and `report` only, which alone show them.
     """
-    runs = [*map(of_running, running(env))]
-    if verb in ("logs", "report"):
-        here = {run.run_id for run in runs}
-        runs += [of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in here]
+    runs = every_run(env) if verb in ("logs", "report") else [*map(of_running, running(env))]
     now, found = time.time(), []
     for run in newest_first(runs):
         name = next((name for name in (run.name, run.run_id, run.program) if name.startswith(typed)), "")
@@ -261,7 +266,7 @@ def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
     kinds: tuple[Callable[[Known], bool], ...] = (
         lambda run: run.run_id == typed,
         lambda run: run.name == typed.lower(),
-        lambda run: bool(run.script) and typed in (run.script, run.program, run.program.removesuffix(".py")),
+        lambda run: bool(run.script) and typed in _names_of(run),
         lambda run: is_part and (run.run_id.startswith(typed) or run.name.startswith(typed.lower())),
         lambda run: is_part and len(typed) >= _SHORTEST_END and run.run_id.endswith(typed.lower()),
     )
@@ -269,6 +274,11 @@ def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
         if found := [run for run in runs if fits(run)]:
             return found
     return []
+
+
+def _names_of(run: Known) -> tuple[str, ...]:
+    """Return what a script is called by; of a function of `launch()`, "train.py:main", its file and its name, too."""
+    return run.script, run.program, run.program.removesuffix(".py"), *run.program.split(":")
 
 
 def newest_first(runs: Iterable[Known]) -> list[Known]:
@@ -385,8 +395,8 @@ def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb:
         option = {"logs": "-r", "stacks": "-r", "attach": "-r", "profile": "-r"}.get(verb)
         return LaunchError(what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if option else _SHOWS)
     like = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
-    if not like and verb in ("logs", "report") and (kept := runs_folder(env)):  # `ps` shows none that has ended
-        return LaunchError(what, hint=f"`ls {shlex.quote(kept)}` shows the runs that are kept")
+    if not like and verb in ("logs", "report", "ps"):
+        return LaunchError(what, hint="`ddplaunch ps --all` lists your runs")
     return _none(what, (), verb, (), like)
 
 

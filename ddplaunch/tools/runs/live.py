@@ -24,6 +24,7 @@ _EVERY = 1.0  # seconds from one look to the next, more where one costs more tha
 _SHARE = 0.006  # of a core: here, and in the agent of the node with the most workers
 _OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them
 _LONGEST = 10.0  # seconds
+_CONFIRM = 2.0  # seconds from a first look that finds ranks waiting to the second one
 _AGAIN = 10.0  # seconds from one question about collectives to the next, twice as long where the ranks have moved
 _MOST_WORKERS = 16  # that a snapshot lists
 
@@ -70,8 +71,12 @@ class _Viewer:
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         stays = [wait for wait in self._waits if wait in before]
         self._rows.take_waits(stays)
-        self._pause = _AGAIN if stays or not before else self._pause * 2
-        self._waits_at = time.monotonic() + self._pause
+        if self._waits and not before:
+            pause = _CONFIRM
+        else:
+            self._pause = pause = _AGAIN if stays or not self._waits else self._pause * 2
+            self._waits = stays  # what has moved on is to be seen twice again
+        self._waits_at = time.monotonic() + pause
 
     def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""

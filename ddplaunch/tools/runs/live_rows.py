@@ -17,13 +17,14 @@ from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.columns import ENDED_WELL, Row, rows_of, state_of, totals
-from ddplaunch.tools.runs.ps import PHASES, progress_of, written_metrics, written_pace, written_progress
+from ddplaunch.tools.runs.ps import PHASES, progress_of, standing, written_metrics, written_pace, written_progress
 
 _MOST = 8  # rows for ranks that differ
 _GAP = "  "
 _RECENT = 30.0  # seconds in which steps are counted
 _LEAST_TIME = 5.0  # seconds between two steps that say how fast the job is
 _QUIET = 10.0  # seconds without output, and
+_TELLING = 3  # ranks that write: of two, one that writes nothing may well be the usual one
 _TIMES_QUIETER = 4  # times as many as the others', from which a rank is quiet
 _IDLE, _BUSY = 5.0, 50.0  # percent of a core: a rank below the one is idle where the others are above the other
 _MUCH_MORE = 1.2  # times the memory of the others, and
@@ -116,7 +117,9 @@ class LiveRows:
         pace, pause = self._pace(), at - self._steps[-1][0] if self._steps else 0.0
         stands = pause > max(_STANDS, _LONGER / pace if pace else 0.0)
         facts: list[Piece] = [duration(run.seconds + at - self._at)]
-        if run.phase != "running":
+        if still := standing(run):
+            facts.insert(0, (still, ODD))
+        elif run.phase != "running":
             facts.insert(0, (PHASES.get(run.phase, run.phase), ODD))
         if told := written_progress(progress, run):
             facts.append((told, NAME))
@@ -225,7 +228,7 @@ def _quiet(running: Sequence[Row]) -> _Test:
 
     def test(row: Row) -> tuple[str, str] | None:
         quiet = row.worker.quiet
-        if len(spans) < 2 or quiet is None or quiet < least or row.worker.state == "ended":
+        if len(spans) < _TELLING or quiet is None or quiet < least or row.worker.state == "ended":
             return None
         return f"quiet for {duration(quiet)}", ODD
 

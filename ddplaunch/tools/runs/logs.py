@@ -13,15 +13,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.record.folders import goes_on
+from ddplaunch.record.folders import goes_on, parts_of
 from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
-from ddplaunch.record.run import KILLED, Run
+from ddplaunch.record.run import KILLED, LONGEST, EventRow, Run, lines_of
 from ddplaunch.record.window.questions import NodeStatus
 from ddplaunch.spec.options.parsers import BadValue, duration
 from ddplaunch.system.console.lines import Lines
@@ -30,12 +31,14 @@ from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.files import content
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import compress, some, these_ranks
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.find import Known, heading, newest_first
 
 _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
+_LONGEST_NUMBER = 9  # digits: more lines are all lines
 _INTERVAL = 0.2  # seconds between two looks for what is new
 
 
@@ -44,28 +47,40 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     ranks: frozenset[int] | None = None
     pattern: re.Pattern[bytes] | None = None
+    tail: int | None = None  # how many lines of each log at most, of those that are there at first; None: all
     since: float | None = None  # seconds since 1970
     yesterday: str = ""  # the time of day that was asked for, which is still to come today
     follow: bool = False
     typed: tuple[str, ...] = ()  # the options, for hints
 
 
-def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bool, now: float) -> Wanted:
-    """Read the values of the options."""
+def wanted(
+    *,
+    now: float,
+    ranks: str | None = None,
+    pattern: str | None = None,
+    tail: str | None = None,
+    since: str | None = None,
+    follow: bool = False,
+) -> Wanted:
+    """Read the values of the options, given what was typed for each; `now` is in seconds since 1970."""
     try:
         compiled = re.compile(os.fsencode(pattern)) if pattern is not None else None
     except re.error as error:
         raise LaunchError(f"--grep {pattern}: {error}", hint="a regular expression of Python's is expected") from None
+    if tail is not None and not (tail.isascii() and tail.isdigit() and len(tail) <= _LONGEST_NUMBER):
+        raise LaunchError(f"-n {tail}: expected a number of lines", hint="type for example `-n 50`")
     begins = beginning(since, now) if since is not None else None
     # of the spans and dates, which may lie long ago, the user knows
     is_time = since is not None and begins is not None and _TIME_OF_DAY.fullmatch(since)
     is_before = is_time and time.localtime(begins).tm_yday != time.localtime(now).tm_yday
-    values = {"-r": ranks, "--grep": pattern, "--since": since}
+    values = {"-r": ranks, "--grep": pattern, "-n": tail, "--since": since}
     typed = [word for option, value in values.items() if value is not None for word in (option, value)]
     return Wanted(
         typed=(*typed, *(["-f"] if follow else [])),
         ranks=find.ranks_meant(ranks),
         pattern=compiled,
+        tail=int(tail) if tail is not None else None,
         since=begins,
         yesterday=(since or "") if is_before else "",
         follow=follow,
@@ -113,12 +128,15 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
     readers = {log: _ShownLog(log, want.since) for log in logs}
     out = sys.stdout.buffer
     raise_open_files()  # logs that are followed stay open, and there may be thousands
+    tail = want.tail
     while True:
         # looked at first: what is written before the end is read after it
         going = want.follow and goes_on(folder)
         for log, reader in readers.items():
-            _write(out.write, reader.lines(time.monotonic()) if going else reader.rest(), log, want, several)
+            lines = _fitting(reader.lines(time.monotonic()) if going else reader.rest(), want.pattern)
+            _write(out.write, lines if tail is None else deque(lines, tail), log, several)
         out.flush()
+        tail = None  # what comes from now on is shown whole
         if not going:
             break
         time.sleep(_INTERVAL)
@@ -163,14 +181,18 @@ def _split(block: bytes) -> list[bytes]:
     return [line + b"\n" for line in block.split(b"\n")[:-1]]
 
 
-def _write(write: Callable[[bytes], object], lines: Iterator[bytes], log: LogFile, want: Wanted, several: bool) -> None:
+def _fitting(lines: Iterator[bytes], pattern: re.Pattern[bytes] | None) -> Iterator[bytes]:
+    """Yield the lines in which the pattern is found, or all."""
+    return (line for line in lines if pattern is None or pattern.search(line, 0, len(line) - 1))
+
+
+def _write(write: Callable[[bytes], object], lines: Iterable[bytes], log: LogFile, several: bool) -> None:
     prefix = b"[%d] " % log.rank if several else b""
     for line in lines:
-        if want.pattern is None or want.pattern.search(line, 0, len(line) - 1):
-            write(prefix + line)
+        write(prefix + line)
 
 
-_WHY_NONE = "one worker has the command's own stdout and stderr, and no logs, unless an option about output is given"
+_WHY_NONE = "a single worker has the command's own stdout and stderr, and no logs; `--output prefix` keeps some"
 
 
 def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
@@ -183,9 +205,19 @@ def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
         raise find.no_such_ranks(run.name, never, world_size)
     there = {log.rank for log in logs}
     are_missing = not logs if want.ranks is None else not want.ranks <= there
-    if are_missing and not (want.follow and goes_on(run.folder)):
+    may_come = want.follow and goes_on(run.folder)
+    if may_come and are_missing:
+        never = _started_in(run.folder) - there
+        may_come = not (never if want.ranks is None else never & want.ranks)
+    if are_missing and not may_come:
         raise _none_of(run, want.ranks, there)
     return [log for log in logs if want.ranks is None or log.rank in want.ranks]
+
+
+def _started_in(folder: str) -> set[int]:
+    """Return the ranks that have been started: a log is made before its worker, and none that is missing then comes later."""
+    events = (row for part in parts_of(folder) for row in lines_of(content(f"{part}/events.jsonl", LONGEST), EventRow))
+    return {row.rank for row in events if row is not None and row.event == "worker_started" and row.rank is not None}
 
 
 def _none_of(run: Known, wanted: Collection[int] | None, there: Collection[int]) -> LaunchError:

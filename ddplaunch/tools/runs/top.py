@@ -211,7 +211,7 @@ def _write(text: str) -> None:
 
 
 def _logs(env: Mapping[str, str], run: Known, rank: int) -> None:
-    logs.show(env, run.run_id, logs.wanted(str(rank), None, None, False, time.time()))
+    logs.show(env, run.run_id, logs.wanted(now=time.time(), ranks=str(rank)))
 
 
 def _keys(within: float) -> list[str]:

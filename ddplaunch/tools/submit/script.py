@@ -109,6 +109,8 @@ def options(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
         *([SbatchOption("nodes", nodes)] if "nnodes" in spec.origins or is_open else []),
         *([SbatchOption("ntasks-per-node", "1")] if not request.has(*_ABOUT_TASKS) else []),
         SbatchOption("output", "%x-%A_%a.out" if request.has("array") else "%x-%j.out"),
+        # else Slurm ends the whole job with the first node that is lost
+        *([SbatchOption("no-kill")] if spec.spares or least < most else []),
         # a requeued job continues in the same file
         SbatchOption("open-mode", "append"),
         *([SbatchOption("requeue")] if spec.requeue_on else []),

@@ -16,7 +16,7 @@ from ddplaunch.system.errors import LaunchError
 
 
 def spec(**keywords):
-    return request.spec_of(request.given(keywords, {}, None))
+    return request.spec_of(request.given(keywords, {}, None), "train.py:main")
 
 
 def test_variables_of_a_file_that_is_a_keyword_are_shown_nowhere(tmp_path):
@@ -73,7 +73,7 @@ def test_a_time_that_is_too_small_to_be_written_is_no_zero():
 
 def test_another_process_of_ours_reads_the_same():
     collected = request.given({"env": {"A": "ä=\n"}, "timeout": 5, "quiet": False}, {"DDPLAUNCH_ROLE": "r"}, None)
-    job = request.spec_of(collected)
+    job = request.spec_of(collected, "train.py:main")
     assert order.decode(order.encode(Order.of(collected, replace(job, env=())))).spec() == job
 
 
@@ -81,4 +81,4 @@ def test_a_keyword_wins_over_a_variable():
     given = request.given(
         {"output": "raw"}, {"DDPLAUNCH_OUTPUT": "none", "PET_NNODES": "3", "DDPLAUNCH_HOSTS": "a"}, None
     )
-    assert request.spec_of(given).output == "raw"
+    assert request.spec_of(given, "train.py:main").output == "raw"

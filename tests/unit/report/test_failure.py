@@ -469,6 +469,13 @@ def test_the_log_below_the_home_folder_is_shown_as_a_shell_takes_it() -> None:
     assert "  logs /home/ann/" in render(FailureReport(first=away, exits=(away,), cwd=CWD, home="/home/an"))
 
 
+def test_the_folder_of_a_worker_without_a_log_is_not_called_that_of_logs() -> None:
+    away = replace(end(0), log=None)
+    text = render(FailureReport(first=away, exits=(away,), cwd=CWD, log_folder=f"{CWD}/runs/k7qx"))
+    assert "  run  runs/k7qx\n" in text
+    assert "  logs " not in text
+
+
 def test_different_exit_statuses_are_different_failures() -> None:
     assert report(end(0, 3), end(1, 4, at=1000.5), end(2, 3, at=1001.0)) == expect("""
     error: rank 0 failed: exit status 3   (after 4 s)

@@ -184,3 +184,18 @@ def test_many_nodes_that_have_not_answered_for_one_reason_are_named_in_one_line(
 )
 def test_a_run_that_does_not_answer_has_the_name_of_its_place(place, name):
     assert written([ps.render(RunReplies(place, None, (), "does not answer"))], Look()) == f"{name}: does not answer"
+
+
+@pytest.mark.parametrize("typed", ["train.py:main", "train.py", "main"])
+def test_a_function_is_found_by_its_file_and_by_its_name(typed):
+    run = find.Known(run_id="k7qx", script="train.py:main")
+    assert find.meant(typed, [run, find.Known(run_id="other", script="other.py")]) == [run]
+
+
+def test_a_job_that_stands_still_is_not_said_to_run():
+    idle = replace(RUN, idle_for=159.0, idle_why="rank 1 has not reached all_reduce")
+    shown = written([ps.render(RunReplies(SocketPath("/runs/run", "socket"), idle))], Look())
+    assert shown.startswith("run: stands still for 2 min 39 s, 3 workers on 2 nodes")
+    assert "\n  rank 1 has not reached all_reduce" in shown
+    stopping = replace(idle, phase="stopping")
+    assert "stands" not in written([ps.render(RunReplies(SocketPath("/runs/run", "socket"), stopping))], Look())

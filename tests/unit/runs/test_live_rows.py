@@ -52,6 +52,20 @@ def test_the_row_of_the_job_says_how_far_it_is_and_the_next_what_all_ranks_do() 
     assert rest == "all 3: running, step 120"
 
 
+def test_a_job_that_stands_still_says_so_as_it_has_said() -> None:
+    head, _ = rows(replies(worker(0), worker(1), run=replace(FRESH, idle_for=159.0, idle_why="rank 1 waits")))
+    assert head.startswith("run  stands still for 2 min 39 s  1 min")
+    stopping = rows(replies(worker(0), run=replace(FRESH, phase="stopping", idle_for=159.0)))
+    assert "stands still" not in stopping[0]
+
+
+def test_of_two_ranks_one_that_prints_nothing_is_no_odd_one() -> None:
+    """In most scripts rank 0 alone prints."""
+    assert rows(replies(worker(0), worker(1, quiet=23.0)))[1:] == ["all 2: running"]
+    quiet = rows(replies(worker(0), worker(1), worker(2, quiet=23.0)))[1:]
+    assert quiet == ["rank 2 on gpu01: quiet for 23 s", "2 more: running"]
+
+
 def test_a_node_that_waits_as_a_spare_has_no_row_and_hides_no_rank() -> None:
     spare = NodeReply(None, "gpu02", NodeStatus((worker(0, pid=0, state="waiting"), worker(7, pid=0, state="waiting"))))
     found = replies(worker(0), worker(1))

@@ -48,9 +48,8 @@ def run(tmp_path: Path) -> Path:
 
 def shown(capfdbinary: pytest.CaptureFixture[bytes], run: Path, named: str | None = None, **options: Any) -> bytes:
     """What is shown with these options."""
-    given: dict[str, Any] = {"ranks": None, "pattern": None, "since": None, "follow": False, "now": NOW, **options}
     env = {"XDG_STATE_HOME": str(run.parents[2])}
-    assert logs.show(env, named, logs.wanted(**given)) == 0
+    assert logs.show(env, named, logs.wanted(now=NOW, **options)) == 0
     return capfdbinary.readouterr().out
 
 
@@ -75,6 +74,8 @@ def test_ranks_come_one_after_the_other_and_several_are_told_apart(run, capfdbin
         (None, {"ranks": "3-1"}, "expected ranks"),
         (None, {"ranks": "0-99999999"}, "expected ranks"),
         (None, {"pattern": "("}, "--grep ("),
+        (None, {"tail": "-3"}, "-n -3: expected a number of lines"),
+        (None, {"tail": "1e3"}, "-n 1e3: expected"),
         (None, {"since": "yesterday"}, "--since yesterday: expected"),
         (None, {"since": "24:05"}, "--since 24:05: expected"),
         (None, {"since": "2026-11-31"}, "--since 2026-11-31: expected"),
@@ -88,11 +89,17 @@ def test_what_there_is_not_is_said_in_one_error(run, capfdbinary, named, options
     assert raised.value.hint
 
 
+def test_the_tail_is_that_of_each_log_of_the_lines_that_fit(run, capfdbinary):
+    assert shown(capfdbinary, run, tail="1") == b"[0] no end\n[1] no end\n"
+    assert shown(capfdbinary, run, tail="2", pattern=" of ", ranks="1") == b"one of 1\ntwo of 1\n"
+    assert shown(capfdbinary, run, tail="0") == b""
+    assert shown(capfdbinary, run, tail="999", ranks="0", follow=True) == b"one of 0\ntwo of 0\nno end\n"
+
+
 def test_a_run_that_is_not_there_points_to_those_that_are_kept(run, capfdbinary):
-    """`ddplaunch ps` shows none that has ended."""
     with pytest.raises(LaunchError) as raised:
         shown(capfdbinary, run, "other")
-    assert raised.value.hint == f"`ls {run.parent}` shows the runs that are kept"
+    assert raised.value.hint == "`ddplaunch ps --all` lists your runs"
 
 
 @pytest.mark.parametrize("ranks", [None, "1"])
@@ -109,8 +116,24 @@ def test_of_a_run_that_was_typed_here_the_hosts_are_named_that_have_its_logs(run
     assert "ddplaunch logs run` shows those of gpu01" in str(raised.value.hint)
 
 
+@pytest.mark.parametrize("ranks", [None, "0"])
+def test_logs_that_will_never_come_are_not_waited_for(run, capfdbinary, ranks):
+    """A log is made before its worker starts; a single worker on a terminal has none."""
+    for log in run.glob("rank-*"):
+        log.unlink()
+    (run / "summary.json").unlink()
+    (run / "events.jsonl").write_text('{"event": "worker_started", "rank": 0}\n')
+    held = os.open(run / "events.jsonl", os.O_RDONLY)
+    lock(held)
+    try:
+        with pytest.raises(LaunchError, match="there "):
+            shown(capfdbinary, run, follow=True, ranks=ranks)
+    finally:
+        os.close(held)
+
+
 def test_a_folder_that_is_none_of_a_run_has_no_heading(run, tmp_path, capfd):
-    want = logs.wanted(None, None, None, follow=False, now=NOW)
+    want = logs.wanted(now=NOW)
     with pytest.raises(LaunchError) as raised:
         logs.show({"XDG_STATE_HOME": str(run.parents[2])}, str(tmp_path), want)
     assert raised.value.message == f"there are no logs in {tmp_path}"
@@ -138,7 +161,7 @@ def test_since_is_a_span_a_time_of_day_the_last_one_or_a_date_of_the_time_zone_h
     try:
         now = datetime.fromisoformat("2026-11-22T14:05:00").timestamp()
         assert logs.beginning(since, now) == datetime.fromisoformat(then).timestamp()
-        assert logs.wanted(None, None, since, False, now).yesterday == (since if since == "14:05:01" else "")
+        assert logs.wanted(now=now, since=since).yesterday == (since if since == "14:05:01" else "")
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -1,0 +1,115 @@
+"""`ddplaunch ps --all`: the runs of this user, running and ended, newest first, as a table or as JSON."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+
+from ddplaunch.record.folders import goes_on
+from ddplaunch.record.run import Run
+from ddplaunch.system.console.tables import BAD, GOOD, NAME, ODD, Block, Look, Words, line, table, written
+from ddplaunch.system.exitcodes import OK, of_signal
+from ddplaunch.system.fields import line as line_of
+from ddplaunch.system.words import duration, signal_name, size
+from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs.find import Known, no_such_run
+
+_OF_SIGNAL = of_signal(0)  # what the status of a signal is greater than
+_HEADER = ("run", "script", "began", "took", "size", "how it ended")
+
+
+class _End(Struct, frozen=True):
+    """What the summary of a run says of its end."""
+
+    status: int | None  # that of the command; None: the run goes on, or was killed before it could write a summary
+    seconds: float | None  # that the job took
+    how: str
+    style: str = ""
+
+
+def show(env: Mapping[str, str], named: str | None, *, as_json: bool) -> str:
+    """List all runs, or those that `named` may mean (a script, say), and return the text for stdout.
+
+    Raises:
+        LaunchError: no run has the name.
+    """
+    every = find.every_run(env)
+    runs = every if named is None else find.meant(named, every)
+    if named is not None and not runs:
+        raise find.removed_run(env, named) or no_such_run(env, named, every, "ps")
+    newest = sorted(runs, key=lambda run: (-run.began, run.run_id))
+    if as_json:
+        import json
+
+        return json.dumps([*map(_data, newest)], indent=1)
+    if not newest:
+        return "you have no runs here"
+    return written([_table(newest, time.time())], Look.of_stdout(env))
+
+
+def _table(runs: Sequence[Known], now: float) -> Block:
+    return table(
+        [_row(run, now) for run in runs], header=_HEADER, styles=(NAME,), right=("began", "took", "size"), wraps=True
+    )
+
+
+def _row(run: Known, now: float) -> Sequence[str | Words]:
+    end = _end_of(run)
+    began = f"{duration(max(0.0, now - run.began))} ago" if run.began else ""
+    took = duration(end.seconds) if end.seconds is not None else ""
+    return run.name, run.program, began, took, size(_bytes_in(run.folder)), line((end.how, end.style))
+
+
+def _end_of(run: Known) -> _End:
+    if run.replies is not None:
+        return _End(None, None, "running" if run.replies.run is not None else "does not answer", GOOD)
+    if run.host:
+        return _End(None, None, f"runs on {run.host}", GOOD)
+    left = Run(run.folder)
+    status, seconds = left.summary.get("status"), left.summary.get("seconds")
+    if not isinstance(status, int):
+        # the folder of a run that goes on is locked, though nobody answers for it here
+        return _End(None, None, "does not answer" if goes_on(run.folder) else "was killed", ODD)
+    took = float(seconds) if isinstance(seconds, int | float) and seconds >= 0 else None
+    if status == OK:
+        return _End(status, took, "finished")
+    why = str(left.summary.get("why", "")).replace("_", " ")
+    because = left.first_failure or (
+        signal_name(status - _OF_SIGNAL) if why == "signalled" and status > _OF_SIGNAL else why
+    )
+    return _End(status, took, ": ".join(filter(None, (f"status {status}", line_of(because)))), BAD)
+
+
+def _bytes_in(folder: str) -> int:
+    """Return how much all files of a run take, those of its nodes too; what cannot be looked at counts nothing."""
+    if not folder:
+        return 0
+    return sum(map(_bytes_of, (f"{above}/{name}" for above, _, names in os.walk(folder) for name in names)))
+
+
+def _bytes_of(path: str) -> int:
+    with suppress(OSError):
+        return os.lstat(path).st_size
+    return 0
+
+
+def _data(run: Known) -> dict[str, Any]:
+    """Return what --json prints about one run."""
+    end = _end_of(run)
+    return {
+        "run_id": run.run_id,
+        "script": run.script,
+        "began": run.began or None,
+        "folder": run.folder or None,
+        "host": run.host or None,
+        "running": run.replies is not None or bool(run.host),
+        "status": end.status,
+        "seconds": end.seconds,
+        "how": end.how,
+        "bytes": _bytes_in(run.folder),
+    }
