@@ -35,13 +35,14 @@ def state_of(name: str) -> WarmState | None:
         OSError: it does not answer.
     """
     try:
-        fields = warm.ask(name, "status").split("\t")
+        fields = warm.ask(name, "status").split("\t")  # those of WarmState, in their order
     except (FileNotFoundError, ConnectionRefusedError):
         return None
-    if len(fields) != 6:  # an answer cut short: it is ending
+    if len(fields) != len(WarmState.__struct_fields__):  # an answer cut short: it is ending
         return None
-    pid, runs, running, seconds = map(int, fields[:4])
-    return WarmState(pid, runs, running, seconds, *fields[4:])
+    *numbers, python, modules = fields
+    pid, runs, running, seconds = map(int, numbers)
+    return WarmState(pid, runs, running, seconds, python, modules)
 
 
 def show(env: Mapping[str, str], *, stop: bool) -> str:
