@@ -31,9 +31,7 @@ class Console:
         self._first_sender: dict[bytes, HostConnection] = {}
         self._sent = 0  # bytes that the front had taken when this was last looked at
         self._sent_at = 0.0  # by the loop's clock, when they became more, or none waited
-        self._limits_wait = (
-            False  # the job is being stopped: a front that takes nothing is given up after UNREAD_TIMEOUT
-        )
+        self._limits_wait = False  # as the job is being stopped: then a front that takes nothing is given up
         self._wakes = loop.timer(None, lambda: None)  # ends the sleep when `update` has something to do
         self._bars: dict[HostConnection, tuple[Bar, ...]] = {}  # the progress bars that are shown of each host
         self._bar_feed = BarFeed(lambda: chain.from_iterable(self._bars.values()), queue.put_bars)

@@ -226,9 +226,8 @@ class Dispatcher(Lead):
         was_stopped = bool(self._signum)
         super().handle(event)
         match event:
-            case node.SignalReceived(signum) if (
-                not event.is_copy
-            ):  # a copy: another process of ours has just had the same
+            # of a signal that several of our processes get, all but the first are copies
+            case node.SignalReceived(signum) if not event.is_copy:
                 self._console.note_signal(signum)
                 if signum in self._spec.ending_signals:
                     self._on_stop(at_once=was_stopped and event.escalates)

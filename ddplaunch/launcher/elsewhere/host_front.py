@@ -53,15 +53,12 @@ class HostFront:
         output_pipe.attach(self._loop)
         self._agent: child.AgentProcess | None = None  # None before it is started, and once it is reaped
         self._stops: Collection[int] = ()  # signals that ask the job to end
-        self._prevented: tuple[int, str] | None = (
-            None  # status and text of an agent that was killed before the job began
-        )
+        # status and text if the agent was killed before the job began
+        self._prevented: tuple[int, str] | None = None
         # pids and starts of processes that outlive the agent: see `FrontPipes.spared_processes`
         self.spared: tuple[tuple[int, int], ...] = ()
         self._is_held = False  # the dispatcher has asked for no more output at present
-        self._unacknowledged = (
-            0  # bytes of output that were sent, and of which the dispatcher has not said that it has them
-        )
+        self._unacknowledged = 0  # bytes of output that were sent, but the dispatcher has not said that it has them
         self._lost = False  # the dispatcher is
         self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
         # the agent's end of its connection to the coordinator, and ours, whose bytes become frames

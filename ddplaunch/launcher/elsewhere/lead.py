@@ -126,9 +126,7 @@ class Lead(BehindFront):
         self._link = LocalLink(loop, self.coordinator, has_workers=False)
         self.coordinator.lead(self._link.on_order, self.incoming.agents, is_one_host=spec.simulate is not None)
         self._reporter.tell_all = self.coordinator.say
-        self._unreported: Generation | None = (
-            None  # has begun, but is not reported before it is settled where its folder lies
-        )
+        self._unreported: Generation | None = None  # one that has begun, until it is settled where its folder lies
         self._signum = 0  # the first signal to stop; 0: none has come
         self._front_lost = False
 
@@ -187,9 +185,7 @@ class Lead(BehindFront):
         elif event.escalates:
             self._reporter.print("killing the workers at once")
             self.coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))  # no node, but this command says so
-        elif (
-            event.taken_for
-        ):  # the same signal once more, which a cluster may have sent: the user learns that it counts once
+        elif event.taken_for:  # it repeats a signal, perhaps on its own: the user learns that both count as one
             self._reporter.print(render_repeated(event, os.getppid()))
 
     def _stop(self, why: Why, signum: int, *, by_cluster: bool = False) -> None:

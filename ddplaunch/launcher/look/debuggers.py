@@ -78,8 +78,7 @@ class Debuggers:
     def __init__(self, loop: Loop, running: Mapping[int, RunningWorker], reporter: Reporter, address: str) -> None:
         """Bind the abstract Unix address, and listen there later; `running`, which the agent changes, are its workers by rank.
 
-        Raises:
-            OSError: there are too many open files.
+        Raises OSError: there are too many open files.
         """
         self._loop = loop
         self._running = running

@@ -54,9 +54,7 @@ class GpuGauge:
         self._indices = {device.uuid or str(device): index for index, device in enumerate(devices)}
         self._socket: socket.socket | None = None  # to the child, once it is started
         self._is_asked = False  # and has not answered yet
-        self._is_useless = (
-            not devices
-        )  # nothing can be asked: there is no GPU, or the child has ended, for lack of NVML
+        self._is_useless = not devices  # there is no GPU, or the child has ended, for lack of NVML
         self._answer: list[tuple[int | None, int | None]] = []  # percent and bytes, as in `GpuUse`, of each device
         self._answered_at = -inf  # by the loop's clock; before the first answer, too old to count
 
@@ -153,16 +151,17 @@ class Sampler:
         progress: Mapping[int, Progress],
         generation: int,
     ) -> None:
-        """Take a sample of the workers that live; it is written at the next one, when the GPUs have answered."""
+        """Take a sample of the workers that live; it is written at the next one, when the GPUs have answered.
+
+        A worker without memory is about to end: the kernel has freed it.
+        """
         began = time.process_time()
         self.flush()
         found = [(plan, running[plan.rank], usage(running[plan.rank].pid)) for plan in plans if plan.rank in running]
         alive = [
             (plan, worker, used)
             for plan, worker, used in found
-            if used is not None
-            and used.state not in "ZX"
-            and used.rss  # of one that ends the kernel has freed the memory
+            if used is not None and used.state not in "ZX" and used.rss
         ]
         now = time.monotonic()
         percents = []  # of a core, since the last sample

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.node import front
 from ddplaunch.plan.cluster import AllocatedJob, Allocation
+from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.plan.cluster.endpoints import is_same_host
 from ddplaunch.record.folders import BAD_NODES, bad_nodes_file, state_folder
@@ -78,9 +79,7 @@ def run(
     allocated = _without_needless_step(allocated, reports_to_caller=reports_to_caller)
     allocation = allocated.allocation
     if allocation.starter == "srun":
-        from ddplaunch.launcher.elsewhere.slurm.run_step import (
-            run_step,
-        )  # each of the three needs what the others do not
+        from ddplaunch.launcher.elsewhere.slurm.run_step import run_step  # each way needs what the others do not
 
         return run_step(allocated, serve=serve)
     if allocation.cluster == "slurm" and spec.requeue_on:
@@ -227,19 +226,19 @@ def _lacks_srun(env: Mapping[str, str]) -> bool:
 def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
     """Return the job with its hosts, and with the secret by which agents that ddplaunch does not start itself know each other.
 
-    Raises:
-        LaunchError: what was asked for contradicts what was found.
+    Raises LaunchError: what was asked for contradicts what was found.
     """
     failures, unusable = _failures(env)
     avoided = failures if spec.avoid_bad_nodes else []
-    found = discover(
-        spec,
-        env,
-        os.uname().nodename,
+    facts = ClusterFacts(
+        spec=spec,
+        env=env,
+        hostname=os.uname().nodename,
         read=_read,
         is_bad=partial(_has_failed, avoided),
         confirm_job=partial(_confirm_job, env),
     )
+    found = discover(facts)
     found = replace(found, warnings=(*found.warnings, *unusable, *_those_that_failed(spec, found, failures)))
     if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))

@@ -47,9 +47,7 @@ class Forker:
         self._warm = warm  # the interpreter that is kept warm; None once it is not to be used any more
         self._output = output
         self._on_guard_over = on_guard_over
-        self._is_requested = (
-            True  # the user asked for forked workers; else nobody needs to know of a fork server that is lost
-        )
+        self._is_requested = True  # by the user; else nobody needs to know of a fork server that is lost
         self._server: ForkServer | Guard | None = None  # what forks the next workers; None: they are fresh processes
         self._guard: Guard | None = None  # the parent of workers, even where it forks no more
         # interpreter, modules and variables for which a server was started, or could not be; None before the first
@@ -129,8 +127,7 @@ class Forker:
     def fork(self, forks: Sequence[Fork]) -> Sequence[Child]:
         """Fork workers, which begin together; return () if nothing can fork them: then they have to be fresh processes.
 
-        Raises:
-            StartError: the machine cannot create another process.
+        Raises StartError: the machine cannot create another process.
         """
         if self._server is not None:
             try:

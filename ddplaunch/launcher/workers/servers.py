@@ -86,9 +86,7 @@ class ForkRequests:
                     self.notes.append(text)
                 case "ready":
                     self.is_ready = True
-                case (
-                    "unsafe" | "stale" | "unfit"
-                ):  # its imports forbid forks, its files have changed, it is for other scripts
+                case "unsafe" | "stale" | "unfit":  # to fork; since its files have changed; for this script
                     raise ServerLost(text)
                 case "guard":  # with its pid
                     self._process = look(int(text))
@@ -108,6 +106,7 @@ class ForkRequests:
             # each worker reads a byte of this pipe before it begins: if the agent gives up first, it reads the end, and ends
             wait, release = os.pipe()
             try:
+                # descriptors of each worker: its files, the end of the pipe, and the further one, if there is one
                 of_workers = [(*fork.descriptors, wait, *more[index : index + 1]) for index, fork in enumerate(forks)]
                 framed = [_number(len(of_workers[0])), *(_number(len(one)) + one for one in contents)]
                 descriptors = [fd for of_one in of_workers for fd in of_one]
@@ -171,10 +170,8 @@ class ForkRequests:
             return []
         except ConnectionError:  # the server has ended without reading the request
             data = b""
-        is_endless = (
-            len(self._received) > _LONGEST_LINE
-        )  # no line of ours: what an imported module writes does not count
-        if not data or is_endless:
+        is_no_line = len(self._received) > _LONGEST_LINE  # but what an imported module has written here
+        if not data or is_no_line:
             raise ServerLost("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]

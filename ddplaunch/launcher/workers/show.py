@@ -31,8 +31,7 @@ class WarmState(Struct, frozen=True):
 def state_of(name: str) -> WarmState | None:
     """Return the state of the interpreter with this socket; None if that interpreter has ended.
 
-    Raises:
-        OSError: it does not answer.
+    Raises OSError: it does not answer.
     """
     try:
         fields = warm.ask(name, "status").split("\t")  # those of WarmState, in their order

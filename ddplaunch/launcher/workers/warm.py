@@ -116,8 +116,7 @@ def ask(name: str, line: str) -> str:
 def guard_at(interpreter: Interpreter, output: int) -> Guard:
     """Have the interpreter fork a guard for this run; the guard says when it is ready. `output` is as for `Guard`.
 
-    Raises:
-        ServerLost: the interpreter has ended, or does not answer.
+    Raises ServerLost: the interpreter has ended, or does not answer.
     """
     try:
         connection = connect(interpreter.name)
@@ -198,8 +197,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
     To be called before this process becomes a subreaper: the interpreter is to be no descendant of any run, and to outlive this
     one.
 
-    Raises:
-        CannotKeep: no interpreter can serve the plan, nor be started.
+    Raises CannotKeep: no interpreter can serve the plan, nor be started.
     """
     interpreter = interpreter_for(plan, caller)
     why_older_ends = ""

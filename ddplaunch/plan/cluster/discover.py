@@ -6,7 +6,7 @@ part of, and a job started by it is another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 
 from msgspec import Struct
@@ -51,24 +51,12 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def discover(
-    spec: JobSpec,
-    env: Mapping[str, str],
-    hostname: str,
-    *,
-    read: Callable[[str], str],
-    is_bad: Callable[[str], bool] = lambda _: False,
-    confirm_job: Callable[[Sequence[str]], str] = lambda _: "",
-) -> Allocation:
-    """Return the hosts of the job and our place among them.
+def discover(facts: ClusterFacts) -> Allocation:
+    """Return the hosts of the job and which of them this is.
 
-    `read` returns the text of a file or raises OSError; a host that `is_bad` is left out; `confirm_job` as in ClusterFacts.
-
-    Raises:
-        LaunchError: what was asked contradicts what was found, or is not enough.
+    Raises LaunchError: what was asked contradicts what was found, or is not enough.
     """
-    facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read, is_bad=is_bad, confirm_job=confirm_job)
-    found = _find(facts)
+    spec, found = facts.spec, _find(facts)
     checks.refuse_workers_of_all_nodes(spec, found.nnodes[1])
     if spec.spares:
         is_commanded = bool(found.start) or found.has_front

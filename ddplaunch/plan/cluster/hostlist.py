@@ -328,8 +328,7 @@ def _is_bare(host: Host) -> bool:
 def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
     """Return those hosts, in their order, that `text` names, with the devices that it names.
 
-    Raises:
-        LaunchError: it names a host or a device that is not there.
+    Raises LaunchError: it names a host or a device that is not there.
     """
     named = _named(hosts, text, origin)
     chosen = ((host, named[host.name]) for host in hosts if host.name in named)

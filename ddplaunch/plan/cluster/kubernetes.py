@@ -22,8 +22,7 @@ from ddplaunch.system.errors import LaunchError
 def discover(facts: ClusterFacts) -> Allocation | None:
     """Return the allocation of our job's pods; None outside of a pod, or in a pod that is a job of its own or has no rank.
 
-    Raises:
-        LaunchError: variables and flags contradict each other, or the address of node 0 is not known.
+    Raises LaunchError: variables and flags contradict each other, or the address of node 0 is not known.
     """
     spec = facts.spec
     rank, size = None, None  # as the controller counts pods; None: it does not

@@ -86,8 +86,7 @@ class World(Struct, frozen=True, kw_only=True):
 def find_world(facts: ClusterFacts) -> World | None:
     """Return the processes that we were started with, None if there are no others.
 
-    Raises:
-        LaunchError: a variable does not hold a number.
+    Raises LaunchError: a variable does not hold a number.
     """
     if (started_on := facts.value("PMIX_HOSTNAME")) and not endpoints.is_same_host(started_on, facts.hostname):
         return None  # inherited, e.g. by a batch job from the shell that submitted it
@@ -111,8 +110,7 @@ _NO_ID = "this job has no id: two such jobs on the same hosts at a time need a -
 def discover(facts: ClusterFacts) -> Allocation | None:
     """Return the allocation of all processes that the launcher started; None if this process is the only one.
 
-    Raises:
-        LaunchError: the variables are incomplete or contradict the flags, or the host of node 0 is not known.
+    Raises LaunchError: the variables are incomplete or contradict the flags, or the host of node 0 is not known.
     """
     found = find_world(facts)
     if found is None:
@@ -156,6 +154,7 @@ def _allocation(facts: ClusterFacts, found: World) -> Allocation:
     nnodes = checks.nnodes(spec, task.nnodes, str(found), hint=hint)
     node_rank = checks.node_rank(spec, task.node_rank, found.launcher.rank)
     checks.refuse_host_filters(spec, f"{found.launcher.name} has started the processes")
+    # all agents have to find the same ports: from the id of their job, if the launcher has given one
     ports = endpoints.ports_of_name(found.job) if found.job else endpoints.ports_beside(endpoints.STATIC_PORT)
     endpoint, rendezvous = endpoints.of_agents(spec, *_addresses(facts, task), ports=ports, coordinator=found.rank == 0)
     notes = () if found.job or spec.rdzv_id else (_NO_ID,)

@@ -46,8 +46,7 @@ class _Step(Struct, frozen=True):
 def discover(facts: ClusterFacts) -> Allocation | None:
     """Return the allocation of the Slurm job that we run in; None if we run in none.
 
-    Raises:
-        LaunchError: Slurm and the flags contradict each other.
+    Raises LaunchError: Slurm and the flags contradict each other.
     """
     job = facts.number("SLURM_JOB_ID", "SLURM_JOBID")
     if job is None:

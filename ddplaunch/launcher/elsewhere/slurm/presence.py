@@ -61,8 +61,7 @@ def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: C
 
     `read` returns the text of a file of /proc.
 
-    Raises:
-        LaunchError: it certainly is not.
+    Raises LaunchError: it certainly is not.
     """
     job_id = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
     above = processes_above(read)

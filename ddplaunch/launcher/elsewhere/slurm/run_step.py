@@ -178,9 +178,7 @@ def environment(env: Mapping[str, str], *, token: str, host: str, port: int) -> 
 
 def run(lead: LeadJob, step: srun.Srun, pipes: FrontPipes) -> int:
     """Coordinate the agents of the step and give the job's exit status. Runs in a process of its own, with signals blocked."""
-    child.decide_start(
-        pipes
-    )  # srun has been started, so the job has begun: the front may not end it any more by killing this process
+    child.decide_start(pipes)  # srun runs, so the job has begun: the front no longer may just kill this process
     files = begin.start_writer()
     # meanwhile srun starts the agents, which takes about as long
     from ddplaunch.launcher.elsewhere.slurm.watcher import Watcher
