@@ -109,7 +109,9 @@ class Lead(BehindFront):
         )
         self.coordinator = Coordinator(
             loop,
-            job.first_state(policy, loop.now(), first_term(time.time())),
+            job.first_state(
+                policy, loop.now(), first_term(time.time())
+            ),  # by the time of day: terms grow from run to run
             inputs.draft,
             JobReporter(self._reporter),
         )

@@ -240,7 +240,8 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
     )
     found = discover(facts)
     found = replace(found, warnings=(*found.warnings, *unusable, *_those_that_failed(spec, found, failures)))
-    if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
+    is_typed = spec.origin("avoid_bad_nodes").startswith("--")  # not from a file or variable, which are for all jobs
+    if is_typed and found.cluster in ("local", "static"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
     allocated = AllocatedJob(spec=spec, env=env, allocation=found)
     if not allocated.agents_meet:
@@ -291,7 +292,8 @@ def _prepare_stdio() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor: this one
             os.set_inheritable(fd, True)
-    # the kernel stops a program in the background that reads (SIGTTIN), but only in the shell's session: workers have others
+    # the kernel stops a program of the shell's session that reads in the background (SIGTTIN); workers, in sessions of their
+    # own, would read what is typed for the shell
     is_background = False
     with suppress(OSError):  # it is not our controlling terminal
         is_background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()

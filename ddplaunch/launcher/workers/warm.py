@@ -150,7 +150,7 @@ def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
     name = _name_for(command, of_warm_interpreter(caller, plan), plan.preload, folder)
     if name is None:
         raise CannotKeep("it is not known on such a machine how to find all that a process inherits")
-    return Interpreter(name, plan.keep_warm, folder)
+    return Interpreter(name=name, seconds=plan.keep_warm, folder=folder)
 
 
 def _name_for(command: _Command, env: Mapping[str, str], modules: Sequence[str], folder: str) -> str | None:
