@@ -84,9 +84,7 @@ class Debuggers:
         self._running = running
         self._reporter = reporter
         self._debugpy_ranks: Collection[int] = ()  # workers of this node that are to wait for a client of debugpy
-        self._ports: dict[
-            int, tuple[socket.socket, int]
-        ] = {}  # by rank: a worker's connection, and its port of debugpy
+        self._ports: dict[int, tuple[socket.socket, int]] = {}  # by rank: the connection, and the port of debugpy
         self._asking: dict[int, socket.socket] = {}  # by rank: connections of workers that ask for the terminal
         self._pending: dict[int, _Pending] = {}  # by the rank that is to come
         self._gives_up = loop.timer(None, self._give_up_pending)

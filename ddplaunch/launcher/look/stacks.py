@@ -84,16 +84,13 @@ def capture_stacks(
     ask NCCL too, on the node of rank 0 alone: NCCL knows about all ranks.
     """
     found: list[Sample] = []
-    pending: list[
-        Iterator[bool]
-    ] = []  # a question to each process, which adds the answer to `found` or one of the dicts
+    pending: list[Iterator[bool]] = []  # questions, each of which adds its answer to `found` or to a dict below
     if stacks:
         pending += [_contain_errors(_capture_worker(target, until, host, found), target, found) for target in targets]
     else:
         found += [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
-    groups: dict[int, list[list[Group]]] = {
-        target.rank: [] for target in targets
-    }  # with one list, if a recorder answers
+    # by rank: no list of groups if no recorder answers, else one
+    groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
     with_recorder = [target for target in targets if target.recorder]
     # at the same time as the stacks, so that both show the worker at the same collective
     pending += [_contain_errors(ask_recorders(target.recorder, groups[target.rank])) for target in with_recorder]

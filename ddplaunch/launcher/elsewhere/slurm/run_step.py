@@ -45,9 +45,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
     for note in allocation.notes:
         tell(f"ddplaunch: {below(note)}\n")
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
-    port = endpoints.ports_of(job_id, os.getpid())[
-        0
-    ]  # where agents find this command, and not another one of the same job
+    port = endpoints.ports_of(job_id, os.getpid())[0]  # for this command, of perhaps several in a Slurm job
     token = os.urandom(32).hex()
     signals = passed_on(spec.signals)
     lead = _lead_job(allocated, signals, token=token, port=port)
