@@ -98,8 +98,7 @@ def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int
 
 def _check_rest(spec: JobSpec, hosts: Sequence[Host], bad: Sequence[Host], source: str) -> None:
     """Refuse a job that has too few `hosts` without the `bad` ones, on which a machine has failed."""
-    by_default = 2 if spec.spares else 1  # nodes that run workers: a single one is node 0, whose place no spare takes
-    needed = (spec.nnodes[0] if checks.has_nnodes_given(spec) else by_default) + spec.spares
+    needed = spec.nnodes[0] + spec.spares  # the former is 1 if no number was asked for
     if needed > len(hosts):
         option = spec.origin("avoid_bad_nodes")
         raise LaunchError(
