@@ -268,7 +268,7 @@ def has_file(pid: int, file: int) -> bool:
     """
     path = f"/proc/{pid}/fd/{STACKS_FD}"
     try:
-        if not os.readlink(path).startswith(_FILE_NAME):  # not followed: what the program has opened may hang
+        if not os.readlink(path).startswith(_FILE_NAME):  # else `stat` may hang, with the disk of the program's file
             return False
         theirs, ours = os.stat(path), os.fstat(file)
     except OSError:

@@ -86,7 +86,7 @@ class ForkRequests:
                     self.notes.append(text)
                 case "ready":
                     self.is_ready = True
-                case "unsafe" | "stale" | "unfit":  # to fork; since its files have changed; for this script
+                case "unsafe" | "stale" | "unfit":  # why no worker can be forked: see worker/warm.py
                     raise ServerLost(text)
                 case "guard":  # with its pid
                     self._process = look(int(text))
