@@ -295,7 +295,7 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
         from ddplaunch.launcher.job import join  # only jobs of several nodes need it
 
     build = torch_build(spec)
-    torch = build.version if build else ""
+    torch = build.version if build else ""  # which the coordinator compares with that of other nodes
     return partial(
         join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening, carried=carried)
     )

@@ -86,6 +86,7 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     agents = tuple(
         PlannedAgent(agent.host, number) for agent, number in zip(here.agents[:number], workers, strict=True)
     )
+    # what the coordinator of the job would tell each agent
     agreed = Agreed(
         run_id=run_id,
         index=0,

@@ -66,7 +66,8 @@ class Forker:
             return
         self._is_requested = plan.preload_is_asked
         argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
-        wanted = (argv[0], plan.preload, env)
+        interpreter, modules = argv[0], plan.preload
+        wanted = (interpreter, modules, env)
         if wanted == self._wanted_for:
             return
         is_first = self._wanted_for is None
@@ -74,7 +75,7 @@ class Forker:
             self._warm = None  # the warm interpreter was chosen for the plan of the first generation, which this one differs from
         self.close()
         self._wanted_for = wanted
-        self._start_server = partial(ForkServer, argv, env, plan.preload, handled=handled)
+        self._start_server = partial(ForkServer, argv, env, modules, handled=handled)
         self._start()
 
     def _start(self) -> None:

@@ -57,7 +57,7 @@ def show(env: Mapping[str, str], *, stop: bool) -> str:
                 rows.append(_row(state))
         except OSError:
             sentences.append(_on_silent(name, stop=stop))
-    tables = [table(rows, header=_COLUMNS, styles=(NAME,), right=_COLUMNS[:1], wraps=True)] if rows else []
+    tables = [table(rows, header=_COLUMNS, styles=(NAME,), right=("pid",), wraps=True)] if rows else []
     blocks = [*tables, *([section(*map(line, sentences))] if sentences else [])]
     return written(blocks, Look.of_stdout(env)) if blocks else "no interpreter is kept warm"
 

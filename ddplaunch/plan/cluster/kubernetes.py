@@ -58,7 +58,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
         node_rank=node_rank,
         endpoint=endpoint,
         rendezvous=rendezvous,
-        nproc_per_node=workers if workers and workers < 100_000 else None,
+        nproc_per_node=workers if workers and workers < 100_000 else None,  # more are not meant as a number of workers
         notes=(*notes, *checks.endpoint_unused(spec, "kubernetes determines the endpoint")),
     )
 

@@ -179,7 +179,7 @@ def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
     tasks = facts.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     layout = facts.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"  # or "4(x2),3"
     counts = hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE")
-    hosts, per_node = _in_order(components(facts.env), named, counts)
+    hosts, per_node = _in_nodeid_order(components(facts.env), named, counts)
     node, rank, local_rank = (facts.needed(name) for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"))
     name = f"step {number} of Slurm job {job}"
     if len(per_node) != len(hosts) or sum(per_node) != tasks or node >= len(hosts) or rank >= tasks:
@@ -200,7 +200,7 @@ def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
     return _Step(name, hosts, once_per_node=all(tasks == 1 for tasks in per_node), task=task)
 
 
-def _in_order(
+def _in_nodeid_order(
     components: tuple[tuple[str, ...], ...], hosts: tuple[str, ...], counts: tuple[int, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Put the nodes of a step, and the numbers of their tasks, into the order in which SLURM_NODEID counts them."""
