@@ -27,7 +27,7 @@ from ddplaunch.system.fields import line, piece
 from ddplaunch.system.process.child import End, RunningWorker
 from ddplaunch.system.process.tree import usage
 
-_LONGEST = 100  # characters of a worker's last line
+_LONGEST_LINE = 100  # characters of a worker's last line
 _ROOM = 4096  # bytes of a frame for what is around an answer
 _MOST_AT_END = 1 << 20  # bytes
 _STATES = {"D": "uninterruptible", "T": "suspended", "t": "traced"}  # by the letter of proc(5)
@@ -73,7 +73,7 @@ def status(
                 rss=used.rss if used is not None else 0,
                 quiet=output.seconds if output is not None else None,
                 written=output.size if output is not None else 0,
-                last=piece(output.last, _LONGEST) if output is not None else "",
+                last=piece(output.last, _LONGEST_LINE) if output is not None else "",
                 progress=progress.get(rank),
                 gpu=gpu.percent,
                 gpu_memory=gpu.memory,

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 _BACKLOG = 1024
-_LONGEST = 4096  # bytes of what a worker asks
-_FAILED, _COMES, _LISTENS = b"E", b"A", b"P"  # how a packet of a worker begins: see `_on_packet`
+_LONGEST_PACKET = 4096  # bytes of what a worker asks
+# how a packet of a worker begins: see `_on_packet`
+_HAS_FAILED, _COMES_FOR_VISITOR, _LISTENS_FOR_DEBUGPY = b"E", b"A", b"P"
 _DEBUGS, _PROFILES = b"A", b"P"  # the wishes of clients, as the worker gets them
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
 # bits of the mode of a worker's file for stacks, which worker/signals.py clears: others' once it handles ATTACH_SIGNAL,
@@ -123,18 +124,18 @@ class Debuggers:
         Anything else ends the worker's debugger, as does the end of the connection, an empty packet. Called by the loop.
         """
         try:
-            packet = sock.recv(_LONGEST)
+            packet = sock.recv(_LONGEST_PACKET)
         except BlockingIOError:
             return
         except OSError:  # the connection is reset: it has ended
             packet = b""
         what, text = packet[:1], packet[1:]
-        if what == _FAILED and rank not in self._asking:
+        if what == _HAS_FAILED and rank not in self._asking:
             self._asking[rank] = sock
             self._loop.post(node.TerminalRequested(rank, below(text.decode(errors="replace")), self._loop.now()))
-        elif what == _COMES and rank in self._pending:
+        elif what == _COMES_FOR_VISITOR and rank in self._pending:
             self._introduce(sock, rank, self._pending.pop(rank))
-        elif what == _LISTENS and text.isdigit() and rank not in self._ports:
+        elif what == _LISTENS_FOR_DEBUGPY and text.isdigit() and rank not in self._ports:
             self._ports[rank] = sock, int(text)
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
             self._announce()

@@ -17,15 +17,15 @@ from msgspec import Struct
 from ddplaunch.record.seen import Arrivals, Group
 from ddplaunch.record.seen.recorder import parse, parse_members
 
-_LIMIT = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
+_LONGEST_ANSWER = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
 # the recorder of gloo, since torch 2.13, and that of NCCL, where torch is built with it: each knows its own collectives only
 _HANDLERS = (b"fr_trace_json", b"dump_nccl_trace_json")
 _CHUNK = 1 << 18  # bytes that are read at a time
 _PACE = 0.005  # seconds from one step of all questions to the next
 _READINGS = 5  # of both clocks: the quickest counts
-_PORT = 28028  # of RAS, unless NCCL_RAS_ADDR names another
-_RAS_LIMIT = 20_000  # bytes of an answer
-_LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+_RAS_PORT = 28028  # of RAS, unless NCCL_RAS_ADDR names another
+_LONGEST_RAS_ANSWER = 20_000  # bytes of an answer
+_LISTEN_STATE = "0A"  # the state of a socket in /proc/net/tcp
 
 
 def ask_recorders(path: str, found: list[list[Group]]) -> Iterator[bool]:
@@ -51,7 +51,7 @@ def ask_each_recorder(path: str, on_answer: Callable[[bytes], None]) -> Iterator
             except (OSError, ValueError):  # no process group yet; a path that is too long; a queue that is full
                 return  # the socket is the same for all recorders
             received = bytearray()
-            while len(received) <= _LIMIT:
+            while len(received) <= _LONGEST_ANSWER:
                 try:
                     data = asked.recv(_CHUNK)
                 except BlockingIOError:
@@ -139,24 +139,24 @@ def ask_ras(pids: Mapping[int, int], found: dict[int, str], *, until: float, por
         with suppress(OSError):  # what was received before counts
             asked.connect_ex((service.host, service.port))
             unsent = b"verbose status\n"
-            while len(received) < _RAS_LIMIT and time.monotonic() < until:
+            while len(received) < _LONGEST_RAS_ANSWER and time.monotonic() < until:
                 try:
                     if unsent:
                         sent = asked.send(unsent)
                         unsent = unsent[sent:]
-                    data = asked.recv(_RAS_LIMIT)
+                    data = asked.recv(_LONGEST_RAS_ANSWER)
                 except BlockingIOError:
                     yield True
                     continue
                 if not data:
                     break
                 received += data
-                found[service.rank] = received[:_RAS_LIMIT].decode(errors="replace").strip()
+                found[service.rank] = received[:_LONGEST_RAS_ANSWER].decode(errors="replace").strip()
 
 
 def _ras_service(pids: Mapping[int, int], port: int | None) -> RasService | None:
     """Return the socket where a worker listens for RAS; None if none does."""
-    wanted = port or next(filter(None, map(_named_port, pids.values())), _PORT)
+    wanted = port or next(filter(None, map(_named_port, pids.values())), _RAS_PORT)
     for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         for host, inode in _listeners(family, table, wanted):
             for rank, pid in pids.items():
@@ -183,7 +183,7 @@ def _listeners(family: int, table: str, port: int) -> Iterator[tuple[str, str]]:
         for line in file.readlines()[1:]:
             _, local, _, state, _, _, _, uid, _, inode, *_ = line.split()
             address, _, number = local.partition(":")
-            if state == _LISTENS and int(number, 16) == port and int(uid) == os.getuid():
+            if state == _LISTEN_STATE and int(number, 16) == port and int(uid) == os.getuid():
                 # in hexadecimal, each word of four bytes in the order of a little-endian machine
                 words = (bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8))
                 packed = b"".join(words)

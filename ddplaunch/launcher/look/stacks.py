@@ -35,10 +35,10 @@ from ddplaunch.system.words import signal_name
 _PACE = 0.001  # seconds from one step of all questions to the next
 _SETTLING = 0.5  # seconds after its fork in which a child may execute another program
 _MOST_CHILDREN = 64  # of a worker
-_LONGEST = 1 << 20  # bytes of the stacks of a worker, which is more than faulthandler writes
-_LONGEST_CHILD = 1 << 16  # of each of its children
+_LONGEST_OF_WORKER = 1 << 20  # bytes of the stacks of a worker, which is more than faulthandler writes
+_LONGEST_OF_CHILD = 1 << 16  # of each of its children
 _LONGEST_NATIVE = 20_000  # bytes
-_RAS = 1.0  # seconds for NCCL's RAS service, which waits longer for ranks that are dead
+_RAS_WITHIN = 1.0  # seconds for NCCL's RAS service, which waits longer for ranks that are dead
 _FILE_NAME = "/memfd:ddplaunch-stacks"  # of the files into which workers write their stacks, as /proc shows it
 # the calls in which a process hangs for long, by the numbers of the architecture (asm/unistd_64.h, asm-generic/unistd.h)
 _CALLS = {
@@ -98,7 +98,7 @@ def capture_stacks(
     of_ras: dict[int, str] = {}
     pids = {target.rank: target.pid for target in targets}
     if ras and 0 in pids:
-        pending.append(_contain_errors(ask_ras(pids, of_ras, until=min(until, time.monotonic() + _RAS))))
+        pending.append(_contain_errors(ask_ras(pids, of_ras, until=min(until, time.monotonic() + _RAS_WITHIN))))
     pending += [_contain_errors(_capture_native(target, until, of_native)) for target in targets if native]
     while pending:
         is_last = time.monotonic() >= until  # in the last round, too, each may note what it has not learned
@@ -217,7 +217,7 @@ def _capture_process(
             return
         yield True
     written = os.lseek(target.file, 0, os.SEEK_CUR)
-    length = min(written, _LONGEST_CHILD if is_child else _LONGEST)
+    length = min(written, _LONGEST_OF_CHILD if is_child else _LONGEST_OF_WORKER)
     add_sample(os.pread(target.file, length, 0).decode(errors="replace"))  # leaves the shared offset where it is
 
 

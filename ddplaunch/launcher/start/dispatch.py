@@ -31,7 +31,7 @@ _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a s
 # seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
 # ended, or to requeue it
 _GRACE_IN_ANOTHER = 25.0
-_HAS_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
+_SIGNS_OF_OUTER_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
 _UNAUTHENTICATED = (
     "no token: any process that reaches node 0, or listens where node 0 should, can join, stop or take over the job; "
     "to keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
@@ -211,7 +211,7 @@ def _withdraw(allocated: AllocatedJob, why: LaunchError) -> bool:
 
 def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
     """Have the grace period end before Slurm or Kubernetes, if we run there, kills the agents too; one that was given stays."""
-    if spec.origin("grace_period") != "default" or not any(map(env.get, _HAS_GRACE)):
+    if spec.origin("grace_period") != "default" or not any(map(env.get, _SIGNS_OF_OUTER_GRACE)):
         return spec
     chosen = Given.chosen("grace_period", f"{_GRACE_IN_ANOTHER:g}s")
     return replace(spec, grace_period=_GRACE_IN_ANOTHER, given=(*spec.given, chosen))

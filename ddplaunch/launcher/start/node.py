@@ -43,7 +43,7 @@ _STACKS_WITHIN = 2.0  # seconds that workers have to write their stacks before t
 _CHECKS = 4  # of whether workers make progress, in the time of --hang-timeout
 # seconds from check to check without --hang-timeout: each takes 3 ms, and this is how exactly the length of a rest is known
 _AT_REST = 10.0
-_PTY = ": `srun --pty` gives one to the first node"
+_PTY_HINT = ": `srun --pty` gives one to the first node"
 # with -c the working directory comes first, where ./importlib would be run; -P, which leaves it out, is of Python 3.11
 _HAS_DEBUGPY = """\
 import sys
@@ -166,7 +166,8 @@ def _check_debuggers(allocated: AllocatedJob, draft: Plan) -> None:
     if asked and may_be_here and not has_terminal:
         hint = "run it in a terminal"
         if allocated.agents_meet:
-            hint += f", on each node whose ranks it is for{_PTY if allocated.allocation.cluster == 'slurm' else ''}"
+            pty = _PTY_HINT if allocated.allocation.cluster == "slurm" else ""
+            hint += f", on each node whose ranks it is for{pty}"
         raise LaunchError(
             f"{asked.partition(' ')[0]} needs a terminal for its worker, but stdin or stdout is none", hint=hint
         )

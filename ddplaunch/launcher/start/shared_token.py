@@ -18,7 +18,7 @@ from ddplaunch.record.folders import make_all
 from ddplaunch.system.process.files import time_of_disk
 
 # of proc_pid_mountinfo(5); not those that are as often one host's own: 9p, virtiofs, most of fuse
-_SHARED = frozenset((
+_SHARED_FILE_SYSTEMS = frozenset((
     "afs", "beegfs", "ceph", "dvs", "fuse.ceph", "fuse.glusterfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
     "panfs", "wekafs",
 ))  # fmt: skip
@@ -38,7 +38,7 @@ def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
         if not on_one_host:
             with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
                 kind = file_system(os.path.realpath(folder), file)
-            if kind not in _SHARED:
+            if kind not in _SHARED_FILE_SYSTEMS:
                 return None
         if not _is_ours_alone(os.lstat(folder), stat.S_IFDIR, forbidden=0o022):  # others may look, but not write
             return None

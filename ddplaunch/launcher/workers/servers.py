@@ -30,7 +30,7 @@ ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in whic
 END_TIMEOUT = 1.0
 _LONGEST_LINE = 4096  # bytes of an answer
 _PID = "pid "
-_CREATE = "cannot create a process"
+_CANNOT_FORK = "cannot create a process"
 
 
 class ServerLost(Exception):
@@ -120,7 +120,7 @@ class ForkRequests:
             for child in children:
                 child.abandon()
             if isinstance(error, OSError):
-                raise StartError(error.errno or errno.EMFILE, _CREATE, len(children)) from None
+                raise StartError(error.errno or errno.EMFILE, _CANNOT_FORK, len(children)) from None
             raise
         return children
 
@@ -390,11 +390,11 @@ def _pids(answer: Sequence[str], number: int) -> list[int]:
     what, _, text = last.partition(" ")
     if what == "errno" and text.isdecimal():
         # of the server's process, whose limits may not be the agent's
-        raise StartError(int(text), _CREATE, len(pids), elsewhere=True)
+        raise StartError(int(text), _CANNOT_FORK, len(pids), elsewhere=True)
     if what != "forked" or not all(pid.isdecimal() for pid in pids):
         raise ServerLost(text or "an imported module has written to the fork server's socket")
     if len(pids) < number:
-        raise StartError(errno.EAGAIN, _CREATE, len(pids))
+        raise StartError(errno.EAGAIN, _CANNOT_FORK, len(pids))
     return [int(pid) for pid in pids]
 
 

@@ -15,7 +15,7 @@ from ddplaunch.spec.options.table import ALIAS_OF
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count, why_failed
 
-_LARGEST = 2**32  # what Slurm counts its special steps down from
+_LARGEST_NUMBER = 2**32  # what Slurm counts its special steps down from
 _DEEPEST = 1000  # processes one above the other: a pid may be another's by the time that it is read
 
 
@@ -40,15 +40,17 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         if name is None:
             return None
         value = digits(self.env[name])
-        if value is None or value > _LARGEST:
-            raise LaunchError(f"{name}={printable(self.env[name])} is not a number", hint=NOT_HERE)
+        if value is None or value > _LARGEST_NUMBER:
+            raise LaunchError(f"{name}={printable(self.env[name])} is not a number", hint=HOW_TO_IGNORE)
         return value
 
     def needed(self, *names: str) -> int:
         """The number that the first of these variables holds."""
         found = self.number(*names)
         if found is None:
-            raise LaunchError(f"{names[0]} is not set, although other variables of the same cluster are", hint=NOT_HERE)
+            raise LaunchError(
+                f"{names[0]} is not set, although other variables of the same cluster are", hint=HOW_TO_IGNORE
+            )
         return found
 
     def text_of(self, path: str, origin: str) -> str:
@@ -85,7 +87,7 @@ def processes_above(read: Callable[[str], str]) -> tuple[str, ...] | None:
     return None
 
 
-NOT_HERE = "to ignore these variables: --cluster local, or unset them"
+HOW_TO_IGNORE = "to ignore these variables: --cluster local, or unset them"
 
 
 # --- the checks

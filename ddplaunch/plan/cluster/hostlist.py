@@ -82,7 +82,7 @@ def shown(text: str) -> str:
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,8})", re.ASCII | re.DOTALL)
-_LARGEST = 999_999_999
+_LARGEST_NUMBER = 999_999_999
 
 
 class _Range(NamedTuple):
@@ -150,8 +150,8 @@ def _ranges(content: str, piece: str, origin: str) -> list[_Range]:
     found = []
     for part in content.split(","):
         matched = _RANGE.fullmatch(part.strip())
-        low = number(matched[1], _LARGEST) if matched else None
-        high = number(matched[2] or matched[1], _LARGEST) if matched else None
+        low = number(matched[1], _LARGEST_NUMBER) if matched else None
+        high = number(matched[2] or matched[1], _LARGEST_NUMBER) if matched else None
         if matched is None or low is None or high is None:
             raise wrong(piece, origin, f"{shown(part)} is not a number or a range such as 01-16")
         if high < low:
@@ -166,7 +166,7 @@ def counts(text: str, origin: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         matched = _COUNT.fullmatch(part.strip())
-        value = number(matched[1], _LARGEST) if matched else None
+        value = number(matched[1], _LARGEST_NUMBER) if matched else None
         times = number(matched[2] or "1", MAX_HOSTS) if matched else None
         if value is None or times is None or len(found) + times > MAX_HOSTS:
             raise wrong(text, origin, "this is not a list of numbers such as 5,1(x2)")
@@ -205,7 +205,7 @@ def _follows(name: str, numbered: re.Match[str], distance: int) -> bool:
 _DEVICE = r"\d{1,9}|(?:GPU|MIG)-[0-9A-Za-z/-]+"
 _SLOTS = re.compile(r"(.*):([^:\]]*)", re.DOTALL)
 _BRACKETED = re.compile(r"((?:[^\[\]]*@)?)\[([^\[\]:]*:[^\[\]]*)\]")
-_IGNORED = ("max_slots", "max-slots", "slots-max")  # how far Open MPI may overload a host: we never do
+_IGNORED_SETTINGS = ("max_slots", "max-slots", "slots-max")  # how far Open MPI may overload a host: we never do
 
 
 class _Line(Struct, frozen=True):
@@ -252,7 +252,7 @@ def _line(content: str, origin: str) -> _Line:
             slots = _slots(value, content, origin)
         elif key == "gpus":
             devices = parse_devices(value, content, origin)
-        elif key not in _IGNORED:
+        elif key not in _IGNORED_SETTINGS:
             hint = "a line is HOST, HOST:4, HOST slots=4 or HOST gpus=0,2; settings of ssh belong in ~/.ssh/config"
             raise wrong(content, origin, f"{shown(setting)} is not known", hint=hint)
     if slots is not None and any(host.slots is not None for host in hosts):

@@ -13,7 +13,7 @@ What the controllers and the usual manifests set:
 from __future__ import annotations
 
 from ddplaunch.plan.cluster import Allocation, checks, endpoints
-from ddplaunch.plan.cluster.checks import NOT_HERE, ClusterFacts
+from ddplaunch.plan.cluster.checks import HOW_TO_IGNORE, ClusterFacts
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options.parsers import digits
 from ddplaunch.system.errors import LaunchError
@@ -78,7 +78,7 @@ def _node_rank(facts: ClusterFacts, rank: int | None, index: int | None, nodes: 
         found, source = index or 0, "JOB_COMPLETION_INDEX"
     if found >= nodes:
         limit = checks.nnodes_as_typed(spec) if checks.has_nnodes_given(spec) else f"WORLD_SIZE={nodes}"
-        raise LaunchError(f"{limit}, but {source} says that this is node {found}", hint=NOT_HERE)
+        raise LaunchError(f"{limit}, but {source} says that this is node {found}", hint=HOW_TO_IGNORE)
     return found
 
 

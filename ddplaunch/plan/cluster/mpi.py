@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.plan.cluster import Allocation, Task, checks, endpoints, listed, slurm
-from ddplaunch.plan.cluster.checks import NOT_HERE, ClusterFacts, processes_above
+from ddplaunch.plan.cluster.checks import HOW_TO_IGNORE, ClusterFacts, processes_above
 from ddplaunch.system.errors import LaunchError
 
 # --- the processes that a launcher has started together, as one of them sees them: which of how many it is
@@ -181,7 +181,7 @@ def _task(facts: ClusterFacts, world: World) -> Task:
         size = world.size // nodes
     process = f"{world.launcher.rank} says that this is one of {world.size} processes"
     if local_rank is None or not size or local_rank >= size:
-        raise LaunchError(f"{process}, but not how many of them are on this node", hint=NOT_HERE)
+        raise LaunchError(f"{process}, but not how many of them are on this node", hint=HOW_TO_IGNORE)
     if world.size % size:
         raise LaunchError(
             f"{process}, and {size} of them are on this node: others have a different number",

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.plan.cluster import Allocation, Rendezvous, Task, by_flags, checks, endpoints, hostlist
-from ddplaunch.plan.cluster.checks import NOT_HERE, ClusterFacts, printable
+from ddplaunch.plan.cluster.checks import HOW_TO_IGNORE, ClusterFacts, printable
 from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.plan.cluster.listed import allocate
 from ddplaunch.spec.job import JobSpec
@@ -76,7 +76,7 @@ def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     text = env.get("SLURM_HET_SIZE") or env.get("SLURM_PACK_SIZE") or "1"
     size = digits(text)
     if not size or size > _MAX_COMPONENTS:
-        raise LaunchError(f"SLURM_HET_SIZE={printable(text)} is no number of components", hint=NOT_HERE)
+        raise LaunchError(f"SLURM_HET_SIZE={printable(text)} is no number of components", hint=HOW_TO_IGNORE)
     names = ("SLURM_JOB_NODELIST_HET_GROUP_", "SLURM_JOB_NODELIST_PACK_GROUP_")
     return tuple(_hosts(env, *(f"{name}{number}" for name in names)) for number in range(size if size > 1 else 0))
 
@@ -186,7 +186,7 @@ def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
         raise LaunchError(
             f"the variables of {name} contradict each other: {tasks} tasks, {layout} on {count(len(hosts), 'node')}, "
             f"and this is task {rank} on node {node}",
-            hint=NOT_HERE,
+            hint=HOW_TO_IGNORE,
         )
     task = Task(
         rank=rank,
@@ -214,5 +214,5 @@ def _in_nodeid_order(
 def _hosts(env: Mapping[str, str], *names: str) -> tuple[str, ...]:
     name = next((name for name in names if env.get(name)), None)
     if name is None:
-        raise LaunchError(f"{names[0]} is not set, though this is a Slurm job", hint=NOT_HERE)
+        raise LaunchError(f"{names[0]} is not set, though this is a Slurm job", hint=HOW_TO_IGNORE)
     return hostlist.expand(env[name], name)

@@ -30,12 +30,12 @@ from ddplaunch.system.errors import LaunchError
 _ANSWER_WITHIN = 5.0  # seconds for each of three questions at most, of which the first is mostly the only one
 # what starts tasks, batch scripts and shells; whole names, since a script of the user may begin with "slurm"
 _OF_SLURM = frozenset(("slurmstepd", "slurm_script", "srun", "salloc", "scrun"))
-_GOING = frozenset(
+_GOING_STATES = frozenset(
     ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 )
 # the first namespaces, include/linux/proc_ns.h
 _NAMESPACES = {"uts": "uts:[4026531838]", "pid": "pid:[4026531836]"}
-_HERE = "`--cluster local` runs it on this machine alone, and a new shell has no such variables"
+_HINT = "`--cluster local` runs it on this machine alone, and a new shell has no such variables"
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: C
                 names = (hostname, node)
     host = Host(names=names, node=node or None, nodes=tuple(nodes), uid=os.geteuid(), is_container=_is_container())
     if why := why_not(job_id, host, answer):
-        raise LaunchError(why, hint=_HERE)
+        raise LaunchError(why, hint=_HINT)
     is_other_task = env.get("SLURM_PROCID", "0") != "0"
     if host.is_container and is_other_task:
         return ""  # the first task says it once for all
@@ -95,7 +95,7 @@ def why_not(job_id: str, host: Host, answer: Answer) -> str:
     if not answer.jobs and not answer.problem:
         return f"{job} has ended: Slurm knows it no more"
     states = {state for record in answer.jobs for state in record.states}
-    if answer.jobs and not states & _GOING:
+    if answer.jobs and not states & _GOING_STATES:
         return f"{job} does not run: {', '.join(sorted(states))}"
     if owner := next((record.user for record in answer.jobs if host.uid not in (0, record.uid)), ""):
         return f"{job} is {owner}'s"
@@ -133,7 +133,7 @@ def _ask(env: Mapping[str, str], job_id: str) -> Answer:
     try:
         with suppress(UnknownJob):
             jobs = show_jobs(env, job_id, _ANSWER_WITHIN)
-        is_going = any(record.states & _GOING for record in jobs)
+        is_going = any(record.states & _GOING_STATES for record in jobs)
         if not is_going and (cluster := _other_cluster(env)):
             return Answer(problem=f"it is a job of the cluster {printable(cluster)}")
     except ScontrolError as error:
