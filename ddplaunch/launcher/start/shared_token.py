@@ -32,6 +32,7 @@ def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
     `state` is the user's folder for programs' state, which is in the home.
     """
     folder = f"{state}/ddplaunch/tokens"
+    # a name may have 255 bytes, and a draft of the file has some more than the file
     path = f"{folder}/{re.sub(r'[^0-9A-Za-z@._-]', '_', identity)[:200]}"
     try:
         make_all(folder)
@@ -43,7 +44,7 @@ def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
         if not _is_ours_alone(os.lstat(folder), stat.S_IFDIR, forbidden=0o022):  # others may look, but not write
             return None
         if not os.path.lexists(path):
-            _tidy(folder)
+            _remove_old(folder)
             _make(path)
         return _read(path)
     except (OSError, UnicodeDecodeError):
@@ -85,7 +86,7 @@ def _read(path: str) -> str | None:
     return content.decode() if len(content) == _SIZE else None
 
 
-def _tidy(folder: str) -> None:
+def _remove_old(folder: str) -> None:
     """Remove what jobs have left that began long ago, by the clocks of both this node and the disk: one may be wrong."""
     before = min(time.time(), time_of_disk(folder)) - _KEPT
     for entry in os.scandir(folder):

@@ -80,7 +80,7 @@ class Forker:
 
     def _start(self) -> None:
         """Start the fork server, or have the warm interpreter fork a guard; `_on_late` follows if it is not ready in time."""
-        within = SLOW
+        within = SLOW  # while modules are imported
         try:
             if self._warm is None:
                 self._server = self._start_server()

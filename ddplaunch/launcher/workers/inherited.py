@@ -45,7 +45,13 @@ WORDS = {
 }
 # fields of /proc/PID/stat, counted from the state, which follows the name: priority, nice; rt_priority, policy
 _SCHEDULING = slice(15, 17), slice(37, 39)
-_PRCTL = (27, 30, 42, 66, 68)  # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
+_PRCTL_OPTIONS = (
+    27,
+    30,
+    42,
+    66,
+    68,
+)  # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
 
 
 class _Calls(NamedTuple):
@@ -59,7 +65,7 @@ class _Calls(NamedTuple):
 _CALLS: Mapping[str, _Calls] = {"x86_64": _Calls(250, 239, 252), "aarch64": _Calls(219, 236, 31)}
 _GET_KEYRING_ID, _SESSION_KEYRING = 0, ctypes.c_int(-3)  # linux/keyctl.h
 _PROCESS = 1  # linux/ioprio.h: of one process; the pid 0 is this one
-_MOST_NODES = 1024  # of memory, a bit each
+_MOST_NODES = 1024  # of memory
 
 
 def shown_by_proc(pid: int) -> dict[str, str]:
@@ -93,12 +99,12 @@ def of_this_process() -> dict[str, str] | None:
     if calls is None:
         return None
     libc = ctypes.CDLL(None)
-    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // 64))()
+    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // 64))()  # a bit for each node of memory
     libc.syscall(calls.get_mempolicy, ctypes.byref(mode), nodes, ctypes.c_ulong(_MOST_NODES), None, ctypes.c_ulong(0))
     ignored = [signum for signum in signal.valid_signals() if signal.getsignal(signum) is signal.SIG_IGN]
     return {
         **shown_by_proc(os.getpid()),
-        "prctl": str([libc.prctl(option, 0, 0, 0, 0) for option in _PRCTL]),
+        "prctl": str([libc.prctl(option, 0, 0, 0, 0) for option in _PRCTL_OPTIONS]),
         "keyring": str(libc.syscall(calls.keyctl, _GET_KEYRING_ID, _SESSION_KEYRING, 0)),
         "memory": f"{mode.value} {[*nodes]}",
         "ioprio": str(libc.syscall(calls.ioprio_get, _PROCESS, 0)),

@@ -29,7 +29,7 @@ ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in whic
 # seconds that the agent waits for the end of a fork server; one that cannot be killed is not waited for longer
 END_TIMEOUT = 1.0
 _LONGEST_LINE = 4096  # bytes of an answer
-_PID = "pid "
+_PID_PREFIX = "pid "
 _CANNOT_FORK = "cannot create a process"
 
 
@@ -138,9 +138,9 @@ class ForkRequests:
             while True:
                 self._wait(selectors.EVENT_READ, deadline)
                 for line in self._receive_lines():
-                    if not line.startswith(_PID):
+                    if not line.startswith(_PID_PREFIX):
                         return [*answer, line]
-                    answer.append(line.removeprefix(_PID))
+                    answer.append(line.removeprefix(_PID_PREFIX))
         except OSError as error:
             self._why_lost = str(error.strerror or "it does not answer")
             raise ServerLost(self._why_lost) from None
