@@ -45,13 +45,8 @@ WORDS = {
 }
 # fields of /proc/PID/stat, counted from the state, which follows the name: priority, nice; rt_priority, policy
 _SCHEDULING = slice(15, 17), slice(37, 39)
-_PRCTL_OPTIONS = (
-    27,
-    30,
-    42,
-    66,
-    68,
-)  # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
+# linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
+_PRCTL_OPTIONS = (27, 30, 42, 66, 68)
 
 
 class _Calls(NamedTuple):
