@@ -33,7 +33,7 @@ BREAKS = (
     Break("plan/variables.py", '"GROUP_RANK": str(node_rank)', '"GROUP_RANK": str(rank)', "unit/plan"),
     Break("plan/variables.py", "str(plan.requeues + generation)", "str(generation)", "unit/plan"),
     Break("plan/assign.py", "devices[i % len(devices)]", "devices[0]", "unit/plan"),
-    Break("plan/cluster/hostlist.py", "found.append((range(low, high + 1)", "found.append((range(low, high)", "unit/cluster"),
+    Break("plan/cluster/hostlist.py", "found.append(_Range(range(low, high + 1)", "found.append(_Range(range(low, high)", "unit/cluster"),
     Break("plan/cluster/hostlist.py", "if high < low:", "if False:", "unit/cluster"),
     Break("plan/cluster/mpi.py", "world.rank % nodes if round_robin else", "world.rank % nodes if not round_robin else", "unit/cluster"),
     # the workers of a node

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from ddplaunch.cli import job
 from ddplaunch.cli.command import Command, Once, Page, show
-from ddplaunch.spec.options import token
 from ddplaunch.spec.options.table import BY_NAME
 from ddplaunch.system.errors import LaunchError, below, tell
 from ddplaunch.system.exitcodes import OK
@@ -157,16 +156,17 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
     from ddplaunch.launcher.start import dispatch
 
     try:
-        found, secret = dispatch.find_allocation(spec, env)
+        allocated = dispatch.allocate_job(spec, env)
     except LaunchError as error:
         if any(spec.origin(name) != "default" for name in _WHERE):
             raise
         note = f"only this machine is examined: {error.message}"
         tell(f"note: {below(note)}\n")
         return None, env
+    found = allocated.allocation
     if found.is_here or not (found.start or found.rendezvous is not None):
         return None, env
-    return found, env if secret is None else {**env, token.VARIABLE: secret}
+    return found, allocated.env
 
 
 def _examined(

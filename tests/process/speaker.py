@@ -9,6 +9,7 @@ from typing import Any
 
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.launcher.job import join
+from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.plan.devices.node import inspect
 from ddplaunch.plan.make import make_plan
@@ -88,7 +89,7 @@ def key_of(nodes, *flags: object, meeting: Sequence[object] = ()) -> Key:
     """The key of the job, as an agent of its finds it; `meeting` are the flags that say where, if node ranks are not typed."""
     spec = resolve(parse([str(word) for word in (*(meeting or nodes.static(2, 1)), *flags)]), {}, None)
     node = inspect(spec, {})
-    allocation = discover(spec, {}, node.host, read=lambda path: Path(path).read_text())
+    allocation = discover(ClusterFacts(spec=spec, env={}, hostname=node.host, read=lambda path: Path(path).read_text()))
     draft = make_plan(spec, allocation, node, run_id="")
     return join.prepare(spec, allocation, draft, {}, torch="").key
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ddplaunch import __version__
 from ddplaunch.cli.job import parse, resolve
+from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.reach import agents as starting
@@ -24,7 +25,7 @@ NO_TOKEN = "note: no token: any process that reaches node 0, or listens where no
 def order_of(nodes, rank: int) -> bytes:
     """The order of node 0 to the node with this rank."""
     spec = resolve(parse([str(word) for word in (*nodes.static(2, 1), "train.py")]), {}, None)
-    allocation = discover(spec, {}, "here", read=lambda path: Path(path).read_text())
+    allocation = discover(ClusterFacts(spec=spec, env={}, hostname="here", read=lambda path: Path(path).read_text()))
     hosts = tuple(Host(name=name) for name in ("node-0", "node-1"))
     agents = starting.agents(
         spec,

@@ -23,6 +23,7 @@ from ddplaunch.launcher.job.orders import Generation, JobEnd, NodeEnd
 from ddplaunch.launcher.job.questions import Asker
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.launcher.tell.reporter import Reporter, Stderr
+from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.plan.devices.node import inspect
 from ddplaunch.plan.make import make_plan
@@ -58,7 +59,8 @@ class Bed:
         self.peers: list[Peer] = []
         spec = resolve(parse(["--nnodes=2:3", "--node-rank=0", "--max-restarts=1000000", "train.py"]), {}, None)
         here = inspect(spec, {})
-        draft = make_plan(spec, discover(spec, {}, here.host, read=lambda _: ""), here, run_id="job-1")
+        facts = ClusterFacts(spec=spec, env={}, hostname=here.host, read=lambda _: "")
+        draft = make_plan(spec, discover(facts), here, run_id="job-1")
         policy = job.Policy(min_nodes=2, max_nodes=3, max_restarts=1_000_000, last_call=1.0, replaceable=True)
         terms = Terms(
             keepalive=Keepalive(max_nodes=3, timeout=60.0),

@@ -1,4 +1,4 @@
-"""Which faults --chaos injects into a simulated job, and when. All its processes are descendants of this one."""
+"""Injects the faults of --chaos into a simulated job; runs in the command, whose descendants all workers and agents are."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Chaos:
     def __init__(
         self, loop: Loop, faults: Sequence[Fault], nodes: Sequence[HostConnection], notify: Callable[[str], None]
     ) -> None:
-        """Prepare; `nodes` are the connections to the agents, by node rank."""
+        """Do nothing yet; `nodes` are the connections to the agents, by node rank, and `notify` shows a line to the user."""
         self._faults = faults
-        self._has_begun = False  # the workers of the first generation ran
+        self._has_begun = False  # all workers of the first generation have run: the times of the faults count from then
         self._nodes = nodes
         self._notify = notify
         self._workers: dict[int, Process] = {}  # by rank, of the latest generation
-        self._world_size: int | None = None
-        self._slow: set[int] = set()  # ranks
+        self._world_size: int | None = None  # None before the first generation
         self._loop = loop
-        self._toggle = loop.timer(None, self._toggle_slow)  # of the slow ones
-        self._runs = True  # the slow ones do
+        self._slow: set[int] = set()  # ranks that are slowed down: all are stopped, then all run, in turn
+        self._slow_ones_run = True
+        self._toggle = loop.timer(None, self._toggle_slow)
 
-    def begun(self, world_size: int) -> None:
-        """Expect a generation of so many workers."""
+    def on_first_generation(self, world_size: int) -> None:
+        """Expect so many workers: the faults are due from the time when all of them run."""
         self._world_size = world_size
 
     def started(self, rank: int, pid: int) -> None:
@@ -47,46 +47,63 @@ class Chaos:
                 self._loop.timer(self._loop.now() + fault.after, partial(self._inject, fault))
 
     def _toggle_slow(self) -> None:
-        """Stop the slow workers, or continue them."""
-        self._runs = not self._runs
-        self._slow = {
-            rank for rank in self._slow if self._signal(rank, signal.SIGCONT if self._runs else signal.SIGSTOP)
-        }
+        """Stop the slow workers, or continue them, and forget those that have ended. Called by the loop."""
+        self._slow_ones_run = not self._slow_ones_run
+        signum = signal.SIGCONT if self._slow_ones_run else signal.SIGSTOP
+        self._slow = {rank for rank in self._slow if self._signal_group(rank, signum)}
         if self._slow:
             self._toggle.set(self._loop.now() + SLOW_INTERVAL)
 
     def _inject(self, fault: Fault) -> None:
-        """Do one fault that --chaos asked for, and print what was done."""
-        worker = f"rank {fault.target}"
+        """Do one fault that --chaos asked for, and print what was done, or that its target does not run."""
+        target = f"node-{fault.target}" if fault.kind == "node" else f"rank {fault.target}"
         match fault.kind:
-            case "kill" if self._signal(fault.target, signal.SIGKILL, group=False):
-                self._notify(f"chaos: killed {worker}")
-            case "hang" if self._signal(fault.target, signal.SIGSTOP):
-                self._notify(f"chaos: stopped {worker}, which hangs from now on")
-            case "slow" if self._signal(fault.target, signal.SIGSTOP):
-                self._slow.add(fault.target)
-                self._runs = False
-                self._toggle.set(self._loop.now() + SLOW_INTERVAL)
-                self._notify(f"chaos: {worker} runs at half its speed from now on")
-            case "node" if self._kill_node(fault.target):
-                self._notify(f"chaos: killed all of node-{fault.target}")
+            case "kill":
+                was_done, text = self._signal_worker(fault.target, signal.SIGKILL), f"killed {target}"
+            case "hang":
+                was_done = self._signal_group(fault.target, signal.SIGSTOP)
+                text = f"stopped {target}, which hangs from now on"
+            case "slow":
+                was_done, text = self._slow_down(fault.target), f"{target} runs at half its speed from now on"
             case _:
-                which = f"node {fault.target}" if fault.kind == "node" else f"{fault.kind} {worker}"
-                self._notify(f"chaos: {which}: it does not run")
+                was_done, text = self._kill_node(fault.target), f"killed all of {target}"
+        if not was_done:
+            which = f"node {fault.target}" if fault.kind == "node" else f"{fault.kind} {target}"
+            text = f"{which}: it does not run"
+        self._notify(f"chaos: {text}")
 
-    def _signal(self, rank: int, signum: int, *, group: bool = True) -> bool:
-        """Send a worker a signal, or, with `group`, all of its process group; return whether the worker was alive."""
+    def _slow_down(self, rank: int) -> bool:
+        """Stop a worker as the first of many times; return whether it was alive."""
+        if not self._signal_group(rank, signal.SIGSTOP):
+            return False
+        self._slow.add(rank)
+        self._slow_ones_run = False
+        self._toggle.set(self._loop.now() + SLOW_INTERVAL)
+        return True
+
+    def _living(self, rank: int) -> Process | None:
+        """Return the process of a worker; None if it has ended, or was not started."""
         known = self._workers.get(rank)
         now = look(known.pid) if known is not None else None
         if known is None or now is None or now.started != known.started or now.state in "ZX":
+            return None
+        return known
+
+    def _signal_worker(self, rank: int, signum: int) -> bool:
+        """Send a signal to a worker alone; return whether the worker was alive."""
+        if (process := self._living(rank)) is not None:
+            signal_process(process, signum)
+        return process is not None
+
+    def _signal_group(self, rank: int, signum: int) -> bool:
+        """Send a signal to a worker and all of its process group; return whether the worker was alive."""
+        process = self._living(rank)
+        if process is None:
             return False
         try:
-            if group:
-                os.killpg(known.pid, signum)  # a worker leads its group
-                return True
-        except ProcessLookupError:  # it has just been forked
-            pass
-        signal_process(known, signum)
+            os.killpg(process.pid, signum)  # a worker leads its group
+        except ProcessLookupError:  # it has just been forked, and has no group yet
+            signal_process(process, signum)
         return True
 
     def _kill_node(self, node_rank: int) -> bool:

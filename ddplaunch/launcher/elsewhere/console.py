@@ -1,4 +1,7 @@
-"""What the dispatcher shows: the output of all hosts and its own messages, on their way to the front. Never blocks."""
+"""Part of the dispatcher: the output of all hosts and its own messages, on their way to the front. Never blocks.
+
+The front (the process that was typed) writes them to the terminal, and may take none for long, as after Ctrl-S.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ddplaunch.system.loop.deadline import soonest
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 
-REMEMBERED = 100  # messages; hosts send an equal one at about the same time
+REMEMBERED = 100  # messages of ours; hosts send equal ones at about the same time
 
 
 class Console:
@@ -24,16 +27,17 @@ class Console:
         """Show what hosts send through `queue`, which leads to the front; hosts hold their output back while it is full."""
         self._loop = loop
         self.queue = queue
-        self._first: dict[bytes, HostConnection] = {}  # by message of ddplaunch, the host that sent it first
-        self._sent = 0  # bytes
-        self._sent_at = 0.0  # when that was last new
-        self._limits_wait = False
-        self._wakes = loop.timer(None, lambda: None)  # for the next `update`
-        self._bars: dict[HostConnection, tuple[Bar, ...]] = {}
+        # by message that ddplaunch itself printed on a host, the host that sent it first: the others' are dropped
+        self._first_sender: dict[bytes, HostConnection] = {}
+        self._sent = 0  # bytes that the front had taken when this was last looked at
+        self._sent_at = 0.0  # by the loop's clock, when they became more, or none waited
+        self._limits_wait = False  # as the job is being stopped: then a front that takes nothing is given up
+        self._wakes = loop.timer(None, lambda: None)  # ends the sleep when `update` has something to do
+        self._bars: dict[HostConnection, tuple[Bar, ...]] = {}  # the progress bars that are shown of each host
         self._bar_feed = BarFeed(lambda: chain.from_iterable(self._bars.values()), queue.put_bars)
 
     def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
-        """Show output of a host; a message of ddplaunch that several hosts send, once.
+        """Show output of a host. A message of ddplaunch (OURS) that several hosts send is shown once.
 
         Raises FrameError: it is malformed.
         """
@@ -41,10 +45,13 @@ class Console:
             self._show_bars(host, data)
         elif stream != OURS:
             self.queue.put(stream, data)
-        elif self._first.setdefault(data, host) is host:
-            self.queue.put(STDERR, data)
-        if len(self._first) > REMEMBERED:
-            del self._first[next(iter(self._first))]
+        else:
+            sender = self._first_sender.setdefault(data, host)
+            if sender is host:
+                self.queue.put(STDERR, data)
+            if len(self._first_sender) > REMEMBERED:
+                oldest = next(iter(self._first_sender))
+                del self._first_sender[oldest]
 
     def _show_bars(self, host: HostConnection, message: bytes) -> None:
         """Keep the progress bars of a host, and show them with those of all hosts."""
@@ -55,7 +62,7 @@ class Console:
         before = self._bars.get(host, ())
         self._bars[host] = bars
         if len(bars) < len(before):
-            self._bar_feed.update(self._loop.now())  # at once, since one may now come as a line
+            self._bar_feed.update(self._loop.now())  # at once: a bar that has ended may follow as a line of output
         elif bars != before:
             self._bar_feed.note_change(self._loop.now())
 
@@ -83,12 +90,14 @@ class Console:
         """Let hosts send output or not, by how full the queue is; give up a front that reads none. Called before each sleep."""
         queue, now = self.queue, self._loop.now()
         self._bar_feed.flush(now)
-        if queue.sent != self._sent or not queue.size:
+        reads = queue.sent != self._sent or not queue.size  # or has nothing to read
+        if reads:
             self._sent, self._sent_at = queue.sent, now
         elif self._limits_wait and now >= self._sent_at + UNREAD_TIMEOUT:
             queue.abandon()
         read_by = self._sent_at + UNREAD_TIMEOUT if self._limits_wait and queue.size else None
         self._wakes.set(soonest(read_by, self._bar_feed.deadline))
+        # between half full and full hosts go on with what they do: else each message would change that
         if queue.full or queue.size < FULL // 2:
             for host in hosts:
                 host.hold(queue.full)

@@ -1,7 +1,7 @@
-"""A job whose agents are started from here: an order for each host, and the loop that connects to them and shows their output.
+"""The dispatcher: the loop of the command that starts an agent on each host, over ssh or the like, and shows their output.
 
-The loop runs in place of a job's only agent, behind the same front, and coordinates the agents, see `lead`. The connection
-of each agent comes as a stream through the same pipe as its output.
+The loop runs in place of a job's only agent, behind the same front, and coordinates the agents, see `lead`. Each host gets an
+order over the pipe to it; the connection of its agent comes as a stream through the same pipe as its output.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from signal import SIGKILL
@@ -29,7 +29,7 @@ from ddplaunch.launcher.job.orders import Generation, JobEnd
 from ddplaunch.launcher.node import begin, child
 from ddplaunch.launcher.node.events import ChildEnded
 from ddplaunch.launcher.node.signals import passed_on
-from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster import AllocatedJob
 from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.reach import diagnose, messages
 from ddplaunch.reach.agents import agents
@@ -41,8 +41,6 @@ from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.protocol import CHANNEL, ORDER, PROTOCOL, STREAM
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.record.run_folder import run_id_with_nodes
-from ddplaunch.spec.job import JobSpec
-from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError, below
@@ -50,42 +48,42 @@ from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.linux import become_subreaper, raise_open_files
-from ddplaunch.system.process.tree import descendants, kill_at_once, reap
+from ddplaunch.system.process.tree import Process, descendants, kill_at_once, reap
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
 
 
-def run_over_ssh(
-    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int], reports_to_caller: bool
-) -> int:
+def run_over_ssh(allocated: AllocatedJob, *, serve: Callable[..., int], reports_to_caller: bool) -> int:
     """Start an agent on each host, show their output until all have ended, and return the exit status of the job.
 
-    `serve` and `reports_to_caller` are those of `launcher.start.node.run`.
+    `serve` forks the dispatcher and is its front: `front.run`. `reports_to_caller`: how the job ended is for a caller in Python.
 
     Raises LaunchError: nothing was started.
     """
+    spec, allocation = allocated.spec, allocated.allocation
     if asked := spec.wants_terminal:
         raise LaunchError(
             f"{asked}: a worker on another node cannot have this terminal",
             hint="debug it in a job of one node, on that host; or start ddplaunch on each node yourself, with --node-rank",
         )
     python, token = spec.remote_python or sys.executable, os.urandom(32).hex()
-    signals, run_id = passed_on(spec.signals), run_id_with_nodes(spec, env)
+    signals, run_id = passed_on(spec.signals), run_id_with_nodes(spec, allocated.env)
     hosts = RemoteJob(
         spec=spec,
-        agents=agents(spec, env, allocation, python, run_id, token=token),
+        agents=agents(spec, allocated.env, allocation, python, run_id, token=token),
         run_id=run_id,
         starter=allocation.starter,
         python=python,
         min_nodes=allocation.nnodes[0],
-        env=secret.public(env),
+        env=allocated.public_env,
         open_files=raise_open_files(),
     )
-    inputs = inputs_of_lead(spec, env, allocation, run_id=run_id, python=python, reports_to_caller=reports_to_caller)
+    # agents on the hosts compute the same name, without the id that a scheduler gives: they do not look for a cluster
+    name = job_name(spec, replace(allocation, identity=""))
     lead = LeadJob(
-        inputs=inputs,
-        key=key(token, job_name(spec, replace(allocation, identity=""))),
+        inputs=inputs_of_lead(allocated, run_id=run_id, python=python, reports_to_caller=reports_to_caller),
+        key=key(token, name),
         ports=None,
         python=python,
         signals=signals,
@@ -118,9 +116,9 @@ class HostStatuses:
         """Whether other hosts are still tried: a list of names is often wrong in many places, and all are to be known at once."""
         return all(one.message == UNRESOLVED for one in self.errors.values())
 
-    def can_go_on_without(self, left: int) -> bool:
-        """Whether the job can begin without a host; `left` is the number of others."""
-        return left >= self._min_nodes and not self.errors
+    def can_go_on_without(self, others: int) -> bool:
+        """Whether the job can begin without a host, with so many others."""
+        return others >= self._min_nodes and not self.errors
 
     def error(self) -> LaunchError | None:
         """Return the error of all hosts because of which the job cannot run; None if there is none."""
@@ -168,20 +166,22 @@ class _Agent:
 
 
 class Dispatcher(Lead):
-    """The loop that starts the agents of hosts, and shows what they print."""
+    """The loop of a command that starts the agents of hosts, coordinates them, and shows what they print."""
 
     def __init__(self, loop: Loop, lead: LeadJob, hosts: RemoteJob, files: FileQueue, pipes: FrontPipes) -> None:
         """Prepare the connections to all hosts; `run` starts them. `pipes` lead to the front of this command."""
         super().__init__(loop, lead, files, pipes)
         self._remote = hosts
         self._console = Console(loop, self._context.queue)
+        # tells the front of a process that is not to be killed as a leftover when this one ends: by pid and time of start
         self._spare = pipes.spare
-        self._spared: set[tuple[int, int]] = set()  # pids and starts of processes that outlive their simulated node
+        self._spared: set[tuple[int, int]] = set()  # the processes for which that was done
         self._statuses = HostStatuses([agent.host for agent in self._remote.agents], self._remote.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._remote.agents)
-        self._agents: dict[HostConnection, _Agent] = {}
+        self._agents: dict[HostConnection, _Agent] = {}  # of hosts that have been sent their order
         self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter.print)
         self._startup = Startup(loop, self._remote, self._hosts, self)
+        # set once a host has failed without which the job cannot begin: then all are given up, and the errors named together
         self._settle_by = loop.timer(None, self._startup.disconnect)
 
     def begin(self, opened: ExitStack) -> None:
@@ -206,7 +206,7 @@ class Dispatcher(Lead):
     # --- the loop
 
     def before_sleep(self) -> None:
-        """Let hosts send output or not, and give all up once it is known of each whether the job can run there."""
+        """Let hosts send output or not; once the job cannot begin, end it when each host is known to be fit or not."""
         if self._settle_by.is_set and not self._startup.is_undecided:
             self._settle_by.cancel()
             self._startup.disconnect()
@@ -215,26 +215,27 @@ class Dispatcher(Lead):
         self._startup.is_shown = not self._console.queue.full
 
     def handle(self, event: Any) -> None:
-        """Take one event of the loop."""
+        """Take one event of the loop, after what concerns the whole job."""
         was_stopped = bool(self._signum)
         super().handle(event)
         match event:
+            # of a signal that several of our processes get, all but the first are copies
             case node.SignalReceived(signum) if not event.is_copy:
                 self._console.note_signal(signum)
                 if signum in self._spec.ending_signals:
                     self._on_stop(at_once=was_stopped and event.escalates)
             case node.FrontLost():
-                self._startup.disconnect()
+                self._startup.disconnect()  # the agents end their workers then, and nobody is left to show their output to
             case ChildEnded():
                 reap(keep=self._own)
             case Generation(number=0, agreed=agreed) if agreed is not None:
-                self._chaos.begun(sum(agent.workers for agent in agreed.agents))
+                self._chaos.on_first_generation(sum(agent.workers for agent in agreed.agents))
             case JobEnd() if not self._has_begun:
                 self._startup.disconnect()  # also those whose agents get ready, and know of no job yet
             case JobEnd():
                 self._startup.stop_starting()
-                limits = self._spec.grace_period, 2 * self._spec.heartbeat_timeout, QUIT_TIMEOUT
-                self._startup.end_within(sum(limits))
+                # to stop the workers, to find out that one's agent is lost, and to close the connection
+                self._startup.end_within(self._spec.grace_period + 2 * self._spec.heartbeat_timeout + QUIT_TIMEOUT)
 
     def _on_stop(self, *, at_once: bool) -> None:
         """Start no further hosts; at a second signal to stop, wait no longer than it takes to kill all."""
@@ -279,13 +280,14 @@ class Dispatcher(Lead):
         match report:
             case messages.Ready():
                 host.is_ready = True
-            case messages.Worker(rank, pid) if self._spec.chaos:
+            case messages.Worker(rank, pid) if self._spec.chaos:  # which alone needs to know the workers
                 self._chaos.started(rank, pid)
             case messages.OrderRefused(message, hint, status):
+                # what was typed is right here, and does not fit that host: no error of usage
                 status = exitcodes.RENDEZVOUS if status == exitcodes.USAGE else status
                 self._host_failed(host, HostError(message, hint, status))
-            case messages.AgentEnded(status, spared):
-                if self._remote.starter == "simulate":  # then it is a process of this host
+            case messages.AgentEnded(status, spared):  # `spared`: processes of workers that are to outlive the job
+                if self._remote.starter == "simulate":  # then they are processes of this host, below this one
                     for pid, started in spared:
                         self._spare(pid, started)
                     self._spared.update(spared)
@@ -306,14 +308,18 @@ class Dispatcher(Lead):
         self._startup.extend_deadline()
 
     def disconnected(self, host: HostConnection) -> None:
-        """Handle the end of a host's connection."""
+        """Handle the end of a host's connection, after its agent has ended or not: tell the coordinator, and try other hosts."""
         self._console.forget_bars(host)
-        status = self._statuses.ended.get(host.agent.node_rank)
+        status = self._statuses.ended.get(host.agent.node_rank)  # of the agent; None: it has not said that it has ended
         error = diagnose.of_host(self._remote.starter, self._remote.python, host)
         if (agent := self._agents.get(host)) is not None:
-            reason = error.reason if status is None else CLOSED
-            agent.lose(reason, has_ended=status is not None or self._ends_what_is_left())
-        if status == exitcodes.BUG:
+            has_ended = status is not None
+            if not has_ended and self._can_kill_leftovers:
+                self._kill_leftovers()
+                agent.lose(error.reason, has_ended=True)
+            else:
+                agent.lose(CLOSED if has_ended else error.reason, has_ended=has_ended)
+        if status == exitcodes.BUG:  # our traceback is in what ssh or the agent has written
             self._console.write(host.own_output)
         if not host.given_up and not self._has_begun:
             self._host_failed(host, error)
@@ -327,34 +333,36 @@ class Dispatcher(Lead):
         if self._startup.is_stopped or node_rank in statuses.errors:
             return
         others = (other for other in self._hosts if other is not host and not other.given_up)
-        left = sum(other.phase is not HostPhase.CLOSED for other in others)
-        if statuses.can_go_on_without(left):
+        usable = sum(other.phase is not HostPhase.CLOSED for other in others)
+        if statuses.can_go_on_without(usable):
             host.given_up = True
             self._reporter.print(f"going on without {host}: {below(error.message)}")
             self.coordinator.feed(decide.NodeGivenUp(node_rank, self._loop.now()))
             return
         statuses.errors[node_rank] = error
-        if not self._settle_by.is_set or statuses.may_try_others:
+        is_first_error = not self._settle_by.is_set
+        if is_first_error or statuses.may_try_others:  # a wrong name may not be the last: wait for the next one again
             self._settle_by.set(self._loop.now() + SETTLE_TIME)
 
-    def _ends_what_is_left(self) -> bool:
-        """Kill what a node has left whose front is gone, if the job may go on without it; return whether that can be done here.
+    @property
+    def _can_kill_leftovers(self) -> bool:
+        """Whether what a lost node has left can be killed here: simulated nodes are processes of this host.
 
-        What a simulated node has started becomes our child as it loses its parent. What other hosts have left ends by its lease.
+        That matters only in a job that may go on without the node. On other hosts leftovers end by the lease of their agent.
         """
-        if self._remote.starter != "simulate" or not self.coordinator.state.policy.lease:
-            return False
-        kill_at_once(
-            lambda: [
-                left
-                for left in descendants(os.getpid(), but_for=self._own)
-                if (left.pid, left.started) not in self._spared
-            ]
-        )
-        return True
+        return self._remote.starter == "simulate" and bool(self.coordinator.state.policy.lease)
+
+    def _kill_leftovers(self) -> None:
+        """Kill what a simulated node has left whose front is gone: processes that lose their parent become our children."""
+
+        def leftovers() -> list[Process]:
+            found = descendants(os.getpid(), but_for=self._own)
+            return [one for one in found if (one.pid, one.started) not in self._spared]
+
+        kill_at_once(leftovers)
 
     @property
     def _own(self) -> frozenset[int]:
-        """Our children that are none of a simulated node that has lost its front."""
+        """Our children that are not left by a simulated node: fronts of nodes, the process that writes files, and questions."""
         fronts = (host.pid for host in self._hosts if host.phase is not HostPhase.CLOSED)
         return frozenset((*filter(None, fronts), self._context.files.pid)) | self._loop.asked_pids

@@ -1,14 +1,14 @@
-"""What a command is that has started all agents of a job: the coordinator, with no workers of its own, behind the user's front.
+"""The part of a command that has started all agents of a job: it coordinates them, behind the user's front, and has no workers.
 
-It hears every agent itself, whatever carries their connections, and decides when each generation begins. What starts the agents
-and shows their output is the loop's owner: `dispatcher` over ssh or simulated, `slurm/watcher` in an allocation of Slurm.
+It hears every agent itself, whatever carries their connections, and decides when each generation (start of all workers) begins.
+Its kinds start the agents and show their output: `dispatcher` over ssh or simulated, `slurm/watcher` in an allocation of Slurm.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from signal import SIGCONT, SIGTSTP
 from typing import Any
 
@@ -27,7 +27,7 @@ from ddplaunch.launcher.node.job import FrontedJob, JobInputs
 from ddplaunch.launcher.tell.closing import render_repeated
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.launcher.tell.story import Ended, row_of
-from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster import AllocatedJob
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.devices import Hardware
 from ddplaunch.plan.devices.node import Node
@@ -38,8 +38,6 @@ from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.silence import Keepalive
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.error_file import ErrorFiles
-from ddplaunch.spec.job import JobSpec
-from ddplaunch.spec.options import token
 from ddplaunch.spec.outcome import ClusterQuestions, Why
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.loop.loop import Loop
@@ -55,30 +53,32 @@ class LeadJob(FrontedJob, frozen=True, kw_only=True):
 
 
 def inputs_of_lead(
-    spec: JobSpec,
-    env: Mapping[str, str],
-    allocation: Allocation,
+    allocated: AllocatedJob,
     *,
     run_id: str,
     python: str,
     reports_to_caller: bool = False,
     cluster: ClusterQuestions = ClusterQuestions(),  # noqa: B008 - it is frozen
 ) -> JobInputs:
-    """Return what is known of a job where its agents are started; nothing there is inspected, for no worker runs there."""
+    """Return what is known of a job where its agents are started, with `python` of the hosts; no worker runs here.
+
+    So this node is not inspected: it stands there without hardware and devices.
+    """
+    spec, env = allocated.spec, allocated.public_env
     return JobInputs(
         spec=spec,
-        env=token.public(env),
-        allocation=allocation,
+        env=env,
+        allocation=allocated.allocation,
         node=Node(
             host=os.uname().nodename,
             hardware=Hardware(),
             devices=(),
             python=python,
             bootstrap="",
-            env=token.public(env),
+            env=env,
             is_followed=is_followed(),
         ),
-        draft=plan_of_job(spec, allocation, run_id=run_id, python=python),
+        draft=plan_of_job(spec, allocated.allocation, run_id=run_id, python=python),
         screen=Screen.here(env, has_rows=spec.live),
         error_files=ErrorFiles(run_id, env.get("TMPDIR") or "/tmp"),
         leads=True,
@@ -93,7 +93,7 @@ class Lead(BehindFront):
     _link: LocalLink
 
     def __init__(self, loop: Loop, lead: LeadJob, files: FileQueue, pipes: FrontPipes) -> None:
-        """Prepare to coordinate; no agent is started yet."""
+        """Prepare to coordinate; no agent is started yet. `pipes` lead to the front, `files` to what writes the run folder."""
         super().__init__(loop, lead, files, pipes)
         self._job = lead
         self._spec = spec = lead.inputs.spec
@@ -105,29 +105,31 @@ class Lead(BehindFront):
             most,
             dispatched=True,
             names=tuple(host.address for host in allocation.start),
-            has_lease=allocation.is_elastic,
+            has_lease=allocation.is_elastic,  # where the job goes on without a node, that node's workers end by a lease
         )
         self.coordinator = Coordinator(
             loop,
-            job.first_state(policy, loop.now(), first_term(time.time())),
+            job.first_state(
+                policy, loop.now(), first_term(time.time())
+            ),  # by the time of day: terms grow from run to run
             inputs.draft,
             JobReporter(self._reporter),
         )
         terms = Terms(
             keepalive=Keepalive.of(spec, most),
             run_id=inputs.draft.run_id,
-            # --local-addr is one of this host, which need not be that of any node
+            # of rank 0; not --local-addr, which is one of this host, where no worker needs to be. None: agents agree on one
             address=spec.master_addr or (LOOPBACK if most == 1 or spec.simulate else None),
             key=lead.key,
-            listen=None,
+            listen=None,  # on all addresses, if there are ports
             ports=lead.ports,
         )
         self.incoming = Incoming(loop, terms, self.coordinator, self._reporter.print)
         self._link = LocalLink(loop, self.coordinator, has_workers=False)
         self.coordinator.lead(self._link.on_order, self.incoming.agents, is_one_host=spec.simulate is not None)
         self._reporter.tell_all = self.coordinator.say
-        self._unreported: Generation | None = None  # that begins
-        self._signum = 0  # the first signal to stop
+        self._unreported: Generation | None = None  # one that has begun, until it is settled where its folder lies
+        self._signum = 0  # the first signal to stop; 0: none has come
         self._front_lost = False
 
     def connect(self) -> Link:
@@ -150,15 +152,16 @@ class Lead(BehindFront):
         return self._link.end.status if self._link.end is not None else None
 
     def handle(self, event: Any) -> None:
-        """Take an event of the loop that concerns the whole job."""
+        """Take an event of the loop that concerns the whole job; the kinds of `Lead` take others."""
         super().handle(event)
         match event:
+            # when several of our processes get a signal, all but the first are copies: workers are to get it once
             case node.SignalReceived() if not event.is_copy or event.signum in self._spec.ending_signals:
                 self._on_signal(event)
             case node.FrontLost():
                 self._front_lost = True
                 self._stop(Why.FRONT_LOST, 0)
-            case events.FrontWaits():
+            case events.FrontWaits():  # after Ctrl-Z, until all workers here are stopped: there are none
                 self._signals.let_front_stop(all_stopped=True)
             case Generation():
                 self._on_generation(event)
@@ -170,8 +173,9 @@ class Lead(BehindFront):
     def _on_signal(self, event: node.SignalReceived) -> None:
         """Take a signal of the user: stop the job, kill its workers at a second signal to stop, or pass it on to all workers."""
         signum, now = event.signum, self._loop.now()
-        if (row := row_of(event)) is not None:
-            self._reporter.emit(row[0], **row[1])
+        if (row := row_of(event)) is not None:  # of events.jsonl
+            kind, fields = row
+            self._reporter.emit(kind, **fields)
         if signum not in self._spec.ending_signals:
             if signum in (SIGTSTP, SIGCONT):
                 suspends = signum == SIGTSTP
@@ -182,8 +186,8 @@ class Lead(BehindFront):
             self._stop(Why.SIGNALLED, signum, by_cluster=event.by_cluster)
         elif event.escalates:
             self._reporter.print("killing the workers at once")
-            self.coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))
-        elif event.taken_for:
+            self.coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))  # no node, but this command says so
+        elif event.taken_for:  # it repeats a signal, perhaps on its own: the user learns that both count as one
             self._reporter.print(render_repeated(event, os.getppid()))
 
     def _stop(self, why: Why, signum: int, *, by_cluster: bool = False) -> None:
@@ -192,26 +196,29 @@ class Lead(BehindFront):
     # --- generations, and the end
 
     def _on_generation(self, generation: Generation) -> None:
-        """Report that all agents begin a generation, and keep the record of the run from the first one on."""
+        """Keep a generation that all agents begin, to be reported before the next sleep; make the run folder for the first one.
+
+        Where the folder lies is in the report, and is known only once the process that writes files has made it.
+        """
         inputs, agreed = self._job.inputs, generation.agreed
         assert agreed is not None
         plan = plan_of_job(inputs.spec, inputs.allocation, run_id=agreed.run_id, python=self._job.python, agreed=agreed)
         if self._context.folder is None:
             self._context.make_folder(plan)
             assert self._context.folder is not None
-        self._report_generation()
+        self._report_pending()  # the generation before, while the reporter still has its plan
         self._reporter.use_plan(plan, self._context.folder)
         self._unreported = generation
 
-    def _report_generation(self) -> None:
-        """Report the generation that has begun, unless that was done."""
+    def _report_pending(self) -> None:
+        """Report that the kept generation has begun, if there is one."""
         if (generation := self._unreported) is not None:
             self._unreported = None
             self._reporter.generation_started(generation.number, generation.term, generation.port)
 
     def _on_end(self, end: JobEnd) -> None:
         """Record how the job has ended, and tell those who wait for it."""
-        self._report_generation()  # wherever the folder lies: what has ended has begun before
+        self._report_pending()  # wherever the folder lies: what has ended has begun before
         if self._has_begun:
             self._conclude(end)
         elif self._signum in self._spec.requeue_on and not end.requeue:
@@ -234,5 +241,5 @@ class Lead(BehindFront):
     def before_sleep(self) -> None:
         """Say that a generation has begun once it is known where its folder lies, besides what each loop says."""
         if self._context.folder is not None and self._context.folder.is_settled:
-            self._report_generation()
+            self._report_pending()
         super().before_sleep()

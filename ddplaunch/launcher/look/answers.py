@@ -27,10 +27,11 @@ from ddplaunch.system.fields import line, piece
 from ddplaunch.system.process.child import End, RunningWorker
 from ddplaunch.system.process.tree import usage
 
-_LONGEST = 100  # characters of a worker's last line
+_LONGEST_LINE = 100  # characters of a worker's last line
 _ROOM = 4096  # bytes of a frame for what is around an answer
 _MOST_AT_END = 1 << 20  # bytes
 _STATES = {"D": "uninterruptible", "T": "suspended", "t": "traced"}  # by the letter of proc(5)
+_GPUS_UNKNOWN = GpuUse(None, None)
 
 
 def status(
@@ -43,20 +44,21 @@ def status(
     gpus: Mapping[int, GpuUse],
     folder: str,
 ) -> Answer:
-    """Return what each worker does, or how it ended.
+    """Return what each worker of `plans` does, or how it ended.
 
-    `debugged` are the ranks that a debugger holds, `folder` is that of the logs of this node.
+    A worker that is in neither `running` nor `exits` has not been started yet. `written` and `progress` lack workers of which
+    nothing is known. `debugged` are the ranks that a debugger holds, `folder` has the logs of this node.
     """
     now = time.monotonic()
     ended = {exit.rank: exit for exit in exits}
     workers = []
     for plan in plans[:MAX_WORKERS]:
         if plan.rank in ended and plan.rank not in running:
-            workers.append(_of_ended(ended[plan.rank]))
+            workers.append(_of_reaped(ended[plan.rank]))
             continue
         rank, worker, output = plan.rank, running.get(plan.rank), written.get(plan.rank)
-        used = usage(worker.pid) if worker is not None else None
-        gpu = gpus.get(rank, GpuUse(None, None)) if worker is not None else GpuUse(None, None)
+        used = usage(worker.pid) if worker is not None else None  # None: /proc does not know the process any more
+        gpu = gpus.get(rank, _GPUS_UNKNOWN) if worker is not None else _GPUS_UNKNOWN
         state, how = _state(worker, used.state if used is not None else "", rank in debugged)
         workers.append(
             WorkerStatus(
@@ -71,7 +73,7 @@ def status(
                 rss=used.rss if used is not None else 0,
                 quiet=output.seconds if output is not None else None,
                 written=output.size if output is not None else 0,
-                last=piece(output.last, _LONGEST) if output is not None else "",
+                last=piece(output.last, _LONGEST_LINE) if output is not None else "",
                 progress=progress.get(rank),
                 gpu=gpu.percent,
                 gpu_memory=gpu.memory,
@@ -80,8 +82,8 @@ def status(
     return _bounded(NodeStatus(tuple(workers), piece(folder)))
 
 
-def _of_ended(exit: WorkerExit) -> WorkerStatus:
-    """Return how a worker ended of which the kernel knows nothing any more: the others of its node have ended as well."""
+def _of_reaped(exit: WorkerExit) -> WorkerStatus:
+    """Return how a worker ended whose process is reaped, as the agent does once all workers of the node have ended."""
     return WorkerStatus(
         rank=exit.rank,
         local_rank=exit.local_rank,
@@ -98,7 +100,7 @@ def _of_ended(exit: WorkerExit) -> WorkerStatus:
 
 
 def _state(worker: RunningWorker | None, kernel: str, debugged: bool) -> tuple[str, str]:
-    """Return the state of a worker in a word, and how the worker ended; `kernel` is the state letter of proc(5)."""
+    """Return the state of a worker in a word, and how it ended, or ""; `kernel` is the state letter of proc(5)."""
     if worker is None:
         return "waiting", ""
     if (end := worker.look()) is not None:

@@ -1,7 +1,8 @@
-"""Where workers of this node ask for what a debugger needs: an abstract address that they know, never a port. Decides nothing.
+"""The agent's end of debuggers: workers connect to a Unix address that they know to ask for the terminal or come for a client.
 
-The kernel says which process asks. A connection lasts as long as the debugger does. Clients that profile a
-worker come to it in the same way; they hold nothing, and once a worker has its client the agent has no part in a profile.
+The address is abstract, never a port, and the kernel says which process asks. A connection lasts as long as the debugger does.
+Clients that profile a worker come to it in the same way; they hold nothing, and once a worker has its client the agent has no
+part in a profile. Decides nothing.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ if TYPE_CHECKING:
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 _BACKLOG = 1024
-_LONGEST = 4096  # bytes of what a worker asks
-_FAILED, _COMES, _LISTENS = b"E", b"A", b"P"  # how a packet of a worker begins: see `_on_packet`
+_LONGEST_PACKET = 4096  # bytes of what a worker asks
+# how a packet of a worker begins: see `_on_packet`
+_HAS_FAILED, _COMES_FOR_VISITOR, _LISTENS_FOR_DEBUGPY = b"E", b"A", b"P"
 _DEBUGS, _PROFILES = b"A", b"P"  # the wishes of clients, as the worker gets them
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
-_OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/signals.py
+# bits of the mode of a worker's file for stacks, which worker/signals.py clears: others' once it handles ATTACH_SIGNAL,
+# the group's as well once the program has taken that signal
+_OTHERS, _GROUP = 0o006, 0o060
 
 
 class Visitor(Protocol):
-    """The connection of a client that wants to debug or profile a worker."""
+    """The connection of a client, such as `ddplaunch attach`, that wants to debug or profile a worker."""
 
     number: int
 
@@ -54,6 +58,13 @@ class Visitor(Protocol):
         """Refuse to answer, and say why."""
 
 
+class _Attachment(Struct, frozen=True):
+    """A debugger between a worker and a client, which talk past the agent."""
+
+    worker: socket.socket  # the worker's connection to the agent: its end is the end of the debugger
+    visitor: socket.socket  # our copy of the client's connection, which the worker has been handed
+
+
 class _Pending(Struct, frozen=True):
     """A visitor for whom a worker is to come."""
 
@@ -63,24 +74,23 @@ class _Pending(Struct, frozen=True):
 
 
 class Debuggers:
-    """The workers of this node that debuggers hold, or that ask for a debugger."""
+    """The workers of this node that debuggers hold, or that ask for one; visitors are clients that debug or profile a worker."""
 
     def __init__(self, loop: Loop, running: Mapping[int, RunningWorker], reporter: Reporter, address: str) -> None:
-        """Make ready to listen at this address; `running` are the workers that there are at any time, by rank.
+        """Bind the abstract Unix address, and listen there later; `running`, which the agent changes, are its workers by rank.
 
-        Raises:
-            OSError: there are too many open files.
+        Raises OSError: there are too many open files.
         """
         self._loop = loop
         self._running = running
         self._reporter = reporter
-        self._debugpy_ranks: Collection[int] = ()  # of this node
-        self._ports: dict[int, tuple[socket.socket, int]] = {}  # of debugpy, with the connection of the worker
-        self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
+        self._debugpy_ranks: Collection[int] = ()  # workers of this node that are to wait for a client of debugpy
+        self._ports: dict[int, tuple[socket.socket, int]] = {}  # by rank: the connection, and the port of debugpy
+        self._asking: dict[int, socket.socket] = {}  # by rank: connections of workers that ask for the terminal
         self._pending: dict[int, _Pending] = {}  # by the rank that is to come
         self._gives_up = loop.timer(None, self._give_up_pending)
-        self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
-        self._hang_ups = select.epoll()  # of visitors; what they send is the worker's, and not looked at
+        self._attached: dict[int, _Attachment] = {}  # by rank
+        self._hang_ups = select.epoll()  # tells which visitors hang up; what they send is for the worker alone to read
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind("\0" + address)
@@ -111,21 +121,21 @@ class Debuggers:
     def _on_packet(self, sock: socket.socket, rank: int) -> None:
         """Act on what a worker says: it has failed and wants the terminal, comes for a visitor, or listens for debugpy at a port.
 
-        Anything else, or the end of the connection, ends the worker's debugger. Called by the loop.
+        Anything else ends the worker's debugger, as does the end of the connection, an empty packet. Called by the loop.
         """
         try:
-            packet = sock.recv(_LONGEST)
+            packet = sock.recv(_LONGEST_PACKET)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError:  # the connection is reset: it has ended
             packet = b""
         what, text = packet[:1], packet[1:]
-        if what == _FAILED and rank not in self._asking:
+        if what == _HAS_FAILED and rank not in self._asking:
             self._asking[rank] = sock
             self._loop.post(node.TerminalRequested(rank, below(text.decode(errors="replace")), self._loop.now()))
-        elif what == _COMES and rank in self._pending:
+        elif what == _COMES_FOR_VISITOR and rank in self._pending:
             self._introduce(sock, rank, self._pending.pop(rank))
-        elif what == _LISTENS and text.isdigit() and rank not in self._ports:
+        elif what == _LISTENS_FOR_DEBUGPY and text.isdigit() and rank not in self._ports:
             self._ports[rank] = sock, int(text)
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
             self._announce()
@@ -140,23 +150,25 @@ class Debuggers:
             return
         with suppress(OSError):  # the worker has ended, as the next packet says
             socket.send_fds(sock, [_PROFILES if pending.profiles else _DEBUGS], [visitor.fileno()])
-        if pending.profiles:
+        if pending.profiles:  # a profile holds no worker: the agent has no more part in it
             visitor.close()
             self._drop(sock, rank)
         else:
-            self._attached[rank] = sock, visitor
-            self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)
+            self._attached[rank] = _Attachment(sock, visitor)
+            self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)  # a hang-up is told once
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
 
     def _on_hang_up(self) -> None:
-        """Signal workers whose visitors have left: a worker that runs to a breakpoint would learn of that only there."""
+        """Signal workers whose visitors have hung up: a worker that runs to a breakpoint would learn of that only there."""
         departed = {fd for fd, _ in self._hang_ups.poll(0)}
-        for rank, (sock, visitor) in list(self._attached.items()):
-            if visitor.fileno() not in departed:
+        for rank, attachment in list(self._attached.items()):
+            if attachment.visitor.fileno() not in departed:
                 continue
-            self._on_packet(sock, rank)  # perhaps the worker has left: then it is attached no more
+            # the worker may have ended the debugger itself, which its packet says: then it must get no signal
+            self._on_packet(attachment.worker, rank)
+            is_still_attached = rank in self._attached
             worker = self._running.get(rank)
-            if worker is not None and rank in self._attached and not _why_deadly(worker):
+            if worker is not None and is_still_attached and not _why_deadly(worker):
                 worker.signal(ATTACH_SIGNAL)
 
     def _announce(self) -> None:
@@ -165,8 +177,12 @@ class Debuggers:
             self._reporter.stderr.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
 
     def _drop(self, sock: socket.socket, rank: int) -> None:
-        """Close the connection of a worker's debugger, and post that it holds the worker no more."""
-        if sock.fileno() < 0:
+        """Close a connection of a worker, and post what that ends: its use of the terminal, or that a debugger holds it.
+
+        A worker may have several connections: each ends only what has begun on it.
+        """
+        is_closed = sock.fileno() < 0
+        if is_closed:
             return
         self._loop.unwatch(sock)
         sock.close()
@@ -176,9 +192,9 @@ class Debuggers:
         if rank in self._ports and self._ports[rank][0] is sock:
             del self._ports[rank]
             self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
-        if rank in self._attached and self._attached[rank][0] is sock:
-            _, visitor = self._attached.pop(rank)
-            self._hang_ups.unregister(visitor)  # else it stays there as long as anybody has a copy
+        if rank in self._attached and self._attached[rank].worker is sock:
+            visitor = self._attached.pop(rank).visitor
+            self._hang_ups.unregister(visitor)  # closing alone would leave it there while the worker has a copy
             visitor.close()
             self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
 
@@ -194,12 +210,12 @@ class Debuggers:
             self._drop(sock, rank)
 
     def attach(self, request: Attach | Profile, visitor: Visitor) -> None:
-        """Have a worker come for a client; tell the client if none can come, or if the worker does not come in time."""
+        """Have a worker come for a client, by a signal; tell the client if none can come, or if none does in time."""
         rank, until = request.rank, self._loop.now() + reached_within(request)
         if why := self._why_unreachable(rank):
             visitor.refuse(f"rank {rank} {why}")
             return
-        self.listen()
+        self.listen()  # the worker connects to the address, and then `_introduce` brings the two together
         self._pending[rank] = _Pending(visitor, until, isinstance(request, Profile))
         self._gives_up.set_by(until)
         self._running[rank].signal(ATTACH_SIGNAL)
@@ -234,15 +250,16 @@ class Debuggers:
 
     def detach_all(self) -> None:
         """Disconnect all visitors, so that the workers that these hold can end, as they were asked to."""
-        for _, visitor in self._attached.values():
+        for attachment in self._attached.values():
             with suppress(OSError):
-                visitor.shutdown(socket.SHUT_RDWR)
+                attachment.visitor.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close all connections with workers and visitors, and the address."""
         self._acceptor.close()
-        held = [*self._attached.items(), *self._ports.items()]
-        for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in held)]:
+        attached = [(rank, attachment.worker) for rank, attachment in self._attached.items()]
+        with_port = [(rank, sock) for rank, (sock, _) in self._ports.items()]
+        for rank, sock in [*self._asking.items(), *attached, *with_port]:
             self._drop(sock, rank)
         self._gives_up.cancel()
         self._loop.unwatch(self._hang_ups)
@@ -259,14 +276,18 @@ def _why_no_debugger(worker: RunningWorker) -> str:
 
 
 def _why_deadly(worker: RunningWorker) -> str:
-    """Return why the signal to attach might kill a worker, or not reach our handler, as a predicate; "" if it is safe."""
+    """Return why the signal to attach might kill a worker, or not reach our handler, as a predicate; "" if it is safe.
+
+    The mode of the worker's file for stacks tells what its signal handlers are: see _OTHERS and _GROUP.
+    """
     status = read_status(worker.pid)
     if status is None:
         return "has ended"
     mode = 0 if worker.stacks is None else os.fstat(worker.stacks).st_mode
-    if worker.stacks is None or mode & _OTHERS:
+    has_no_handler, program_has_signal = bool(mode & _OTHERS), not mode & _GROUP
+    if worker.stacks is None or has_no_handler:
         return "is no Python, or has not begun to run its program"
-    if not mode & _GROUP:
+    if program_has_signal:
         return f"handles signal {ATTACH_SIGNAL} (SIGRTMAX-6) itself, by which a debugger would get in: its program has taken it"
     if not has_file(worker.pid, worker.stacks) or not status.catches(ATTACH_SIGNAL):
         return "is about to end, runs another program, or has taken the signals by which a debugger would get in"

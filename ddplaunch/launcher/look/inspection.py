@@ -1,4 +1,4 @@
-"""Inspects the workers of this node while they run: captures their stacks, and checks whether they make progress.
+"""Part of the agent that inspects running workers: it captures their stacks, and checks whether they make progress.
 
 It is made when it is first needed. It decides nothing, and waits for nothing: children ask the workers, and their answers
 become events.
@@ -39,12 +39,12 @@ _LEAST_BYTES = 1 << 16  # that are more than one thread telling another to wake 
 
 
 class Inspection:
-    """What looks into the workers of one generation after another; answers about the workers of the last one are dropped."""
+    """Looks into the workers of one generation (start of all workers) after another; late answers about the last are dropped."""
 
     def __init__(
         self, loop: Loop, host: str, running: Mapping[int, RunningWorker], printed: Callable[[int], str]
     ) -> None:
-        """`running` are the workers of the generation that there is, by rank; none between two.
+        """`running`, which the agent changes, are the workers of the present generation by rank; empty between two.
 
         `printed` gives the end of what a rank has written to stderr.
         """
@@ -74,26 +74,30 @@ class Inspection:
         stacks: bool = True,
         ras: bool = False,
     ) -> Pending[T | None]:
-        """Capture the stacks of these workers and of their children in so many seconds.
+        """Capture the stacks of these workers and of the processes below them in so many seconds.
 
-        A child asks them, and `convert` turns the samples there into the value for `reply`, which gets None if there can be no
-        child. `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is signalled.
-        `ras`: with what NCCL tells of all ranks.
+        A child of the agent asks them, and `convert` turns the samples there into the value for `reply`, which gets None if there
+        can be no child. `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is
+        signalled. `ras`: with what NCCL tells of all ranks.
         """
         found = list(workers)
-        files = [worker.stacks for worker in found if worker.stacks is not None and stacks]
+        files: list[int] = []  # into which workers write their stacks; the child gets these as FIRST, FIRST + 1, ...
+        targets: list[tuple[RunningWorker, int | None]] = []  # with the number of its file in the child
+        for worker in found:
+            file = None
+            if worker.stacks is not None and stacks:
+                file = FIRST + len(files)
+                files.append(worker.stacks)
+            targets.append((worker, file))
         until, host, printed = time.monotonic() + within, self._host, self._printed
 
         def question() -> T:
             from ddplaunch.launcher.look.stacks import Target, capture_stacks
             from ddplaunch.record.seen.reasons import last_error  # the loop does not wait for imports
 
-            descriptors = iter(range(FIRST, FIRST + len(files)))  # the numbers that the files have in the child
-            targets = []
-            for worker in found:
-                file = next(descriptors) if worker.stacks is not None and stacks else None
-                targets.append(Target(worker.rank, worker.pid, file, worker.recorder))
-            samples = capture_stacks(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
+            asked = [Target(worker.rank, worker.pid, file, worker.recorder) for worker, file in targets]
+            samples = capture_stacks(asked, until=until, host=host, native=native, stacks=stacks, ras=ras)
+            # stderr is the worker's, and may say why it hangs; of the processes below a worker that is not known
             return convert([one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples])
 
         return self.ask(question, within, reply, files)
@@ -159,25 +163,29 @@ class Inspection:
     def check_progress(self, has_written: Callable[[int, float], bool], *, asks: bool) -> None:
         """Post whether any worker has made progress since the last check, at once or after the busy workers have answered.
 
-        `has_written` says whether a rank has written to its pipes since a time. `asks`: busy workers give their stacks; else only
-        torch's recorders are read, and a worker with a terminal counts as making progress.
+        `has_written` says whether a rank has written to its pipes since a time. `asks`: busy workers are signalled for their
+        stacks; else only torch's recorders are read, and a worker with a terminal counts as making progress.
         """
         running = {rank: worker for rank, worker in self._running.items() if worker.look() is None}
         before, since = self._footprints, self._observed_at
         self._observed_at, self._footprints = self._loop.now(), _footprints(running)
+        idle_cpu = max(_LEAST_CPU, _IDLE * (self._observed_at - since))  # seconds that a worker needs while it waits
         busy = []
         for rank, worker in running.items():
-            is_exempt = (worker.terminal and not asks) or rank not in before
-            least = 1 if worker.terminal else _LEAST_BYTES
-            if is_exempt or has_written(rank, since) or _has_progressed(before[rank], self._footprints[rank], least):
+            cannot_be_judged = rank not in before or (worker.terminal and not asks)
+            # what it writes to a terminal passes no pipe of ours: there each byte counts
+            least_bytes = 1 if worker.terminal else _LEAST_BYTES
+            now = self._footprints[rank]
+            if cannot_be_judged or has_written(rank, since) or _has_progressed(before[rank], now, least_bytes):
                 self._waits.clear()
                 return self._post_checked(True)
-            used = self._footprints[rank].cpu_seconds - before[rank].cpu_seconds
-            if used > max(_LEAST_CPU, _IDLE * (self._observed_at - since)):
+            if now.cpu_seconds - before[rank].cpu_seconds > idle_cpu:
                 busy.append(worker)
         if not busy:
             return self._post_checked(False)
-        reply = partial(self._on_busy_stacks, self._generation, busy, is_waiting if asks else _is_in_collective)
+        # a busy worker may compute, or spin in a collective: its stack, or torch's record of its collectives, tells which
+        waits = is_waiting if asks else _is_in_collective
+        reply = partial(self._on_busy_stacks, self._generation, busy, waits)
         self.capture(busy, _STACKS_WITHIN, reply, convert=tuple, stacks=asks)
         return None
 
@@ -210,8 +218,9 @@ def _footprints(running: Mapping[int, RunningWorker]) -> dict[int, Footprint]:
     return {rank: footprint(worker.pid) for rank, worker in running.items()}
 
 
-def _has_progressed(before: Footprint, now: Footprint, least: int) -> bool:
-    return now.is_held or now.pids != before.pids or now.transferred - before.transferred >= least
+def _has_progressed(before: Footprint, now: Footprint, least_bytes: int) -> bool:
+    """Whether a worker has done something besides computing; one that is stopped (`is_held`) is not to blame, and counts."""
+    return now.is_held or now.pids != before.pids or now.transferred - before.transferred >= least_bytes
 
 
 def _is_in_collective(sample: Sample) -> bool:

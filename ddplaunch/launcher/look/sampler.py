@@ -1,4 +1,4 @@
-"""What the workers use while they run: CPU, memory and steps from /proc and their files, GPUs by a child that asks NVML.
+"""Part of the agent that samples what workers use: CPU, memory and steps from /proc, GPUs by a child that asks NVML.
 
 A sampler never wakes the agent: it takes a sample when the agent is awake for something else, at most once a second. At rest that
 is each 10 s, when the agent checks for progress. The samples become lines of samples.jsonl. The longer that file, the rarer
@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _INTERVAL = 1.0  # seconds from one sample to the next, at least
 _DOUBLES = 1 << 17  # bytes of samples after which the interval doubles: 8 workers write 1 MB a day
-_SHARE = 0.005  # of a core that samples may take
+_CPU_SHARE = 0.005  # of a core that samples may take
 _MIB = 1 << 20
 _FRESH = 30.0  # seconds for which an answer of NVML counts
 _LONGEST_ANSWER = 1 << 16  # bytes
@@ -44,22 +44,23 @@ class GpuUse(Struct, frozen=True):
 
 
 class GpuGauge:
-    """A child that asks NVML, which may hang: nothing waits for the child, and an answer is taken when somebody comes by."""
+    """A child that asks NVML, which may hang: nothing waits for the child, `ask` and `receive` take what there is."""
 
     def __init__(self, loop: Loop, devices: Sequence[Device]) -> None:
-        """The child starts with the first question; `devices` are those of this node."""
+        """Start nothing yet: the first question starts the child. `devices` are the NVIDIA GPUs of this node."""
         self._loop = loop
         self._devices = devices
+        # by the name of a device, its index in an answer
         self._indices = {device.uuid or str(device): index for index, device in enumerate(devices)}
-        self._socket: socket.socket | None = None
-        self._is_asked = False
-        # percent and bytes in use, as in `GpuUse`, of each device
-        self._answer: list[tuple[int | None, int | None]] = []
-        self._answered_at = -inf
+        self._socket: socket.socket | None = None  # to the child, once it is started
+        self._is_asked = False  # and has not answered yet
+        self._is_useless = not devices  # there is no GPU, or the child has ended, for lack of NVML
+        self._answer: list[tuple[int | None, int | None]] = []  # percent and bytes, as in `GpuUse`, of each device
+        self._answered_at = -inf  # by the loop's clock; before the first answer, too old to count
 
     def ask(self) -> None:
-        """Ask for the use of all GPUs, unless a question is not answered yet."""
-        if self._is_asked or not self._devices:
+        """Ask for the use of all GPUs, unless a question is not answered yet, or the child has ended."""
+        if self._is_asked or self._is_useless:
             return
         try:
             if self._socket is None:
@@ -67,17 +68,17 @@ class GpuGauge:
             assert self._socket is not None
             self._socket.send(b"?")
             self._is_asked = True
-        except OSError:  # the child has ended: there is no NVML
-            self._devices = ()
+        except OSError:  # the child has ended
+            self._is_useless = True
 
     def _start(self) -> None:
-        """Start the child, with the other end of a socket pair."""
+        """Start the child, which answers over the other end of a socket pair until that is closed."""
         devices = self._devices
 
         def serve() -> None:
             from ddplaunch.plan.devices import nvidia  # 20 ms; only this child needs it
 
-            nvidia.serve_use(FIRST, devices)
+            nvidia.serve_use(FIRST, devices)  # the first descriptor that a child is handed: its end of the pair
 
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -94,8 +95,8 @@ class GpuGauge:
             except OSError:
                 answer = b""
             self._is_asked = False
-            if not answer:
-                self._devices = ()
+            if not answer:  # the child has ended
+                self._is_useless = True
                 return False
             self._answer, self._answered_at = marshal.loads(answer), self._loop.now()
         return True
@@ -116,18 +117,32 @@ class GpuGauge:
             self._socket.close()
 
 
+class _CpuReading(NamedTuple):
+    """The CPU time of a process at a time."""
+
+    at: float  # CLOCK_MONOTONIC
+    seconds: float
+
+
+class _Row(NamedTuple):
+    """A sample that waits for what the GPUs did at that time."""
+
+    content: dict[str, Any]  # becomes a line of samples.jsonl
+    plans: Sequence[WorkerPlan]  # of the workers in it
+
+
 class Sampler:
-    """Takes the samples of one generation after another, and knows what the GPUs do."""
+    """Takes the samples of one generation (start of all workers) after another, and knows what the GPUs do."""
 
     def __init__(self, loop: Loop, devices: Sequence[Device], keep: Callable[[Mapping[str, Any]], int]) -> None:
         """`devices` are the NVIDIA GPUs of this node; `keep` writes a sample, and returns how many bytes it has."""
-        self.due = inf  # when the next sample may be taken
+        self.due = inf  # by the loop's clock, when the next sample may be taken
         self._loop = loop
         self._keep = keep
         self._gpus = GpuGauge(loop, devices)
-        self._cpu: dict[int, tuple[float, float]] = {}  # by pid: when it was read, and the seconds
-        self._unwritten: tuple[dict[str, Any], Sequence[WorkerPlan]] | None = None  # waits for what the GPUs did then
-        self._written = 0  # bytes
+        self._cpu: dict[int, _CpuReading] = {}  # by pid, at the last sample
+        self._unwritten: _Row | None = None
+        self._written = 0  # bytes of samples so far
 
     def sample(
         self,
@@ -136,7 +151,10 @@ class Sampler:
         progress: Mapping[int, Progress],
         generation: int,
     ) -> None:
-        """Take a sample of the workers that live; a worker that the kernel is ending has no memory any more."""
+        """Take a sample of the workers that live; it is written at the next one, when the GPUs have answered.
+
+        A worker without memory is about to end: the kernel has freed it.
+        """
         began = time.process_time()
         self.flush()
         found = [(plan, running[plan.rank], usage(running[plan.rank].pid)) for plan in plans if plan.rank in running]
@@ -148,9 +166,9 @@ class Sampler:
         now = time.monotonic()
         percents = []  # of a core, since the last sample
         for _, worker, used in alive:
-            at, seconds = self._cpu.get(worker.pid, (worker.started_at, 0.0))
-            percents.append(round(100 * max(used.cpu_seconds - seconds, 0.0) / max(now - at, 0.001)))
-        self._cpu = {worker.pid: (now, used.cpu_seconds) for _, worker, used in alive}
+            last = self._cpu.get(worker.pid, _CpuReading(worker.started_at, 0.0))
+            percents.append(round(100 * max(used.cpu_seconds - last.seconds, 0.0) / max(now - last.at, 0.001)))
+        self._cpu = {worker.pid: _CpuReading(now, used.cpu_seconds) for _, worker, used in alive}
         row = {
             "v": VERSION,
             "mono": round(now, 2),
@@ -163,9 +181,10 @@ class Sampler:
         if any(step is not None for step in steps):
             row["step"] = steps
         self._gpus.ask()
-        self._unwritten = row, [plan for plan, _, _ in alive]
+        self._unwritten = _Row(row, [plan for plan, _, _ in alive])
         cpu_seconds = time.process_time() - began
-        self.due = self._loop.now() + max(_INTERVAL * 2 ** (self._written // _DOUBLES), cpu_seconds / _SHARE)
+        interval = _INTERVAL * 2 ** (self._written // _DOUBLES)  # so that a long job's file stays small
+        self.due = self._loop.now() + max(interval, cpu_seconds / _CPU_SHARE)
 
     def flush(self) -> None:
         """Write the last sample, with what the GPUs did if NVML has answered since."""
@@ -178,8 +197,10 @@ class Sampler:
                 row["gpu"] = [use.percent for use in uses]
             if any(use.memory is not None for use in uses):
                 row["gpu_memory"] = [None if use.memory is None else use.memory // _MIB for use in uses]
-        if row["cpu"]:
-            self._written += self._keep(row)
+        has_workers = bool(row["cpu"])
+        if has_workers:
+            written = self._keep(row)
+            self._written += written
 
     def gpus(self, plans: Iterable[WorkerPlan]) -> dict[int, GpuUse]:
         """Return what the GPUs of each worker did a moment ago, and ask for what they do now."""

@@ -1,6 +1,7 @@
-"""Captures the stacks of the workers of a node, and of their children, all at once, in a child of the agent.
+"""Captures the stacks of the workers of a node, and of their children, all at once; runs in a child of the agent.
 
-Functions that return an iterator ask one process each: each step says that the answer has not come yet.
+Functions that return an iterator ask one process each: each step says that the answer has not come yet. Each worker has a file
+of ours as descriptor STACKS_FD, which its children inherit; the handler of STACKS_SIGNAL writes the stacks of a process there.
 
 A process gets the signal only where it is proven that it will write its stack: it handles the signal, and has our file open
 under the number that it was given. Any other would be killed by it.
@@ -34,11 +35,11 @@ from ddplaunch.system.words import signal_name
 _PACE = 0.001  # seconds from one step of all questions to the next
 _SETTLING = 0.5  # seconds after its fork in which a child may execute another program
 _MOST_CHILDREN = 64  # of a worker
-_LONGEST = 1 << 20  # bytes of the stacks of a worker, which is more than faulthandler writes
-_LONGEST_CHILD = 1 << 16  # of each of its children
+_LONGEST_OF_WORKER = 1 << 20  # bytes of the stacks of a worker, which is more than faulthandler writes
+_LONGEST_OF_CHILD = 1 << 16  # of each of its children
 _LONGEST_NATIVE = 20_000  # bytes
-_RAS = 1.0  # seconds for NCCL's RAS service, which waits longer for ranks that are dead
-_NAME = "/memfd:ddplaunch-stacks"
+_RAS_WITHIN = 1.0  # seconds for NCCL's RAS service, which waits longer for ranks that are dead
+_FILE_NAME = "/memfd:ddplaunch-stacks"  # of the files into which workers write their stacks, as /proc shows it
 # the calls in which a process hangs for long, by the numbers of the architecture (asm/unistd_64.h, asm-generic/unistd.h)
 _CALLS = {
     "x86_64": {
@@ -64,7 +65,7 @@ class Target(Struct, frozen=True):
 
     rank: int
     pid: int
-    file: int | None  # where it writes its stacks; None: it is no Python
+    file: int | None  # our descriptor of the file where it writes its stacks; None: it is no Python
     recorder: str = ""  # path of the socket where torch tells of its collectives, once it has a process group
 
 
@@ -79,24 +80,25 @@ def capture_stacks(
 ) -> list[Sample]:
     """Return the stacks of `targets` and of their children, captured until the time `until` (CLOCK_MONOTONIC) at the latest.
 
-    Without `stacks`, only ask torch's recorders about collectives. With `ras`, ask NCCL too, on the node of rank 0: NCCL knows
-    about all ranks.
+    `native`: with the frames of C that py-spy sees. Without `stacks`, only ask torch's recorders about collectives. With `ras`,
+    ask NCCL too, on the node of rank 0 alone: NCCL knows about all ranks.
     """
     found: list[Sample] = []
-    pending: list[Iterator[bool]] = []
+    pending: list[Iterator[bool]] = []  # questions, each of which adds its answer to `found` or to a dict below
     if stacks:
         pending += [_contain_errors(_capture_worker(target, until, host, found), target, found) for target in targets]
     else:
         found += [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
+    # by rank: no list of groups if no recorder answers, else one
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
     with_recorder = [target for target in targets if target.recorder]
-    # at the same time as the stacks: two answers that do not belong together differ in their numbers
+    # at the same time as the stacks, so that both show the worker at the same collective
     pending += [_contain_errors(ask_recorders(target.recorder, groups[target.rank])) for target in with_recorder]
-    of_native: dict[int, str] = {}
+    of_native: dict[int, str] = {}  # by rank, as `of_ras`
     of_ras: dict[int, str] = {}
     pids = {target.rank: target.pid for target in targets}
     if ras and 0 in pids:
-        pending.append(_contain_errors(ask_ras(pids, of_ras, until=min(until, time.monotonic() + _RAS))))
+        pending.append(_contain_errors(ask_ras(pids, of_ras, until=min(until, time.monotonic() + _RAS_WITHIN))))
     pending += [_contain_errors(_capture_native(target, until, of_native)) for target in targets if native]
     while pending:
         is_last = time.monotonic() >= until  # in the last round, too, each may note what it has not learned
@@ -105,7 +107,7 @@ def capture_stacks(
             break
         time.sleep(_PACE)
 
-    def complete(sample: Sample) -> Sample:
+    def complete(sample: Sample) -> Sample:  # the other answers are about the worker, not about a child of it
         rank = sample.rank
         if sample.child:
             return sample
@@ -130,15 +132,15 @@ def _contain_errors(
 def _capture_worker(target: Target, until: float, host: str, found: list[Sample]) -> Iterator[bool]:
     """Add the stacks of a worker to `found`, then those of its children in turn, since all share one file; yield to wait."""
     worker = look(target.pid)
-    if worker is None or worker.state in "ZX":
+    if worker is None or worker.state in "ZX":  # a zombie, or dead: proc(5)
         found.append(Sample(rank=target.rank, pid=target.pid, host=host, state="it has ended", ended=True))
         return
     if target.file is None:
         yield from _capture_process(target, worker, until, host, found, is_child=False)
         return
-    # opened again, for a lock of our own: all that inherited the descriptor share one
+    # flock counts for an open file, which the worker shares with us: only what we open ourselves has a lock of our own
     with open(f"/proc/self/fd/{target.file}", "rb", buffering=0) as file:
-        while not _try_lock(file.fileno()):
+        while not _try_lock(file.fileno()):  # another child of the agent captures the stacks just now
             if time.monotonic() >= until:
                 found.append(Sample(rank=target.rank, pid=target.pid, host=host, state=_why_unanswered(target.pid)))
                 return
@@ -184,9 +186,12 @@ def _try_lock(file: int) -> bool:
 def _capture_process(
     target: Target, process: Process, until: float, host: str, found: list[Sample], *, is_child: bool
 ) -> Iterator[bool]:
-    """Signal a process for its stacks and add them to `found`; yield while it has not answered, until `until`."""
+    """Signal a process for its stacks and add them to `found`; yield while it has not answered, until `until`.
 
-    def sample(dump: str = "", state: str = "") -> None:
+    Adds why there are none if it cannot be asked or does not answer, and nothing for a process that has ended meanwhile.
+    """
+
+    def add_sample(dump: str = "", state: str = "") -> None:
         child = (process.name or "?") if is_child else ""
         found.append(sample_of(target.rank, process.pid, host, child=child, state=state, dump=dump))
 
@@ -194,24 +199,26 @@ def _capture_process(
     if status is None:
         return
     if (why := _why_unaskable(process.pid, status, target.file)) is not None:
-        sample(state=why)
+        add_sample(state=why)
         return
     assert target.file is not None
-    os.lseek(target.file, 0, os.SEEK_SET)
-    # a process that could not answer the last time has the signal pending, and would answer a second one too
+    os.lseek(target.file, 0, os.SEEK_SET)  # we share the offset with the worker, which writes from there
+    # a process that could not answer the last time still has the signal pending: a second one would be a second answer
     if not status.has_pending(STACKS_SIGNAL) and not signal_process(process, STACKS_SIGNAL):
-        sample(state="it belongs to another user")
+        add_sample(state="it belongs to another user")
         return
     while not _has_answered(process.pid, target.file):
-        if (now := look(process.pid)) is None or now.started != process.started or now.state in "ZX":
+        now = look(process.pid)
+        has_ended = now is None or now.started != process.started or now.state in "ZX"
+        if has_ended:
             return
         if time.monotonic() >= until:
-            sample(state=_why_unanswered(process.pid))
+            add_sample(state=_why_unanswered(process.pid))
             return
         yield True
-    # the offset is the worker's to move
-    length = min(os.lseek(target.file, 0, os.SEEK_CUR), _LONGEST_CHILD if is_child else _LONGEST)
-    sample(os.pread(target.file, length, 0).decode(errors="replace"))
+    written = os.lseek(target.file, 0, os.SEEK_CUR)
+    length = min(written, _LONGEST_OF_CHILD if is_child else _LONGEST_OF_WORKER)
+    add_sample(os.pread(target.file, length, 0).decode(errors="replace"))  # leaves the shared offset where it is
 
 
 def _capture_native(target: Target, until: float, found: dict[int, str]) -> Iterator[bool]:
@@ -255,17 +262,20 @@ def _why_unaskable(pid: int, status: Status, file: int | None) -> str | None:
 
 
 def has_file(pid: int, file: int) -> bool:
-    """Whether a process has our file at the descriptor to which the handler of the signal writes, and has that handler."""
+    """Whether a process handles STACKS_SIGNAL, and has our `file` open as STACKS_FD, to which that handler writes.
+
+    False of a process that is gone or may not be looked at.
+    """
     path = f"/proc/{pid}/fd/{STACKS_FD}"
     try:
-        if not os.readlink(path).startswith(_NAME):
+        if not os.readlink(path).startswith(_FILE_NAME):  # else `stat` may hang, with the disk of the program's file
             return False
         theirs, ours = os.stat(path), os.fstat(file)
     except OSError:
         return False
+    is_ours = (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
     status = read_status(pid)
-    same = (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
-    return same and status is not None and status.catches(STACKS_SIGNAL)
+    return is_ours and status is not None and status.catches(STACKS_SIGNAL)
 
 
 def _has_answered(pid: int, file: int) -> bool:

@@ -1,7 +1,7 @@
-"""The command that `launch()` starts in a process of its own. Not for users to type.
+"""The command that `launch()` starts in a process of its own, with the caller's socket as stdin. Not for users to type.
 
 So the caller, which may be a notebook with many threads, neither forks nor has a signal handler of ours. The order comes over
-the socket that is our stdin; reports on the job go back there, a line of JSON each.
+that socket; reports on the job go back there, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_DFL)
-    control = os.dup(0)  # not inherited
+    control = os.dup(0)  # the caller's socket, which no child inherits from here; workers get an empty stdin
     os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
     status = BUG
     try:
@@ -42,7 +42,7 @@ def main() -> NoReturn:
     except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
         sys.excepthook(*sys.exc_info())
     finally:
-        os._exit(status)
+        os._exit(status)  # at once: a normal exit of the interpreter takes longer
 
 
 def _order(control: int) -> Order:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch.launcher.node import front
-from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster import AllocatedJob, Allocation
+from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.plan.cluster.endpoints import is_same_host
 from ddplaunch.record.folders import BAD_NODES, bad_nodes_file, state_folder
@@ -30,7 +31,7 @@ _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a s
 # seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
 # ended, or to requeue it
 _GRACE_IN_ANOTHER = 25.0
-_HAS_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
+_SIGNS_OF_OUTER_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
 _UNAUTHENTICATED = (
     "no token: any process that reaches node 0, or listens where node 0 should, can join, stop or take over the job; "
     "to keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
@@ -48,7 +49,7 @@ def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
     """
     from ddplaunch.launcher.start import preview  # only this command needs it
 
-    return preview.show(spec, env, find_allocation(spec, env)[0], form)
+    return preview.show(allocate_job(spec, env), form)
 
 
 def run(
@@ -61,58 +62,76 @@ def run(
 ) -> int:
     """Run the job and give its exit status.
 
-    `control` is a descriptor for reports to the caller of `launch()`: the workers, and how the job ended. `screen` is what is
-    written to, if that is not our stdout and stderr. `view` makes the rows of --live; without it there are none.
+    `control` is a descriptor for reports to the caller of `launch()`: the workers, and how the job ended; None without such a
+    caller. `screen` is what is written to, if that is not our stdout and stderr. `view` makes the rows of --live; None: no rows.
 
     Raises LaunchError: nothing was started.
     """
     _prepare_stdio()
     spec = within_outer_grace(spec, env)
-    to_caller = control is not None
-    rewraps = rewraps_lines(env)
-    output = front.FrontOutput(control, rewraps=rewraps)
     if spec.live:
         spec = replace(spec, live=view is not None and Stream.ERR in Screen.here(env).live)
-    if spec.live and view is not None:
-        from ddplaunch.launcher.node.live import LiveOutput  # few jobs need it
-
-        output = LiveOutput(view, rewraps=rewraps)
-    serve = partial(front.run, output=output, heartbeat_timeout=spec.heartbeat_timeout)
-    allocation, secret = find_allocation(spec, env)
-    if secret is not None:
-        env = {**env, token.VARIABLE: secret}
-        for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
-            say(f"warning: {below(weakness)}")
-    _warn(spec, allocation)
-    # a job of this node alone may need this process, its terminal, or be in a container without srun
-    if allocation.starter == "srun" and allocation.is_here and (to_caller or os.isatty(0) or _lacks_srun(env)):
-        from ddplaunch.plan.cluster.slurm import without_step
-
-        allocation = without_step(spec, allocation)
+    # forks what serves the job, and is its front: the process that was typed, which owns the terminal and takes the signals
+    serve = partial(front.run, output=_output(spec, env, control, view), heartbeat_timeout=spec.heartbeat_timeout)
+    reports_to_caller = control is not None
+    allocated = allocate_job(spec, env)
+    _warn(allocated)
+    allocated = _without_needless_step(allocated, reports_to_caller=reports_to_caller)
+    allocation = allocated.allocation
     if allocation.starter == "srun":
-        from ddplaunch.launcher.elsewhere.slurm.run_step import (
-            run_step,  # each of the three needs what the others do not
-        )
+        from ddplaunch.launcher.elsewhere.slurm.run_step import run_step  # each way needs what the others do not
 
-        return run_step(spec, env, allocation, serve=serve)
+        return run_step(allocated, serve=serve)
     if allocation.cluster == "slurm" and spec.requeue_on:
-        with suppress(OSError):  # the process that has started this one cannot be seen
-            parent = _read(f"/proc/{os.getppid()}/comm").strip()
-            if parent not in ("slurmstepd", ""):
-                say(_NOT_SIGNALLED.format(parent))
+        _warn_of_parent()
     if spec.chaos:
         from ddplaunch.launcher.start import preview  # few jobs want faults
 
-        preview.planned(spec, env, allocation)
+        preview.plan_all_nodes(allocated)  # raises where the job lacks a rank that is to fail
     if allocation.start:
         from ddplaunch.launcher.elsewhere.dispatcher import run_over_ssh
 
-        return run_over_ssh(spec, env, allocation, serve=serve, reports_to_caller=to_caller)
-    return _run_here(spec, env, allocation, screen, serve, to_caller=to_caller)
+        return run_over_ssh(allocated, serve=serve, reports_to_caller=reports_to_caller)
+    return _run_here(allocated, screen, serve, reports_to_caller=reports_to_caller)
+
+
+def _output(spec: JobSpec, env: Mapping[str, str], control: int | None, view: View | None) -> front.FrontOutput:
+    """Return where the front writes: to our stdout and stderr, and to `control`; with --live, below the rows of `view`."""
+    rewraps = rewraps_lines(env)
+    if spec.live and view is not None:
+        from ddplaunch.launcher.node.live import LiveOutput  # few jobs need it
+
+        return LiveOutput(view, rewraps=rewraps)
+    return front.FrontOutput(control, rewraps=rewraps)
+
+
+def _without_needless_step(allocated: AllocatedJob, *, reports_to_caller: bool) -> AllocatedJob:
+    """Return a job of this Slurm node alone for this process to run, where a step would not do.
+
+    Workers in a step have neither this process's caller nor its terminal; and a container may be without srun.
+    """
+    spec, env, allocation = allocated.spec, allocated.env, allocated.allocation
+    could_be_here = allocation.starter == "srun" and allocation.is_here
+    if not could_be_here or not (reports_to_caller or os.isatty(0) or _lacks_srun(env)):
+        return allocated
+    from ddplaunch.plan.cluster.slurm import without_step
+
+    return replace(allocated, allocation=without_step(spec, allocation))
+
+
+def _warn_of_parent() -> None:
+    """Warn of a shell between Slurm and this command, which gets the signals on which the job is to be queued again."""
+    with suppress(OSError):  # the process that has started this one cannot be seen
+        parent = _read(f"/proc/{os.getppid()}/comm").strip()
+        if parent not in ("slurmstepd", ""):
+            say(_NOT_SIGNALLED.format(parent))
 
 
 def _failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
-    """Return the failures of machines that are remembered, and a warning if their file cannot be used; most users have none."""
+    """Return the failures of machines that are remembered, and a warning if their file cannot be used.
+
+    Most users have no such file: it is asked for on the disk, which may hang, before what reads it is imported.
+    """
     path = bad_nodes_file(env)
     try:
         if not path or not exists_on_disk([path], BAD_NODES):
@@ -139,42 +158,34 @@ def _those_that_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
     return [bad_nodes.warning(bad, time.time(), may_avoid=may_avoid)] if bad else []
 
 
-def _warn(spec: JobSpec, allocation: Allocation) -> None:
-    """Print the warnings once, where the job is started, unless it is to be quiet; and a doubt wherever there is one."""
-    is_first = allocation.node_rank in (0, None) and not allocation.has_front
-    if spec.verbosity < 0 or spec.simulate:
+def _warn(allocated: AllocatedJob) -> None:
+    """Print the warnings once, where the job is started, unless it is to be quiet; those of the secret and a doubt everywhere."""
+    spec, allocation = allocated.spec, allocated.allocation
+    if spec.verbosity < 0:
         return
-    warnings = allocation.warnings if is_first else ()
-    for warning in (allocation.doubt, *warnings) if allocation.doubt else warnings:
+    if allocated.agents_meet and allocation.authenticated:
+        for weakness in token.weaknesses(spec, allocated.env[token.VARIABLE]):
+            say(f"warning: {below(weakness)}")
+    if spec.simulate:
+        return
+    is_first = allocation.node_rank in (0, None) and not allocation.has_front
+    doubts = (allocation.doubt,) if allocation.doubt else ()
+    for warning in (*doubts, *(allocation.warnings if is_first else ())):
         say(f"warning: {warning}")
 
 
 def _run_here(
-    spec: JobSpec,
-    env: Mapping[str, str],
-    allocation: Allocation,
-    screen: Screen | None,
-    serve: Callable[..., int],
-    *,
-    to_caller: bool,
+    allocated: AllocatedJob, screen: Screen | None, serve: Callable[..., int], *, reports_to_caller: bool
 ) -> int:
     """Run this node's part of the job; if that cannot begin, tell the other nodes."""
     from ddplaunch.launcher.start import node
     from ddplaunch.plan.devices.node import inspect
 
     try:
-        here = inspect(spec, token.public(env))
-        return node.run(
-            spec,
-            env,
-            allocation,
-            here,
-            screen=screen,
-            reports_to_caller=to_caller,
-            serve=serve,
-        )
+        here = inspect(allocated.spec, allocated.public_env)
+        return node.run(allocated, here, screen=screen, reports_to_caller=reports_to_caller, serve=serve)
     except LaunchError as error:
-        _withdraw(spec, allocation, env, error)
+        _withdraw(allocated, error)
         raise
 
 
@@ -184,23 +195,23 @@ def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> bool:
     Return whether node 0 was reached.
     """
     with suppress(LaunchError):  # then it is not known where node 0 is
-        allocation, secret = find_allocation(spec, env)
-        if allocation.starter != "srun" and not allocation.start:
-            return _withdraw(spec, allocation, env if secret is None else {**env, token.VARIABLE: secret}, why)
+        allocated = allocate_job(spec, env)
+        if allocated.allocation.starter != "srun" and not allocated.allocation.start:
+            return _withdraw(allocated, why)
     return False
 
 
-def _withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> bool:
-    if allocation.rendezvous is None or spec.no_control:
+def _withdraw(allocated: AllocatedJob, why: LaunchError) -> bool:
+    if not allocated.agents_meet:
         return False
     from ddplaunch.launcher.job.join import withdraw  # few jobs need it
 
-    return withdraw(spec, allocation, env, why)
+    return withdraw(allocated.spec, allocated.allocation, allocated.env, why)
 
 
 def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
     """Have the grace period end before Slurm or Kubernetes, if we run there, kills the agents too; one that was given stays."""
-    if spec.origin("grace_period") != "default" or not any(map(env.get, _HAS_GRACE)):
+    if spec.origin("grace_period") != "default" or not any(map(env.get, _SIGNS_OF_OUTER_GRACE)):
         return spec
     chosen = Given.chosen("grace_period", f"{_GRACE_IN_ANOTHER:g}s")
     return replace(spec, grace_period=_GRACE_IN_ANOTHER, given=(*spec.given, chosen))
@@ -212,41 +223,50 @@ def _lacks_srun(env: Mapping[str, str]) -> bool:
     return shutil.which("srun", path=env.get("PATH")) is None
 
 
-def find_allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, str | None]:
-    """Return where the job runs, and the secret of agents that ddplaunch does not start itself; None if they have no secret.
+def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
+    """Return the job with its hosts, and with the secret by which agents that ddplaunch does not start itself know each other.
 
-    Raises:
-        LaunchError: what was asked for contradicts what was found.
+    Raises LaunchError: what was asked for contradicts what was found.
     """
     failures, unusable = _failures(env)
     avoided = failures if spec.avoid_bad_nodes else []
-    found = discover(
-        spec,
-        env,
-        os.uname().nodename,
+    facts = ClusterFacts(
+        spec=spec,
+        env=env,
+        hostname=os.uname().nodename,
         read=_read,
         is_bad=partial(_has_failed, avoided),
         confirm_job=partial(_confirm_job, env),
     )
+    found = discover(facts)
     found = replace(found, warnings=(*found.warnings, *unusable, *_those_that_failed(spec, found, failures)))
-    if found.cluster in ("local", "static") and spec.origin("avoid_bad_nodes").startswith("--"):
+    is_typed = spec.origin("avoid_bad_nodes").startswith("--")  # not from a file or variable, which are for all jobs
+    if is_typed and found.cluster in ("local", "static"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
-    if found.rendezvous is None or spec.no_control:
-        return found, None
-    secret = token.find(spec, env) or None
-    if not secret and found.identity and (state := state_folder(env)) is not None:
-        from ddplaunch.launcher.start import shared_token  # few jobs need it
-
-        on_one_host = found.task is not None and found.task.nnodes == 1
-        secret = ask_disk(
-            partial(shared_token.find, state, found.identity, on_one_host=on_one_host),
-            state,
-            "the folder of the secret that the agents share",
-            hint=f"give all nodes the same {token.VARIABLE} or --token-file, on a disk that works",
-        )
+    allocated = AllocatedJob(spec=spec, env=env, allocation=found)
+    if not allocated.agents_meet:
+        return allocated
+    secret = token.find(spec, env) or _shared_secret(found, env)
     if secret is None:
         found = replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED))
-    return found, secret
+        return replace(allocated, allocation=found)
+    return replace(allocated, env={**env, token.VARIABLE: secret})
+
+
+def _shared_secret(allocation: Allocation, env: Mapping[str, str]) -> str | None:
+    """Return a secret that all agents find in the user's home; None if they have no home, or the job no name, in common."""
+    state = state_folder(env)
+    if not allocation.identity or state is None:
+        return None
+    from ddplaunch.launcher.start import shared_token  # few jobs need it
+
+    on_one_host = allocation.task is not None and allocation.task.nnodes == 1
+    return ask_disk(
+        partial(shared_token.find, state, allocation.identity, on_one_host=on_one_host),
+        state,
+        "the folder of the secret that the agents share",
+        hint=f"give all nodes the same {token.VARIABLE} or --token-file, on a disk that works",
+    )
 
 
 def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
@@ -264,7 +284,7 @@ def _read(path: str) -> str:
 def _prepare_stdio() -> None:
     """Open /dev/null for standard descriptors that are closed, so that no file of ours becomes a worker's stdin or stdout.
 
-    And read none of the input that belongs to the shell, if this command runs in its background.
+    Open /dev/null as stdin as well if this command runs in the background of a shell, to which the input belongs.
     """
     for fd in (0, 1, 2):
         try:
@@ -272,7 +292,8 @@ def _prepare_stdio() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor: this one
             os.set_inheritable(fd, True)
-    # a program of the shell's session would be stopped for it (SIGTTIN); workers have sessions of their own
+    # the kernel stops a program of the shell's session that reads in the background (SIGTTIN); workers, in sessions of their
+    # own, would read what is typed for the shell
     is_background = False
     with suppress(OSError):  # it is not our controlling terminal
         is_background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()

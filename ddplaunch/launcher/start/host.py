@@ -1,6 +1,7 @@
-"""The agent of a host, started there by ssh or the like: `python -m ddplaunch.launcher.start.host`. Not for people to type.
+"""Main of what ssh or the like starts on a host, the front of an agent: `python -m ddplaunch.launcher.start.host`.
 
-Its order comes over stdin, its reports go over stdout; neither its arguments nor its environment hold a secret.
+Not for people to type. Its order comes over stdin, its reports go over stdout; neither its arguments nor its environment hold a
+secret.
 """
 
 from __future__ import annotations
@@ -26,18 +27,24 @@ from ddplaunch.system.words import why_failed
 if TYPE_CHECKING:  # for the others see main
     from ddplaunch.launcher.elsewhere.host_front import HostFront
 
-_ORDER_TIMEOUT = 60.0  # seconds
+_ORDER_TIMEOUT = 60.0  # seconds from the greeting
 
 
 def main() -> int:
-    """Wait for the order of the ddplaunch that has started this host, carry the order out, and return the exit status."""
+    """Wait for the order of the ddplaunch that has started this host, carry the order out, and return the exit status.
+
+    Without an order there is nobody to tell why: the status, NODE_LOST, says that the connection was lost.
+    """
     input_pipe, output_pipe = reserve_stdio()  # sends the greeting before anything heavy is imported
     frame = input_pipe.wait(_ORDER_TIMEOUT)
-    if frame is None or frame[0] != ORDER:
+    if frame is None:
         return NODE_LOST
+    tag, data = frame
     try:
-        order = messages.order(frame[1])
+        order = messages.order(data) if tag == ORDER else None
     except Malformed:
+        order = None
+    if order is None:
         return NODE_LOST
     try:
         with own_imports():
@@ -56,10 +63,14 @@ def main() -> int:
 
 
 def _run(order: messages.HostOrder, front: HostFront) -> int:
-    """Run the part of the job on a host that another ddplaunch has started; return the exit status."""
+    """Run the part of the job that an order gives to this host, behind `front`; return the exit status.
+
+    Raises LaunchError: the job cannot be run here.
+    """
     with own_imports():
         from ddplaunch.launcher.start.node import run
         from ddplaunch.plan.assign import simulated
+        from ddplaunch.plan.cluster import AllocatedJob
         from ddplaunch.plan.devices.node import inspect
         from ddplaunch.reach import order as orders
         from ddplaunch.spec import program
@@ -77,14 +88,17 @@ def _run(order: messages.HostOrder, front: HostFront) -> int:
     here = inspect(spec, env, divided_by=nodes if order.simulated else 1)
     node = simulated(here, order.node_rank, nodes, order.simulated)
     front.report(messages.Ready())
-    allocation = orders.allocation(order)
+    allocated = AllocatedJob(
+        # a report on a failure has to know of faults and simulation, for which the agent itself does nothing
+        spec=replace(spec, chaos=orders.faults(order), simulate=order.simulated),
+        env={**env, TOKEN: order.token},
+        allocation=orders.allocation(order),
+    )
     return run(
-        replace(spec, chaos=orders.faults(order), simulate=order.simulated),  # of which a failure report has to know
-        {**env, TOKEN: order.token},
-        allocation,
+        allocated,
         node,
         screen=order.screen,
-        reports_job=False,
+        reports_job=False,  # the command that was typed does
         serve=front.serve,
         carried=front.channel,
     )

@@ -1,4 +1,4 @@
-"""The job's part on this node: it is planned, equipped and handed to an agent, behind a front of its own."""
+"""The job's part on this node: this process plans it, then becomes the front of a forked agent, which runs the workers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from ddplaunch.launcher.node import begin, front
 from ddplaunch.launcher.node.job import AgentJob, JobInputs
 from ddplaunch.launcher.node.signals import passed_on
 from ddplaunch.plan import Plan
-from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster import AllocatedJob
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.devices.node import Node, torch_build
 from ddplaunch.plan.make import make_plan
 from ddplaunch.record.folders import run_id_of
 from ddplaunch.spec.error_file import ErrorFiles
 from ddplaunch.spec.job import JobSpec, ProgramKind
-from ddplaunch.spec.options import token
 from ddplaunch.spec.outcome import ClusterQuestions
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, own_imports
@@ -41,9 +40,10 @@ if TYPE_CHECKING:  # one node needs none of it, or its agent alone
 
 
 _STACKS_WITHIN = 2.0  # seconds that workers have to write their stacks before they are stopped
-_LOOKS = 4  # whether workers move, in --hang-timeout
-_AT_REST = 10.0  # seconds from look to look without it, each of which takes 3 ms: a minute's rest is named that exactly
-_PTY = ": `srun --pty` gives one to the first node"
+_CHECKS = 4  # of whether workers make progress, in the time of --hang-timeout
+# seconds from check to check without --hang-timeout: each takes 3 ms, and this is how exactly the length of a rest is known
+_AT_REST = 10.0
+_PTY_HINT = ": `srun --pty` gives one to the first node"
 # with -c the working directory comes first, where ./importlib would be run; -P, which leaves it out, is of Python 3.11
 _HAS_DEBUGPY = """\
 import sys
@@ -57,9 +57,7 @@ _LOOK_WITHIN = 1.0  # seconds
 
 
 def run(
-    spec: JobSpec,
-    env: Mapping[str, str],
-    allocation: Allocation,
+    allocated: AllocatedJob,
     node: Node,
     *,
     screen: Screen | None = None,
@@ -68,32 +66,34 @@ def run(
     serve: Callable[..., int] | None = None,
     carried: socket.socket | None = None,
 ) -> int:
-    """Be the agent of this node, behind a front of its own, and give the exit status.
+    """Run the job's part on this node and give the exit status: plan it, fork the agent, and serve the agent as its front.
 
-    `screen` is what is written to, if that is not our stdout and stderr; `reports_job` is whether this node reports the job
-    as a whole, `reports_to_caller` whether it reports to a caller in Python how the job ended, in place of the user. `carried`
-    is this agent's connection to the coordinator, where what has started the agent carries it.
+    `screen` is what is written to, if that is not our stdout and stderr. `reports_job`: this node reports the job as a whole;
+    None: it does unless a node with rank 0 does on the same screen. `reports_to_caller`: how the job ended is for a caller in
+    Python, in place of the user. `serve` forks and serves the agent; None: as `front.run` does. `carried` is the agent's
+    connection to the coordinator, where what has started the agent carries it.
 
     Raises LaunchError: nothing was started.
     """
+    spec, env, allocation = allocated.spec, allocated.public_env, allocated.allocation
     has_terminal = False  # the terminal belongs to this node if the screen is our own
     if screen is None:
         screen = Screen.here(env, has_rows=spec.live)
         has_terminal = os.isatty(0) or bool(screen.terminals)
     node = replace(node, has_terminal=has_terminal)
+    # with several nodes the plan is a draft: it is made again once the agents have agreed on ranks and addresses
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
-    several = allocation.rendezvous is not None and not spec.no_control
-    _check_ports(spec, allocation, draft)
-    _check_debuggers(spec, env, draft, allocation if several else None)
+    _check_ports(allocated, draft)
+    _check_debuggers(allocated, draft)
     check_files(spec)
     signals = passed_on(spec.signals)
     if reports_job is None:
         reports_job = not allocation.has_front and (0 in draft.ranks or not allocation.has_one_screen)
-    raise_open_files()
-    warm, why_cold = _warm(draft, token.public(env))
+    raise_open_files()  # before the interpreter is kept warm: it inherits the limit
+    warm, why_cold = _warm(draft, env)
     inputs = JobInputs(
         spec=spec,
-        env=token.public(env),
+        env=env,
         allocation=allocation,
         node=node,
         draft=draft,
@@ -102,13 +102,22 @@ def run(
         reports_job=reports_job,
         reports_to_caller=reports_to_caller,
         cluster=ClusterQuestions(
-            why_ending=_ask_slurm(env, allocation, "why_ending"),
-            time_in_queue=_ask_slurm(env, allocation, "time_in_queue"),
+            why_ending=_ask_slurm(allocated, "why_ending"),
+            time_in_queue=_ask_slurm(allocated, "time_in_queue"),
         ),
         warm=warm,
         why_cold=why_cold,
     )
-    run_agent = partial(begin.run, _agent_job(inputs, env, signals, several=several, carried=carried))
+    agent_job = AgentJob(
+        policy=_policy(spec, draft),
+        inputs=inputs,
+        link=partial(_link, allocated, inputs, carried),
+        signals=signals,
+        sent_again=allocation.sent_again,
+        signals_all=allocation.cluster == "slurm",  # Slurm may signal each process of a job itself
+        requeue=_requeue(allocated, draft),
+    )
+    run_agent = partial(begin.run, agent_job)
     if serve is None:
         serve = partial(front.run, heartbeat_timeout=spec.heartbeat_timeout)
     try:
@@ -117,64 +126,53 @@ def run(
         inputs.error_files.remove()  # an agent that was killed has left them
 
 
-def _agent_job(
-    inputs: JobInputs, env: Mapping[str, str], signals: frozenset[int], *, several: bool, carried: socket.socket | None
-) -> AgentJob:
-    """Return the job as the agent runs it; with `several` nodes, the agent meets the others over the control channel."""
-    spec, allocation, draft = inputs.spec, inputs.allocation, inputs.draft
-    return AgentJob(
-        policy=_policy(spec, draft),
-        inputs=inputs,
-        link=partial(_link, inputs, env, several=several, carried=carried),
-        signals=signals,
-        sent_again=allocation.sent_again,
-        signals_all=allocation.cluster == "slurm",
-        requeue=_requeue(spec, env, draft),
-    )
-
-
 def _policy(spec: JobSpec, draft: Plan) -> Policy:
-    """Return what the user decided about the workers of this node."""
+    """Return what the agent's decisions need to know: what the user has asked for, about the workers of this node."""
+    writes_stacks = spec.program.kind is not ProgramKind.COMMAND  # any other program is Python
     return Policy(
         ranks=draft.ranks,
         stop_signals=spec.ending_signals,
         grace_period=spec.grace_period,
         debug_rank=spec.debug_rank,
         notices=frozenset(spec.requeue_on),
-        progress_interval=(spec.hang_timeout or 0.0) / _LOOKS,
+        progress_interval=(spec.hang_timeout or 0.0) / _CHECKS,  # 0: no --hang-timeout
         lazy_progress_interval=_AT_REST,
-        stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
+        stacks_within=_STACKS_WITHIN if writes_stacks else 0.0,
     )
 
 
-def _check_ports(spec: JobSpec, allocation: Allocation, draft: Plan) -> None:
+def _check_ports(allocated: AllocatedJob, draft: Plan) -> None:
     """Refuse a port that is taken where rank 0 is to use it, and a host without a loopback interface that works.
 
     A node that comes back to an elastic job on one machine may find the port taken by that job.
 
     Raises LaunchError: it is so.
     """
-    if draft.master_port and 0 in draft.ranks and not allocation.is_elastic:
-        port.reserve(draft.master_port, draft.reasons["master_port"], named=spec.no_control).release()
+    if draft.master_port and 0 in draft.ranks and not allocated.allocation.is_elastic:
+        port.reserve(draft.master_port, draft.reasons["master_port"], named=allocated.spec.no_control).release()
     if draft.world_size > 1 and draft.master_addr == LOOPBACK:
         port.check_loopback()
 
 
-def _check_debuggers(spec: JobSpec, env: Mapping[str, str], draft: Plan, among_nodes: Allocation | None) -> None:
-    """Refuse a debugger in a worker of this node that lacks what it needs; `among_nodes` are the nodes, if they are several.
+def _check_debuggers(allocated: AllocatedJob, draft: Plan) -> None:
+    """Refuse a debugger in a worker of this node that lacks what it needs.
 
     Raises LaunchError: there is no terminal, or no debugpy.
     """
-    is_here = spec.debug_rank is None or spec.debug_rank in draft.ranks
-    if (asked := spec.wants_terminal) and is_here and not (os.isatty(0) and os.isatty(1)):
+    spec = allocated.spec
+    asked = spec.wants_terminal  # the option, as typed; "" if none wants one
+    may_be_here = spec.debug_rank is None or spec.debug_rank in draft.ranks  # None: in whichever worker fails
+    has_terminal = os.isatty(0) and os.isatty(1)
+    if asked and may_be_here and not has_terminal:
         hint = "run it in a terminal"
-        if among_nodes is not None:
-            hint += f", on each node whose ranks it is for{_PTY if among_nodes.cluster == 'slurm' else ''}"
+        if allocated.agents_meet:
+            pty = _PTY_HINT if allocated.allocation.cluster == "slurm" else ""
+            hint += f", on each node whose ranks it is for{pty}"
         raise LaunchError(
             f"{asked.partition(' ')[0]} needs a terminal for its worker, but stdin or stdout is none", hint=hint
         )
     if spec.debugpy_ranks is not None and draft.interpreter is not None:
-        check_debugpy(draft.interpreter, token.public(env))
+        check_debugpy(draft.interpreter, allocated.public_env)
 
 
 def check_files(spec: JobSpec) -> None:
@@ -204,7 +202,7 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
     import subprocess
 
     try:
-        with unfollowed():
+        with unfollowed():  # a debugger around this command would follow the interpreter, too
             asked = subprocess.run(
                 [python, "-c", _HAS_DEBUGPY],
                 env=env,
@@ -223,84 +221,92 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
 
 
 def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]:
-    """Return the interpreter that is kept warm for such runs, and a note: that it is new, or why there is none.
+    """Return the interpreter that is kept warm for such runs, or None, and a note for the user, or "".
 
-    With a debugger around this command, the note may also be why no fork server is used.
+    The note says that the interpreter is new, or why there is none; else, with a debugger around this command, why workers are
+    not forked.
     """
     why_not = draft.reasons.get("warm", "")
     if draft.keep_warm is not None:
         from ddplaunch.launcher.workers import warm  # few jobs keep one
 
         try:
-            place, why = warm.prepare(draft, env)
+            interpreter, why_older_ends = warm.prepare(draft, env)
         except warm.CannotKeep as error:
             why_not = str(error)
         else:
-            new = f"the interpreter that was kept warm is not used, and a new one is started: {why}" if why else ""
-            if place.is_new and not why:
-                new = (
-                    f"{', '.join(draft.preload or ()) or 'python'} stays imported when this run has ended, for "
-                    f"{duration(place.seconds)} after the last that uses it; `ddplaunch warm --stop` ends it"
-                )
-            return place, new
+            return interpreter, _note_of_new(draft, interpreter, why_older_ends) if interpreter.is_new else ""
     if why_not:
         return None, f"no interpreter is kept warm: {why_not}"
-    why_fresh = draft.reasons.get("start", "") if draft.preload is None and is_followed() else ""
+    is_fresh_for_debugger = draft.preload is None and is_followed()
+    why_fresh = draft.reasons.get("start", "") if is_fresh_for_debugger else ""
     return None, f"workers are fresh processes: {why_fresh}" if why_fresh else ""
 
 
+def _note_of_new(draft: Plan, interpreter: Interpreter, why_older_ends: str) -> str:
+    """Return a note that this run has started an interpreter, which stays after it."""
+    if why_older_ends:
+        return f"the interpreter that was kept warm is not used, and a new one is started: {why_older_ends}"
+    return (
+        f"{', '.join(draft.preload or ()) or 'python'} stays imported when this run has ended, for "
+        f"{duration(interpreter.seconds)} after the last that uses it; `ddplaunch warm --stop` ends it"
+    )
+
+
 def _ask_slurm(
-    env: Mapping[str, str], allocation: Allocation, what: Literal["why_ending", "time_in_queue"]
+    allocated: AllocatedJob, what: Literal["why_ending", "time_in_queue"]
 ) -> Callable[[], ClusterEnding] | None:
     """Return a function that asks Slurm; None outside of Slurm. The other nodes wait for the answer."""
-    if allocation.cluster != "slurm":
+    if allocated.allocation.cluster != "slurm":
         return None
 
     def ask() -> ClusterEnding:
         from ddplaunch.reach.slurm import job  # only a signal or a restart needs it
 
         query = job.why_ending if what == "why_ending" else job.time_in_queue
-        return query(token.public(env), job.CONTROLLER_TIMEOUT)
+        return query(allocated.public_env, job.CONTROLLER_TIMEOUT)
 
     return ask
 
 
-def _link(inputs: JobInputs, env: Mapping[str, str], *, several: bool, carried: socket.socket | None) -> Connect:
-    """Return what connects the agent with the coordinator. If the coordinator is certainly here, listen at once.
+def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | None) -> Connect:
+    """Return what connects the agent with the coordinator of all agents. If that is certainly here, listen at once.
 
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
+    Called in the agent.
 
     Raises LaunchError: this node is unfit, and has told a coordinator elsewhere; or the modules cannot be imported.
     """
-    spec, allocation, draft = inputs.spec, inputs.allocation, inputs.draft
+    spec, env, allocation, draft = allocated.spec, allocated.env, allocated.allocation, inputs.draft
     if spec.health_check is not None:
         with own_imports():
             from ddplaunch.launcher.node import health  # few jobs have a check
 
-        health.check(spec.health_check, inputs, env, several=several)
-    if not several:
+        health.check(spec.health_check, inputs, env, several=allocated.agents_meet)
+    if not allocated.agents_meet:
         with own_imports():
             from ddplaunch.launcher.job.local_link import coordinate_alone  # only the agent needs it
 
         return partial(coordinate_alone, spec, draft)
     listening, rendezvous = None, allocation.rendezvous
     if rendezvous is not None and rendezvous.coordinator:
-        with suppress(LaunchError):  # the coordinator tries again, and reports the error
+        with suppress(LaunchError):  # a port is taken, say: the coordinator tries again, and reports the error
             listening = port.listen(rendezvous.listen, rendezvous.ports)
     with own_imports():
         from ddplaunch.launcher.job import join  # only jobs of several nodes need it
 
     build = torch_build(spec)
-    torch = build.version if build else ""
+    torch = build.version if build else ""  # which the coordinator compares with that of other nodes
     return partial(
         join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening, carried=carried)
     )
 
 
-def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:
+def _requeue(allocated: AllocatedJob, draft: Plan) -> SlurmRequeue | None:
     """Return what queues the job again, if it may be for this process to do: that of rank 0."""
+    spec = allocated.spec
     if not spec.requeue_on or 0 not in draft.ranks:
         return None
     from ddplaunch.reach.slurm.job import SlurmRequeue  # few jobs need it
 
-    return SlurmRequeue(token.public(env), spec.max_requeues, spec.grace_period)
+    return SlurmRequeue(allocated.public_env, spec.max_requeues, spec.grace_period)

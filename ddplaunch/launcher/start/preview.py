@@ -12,49 +12,52 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.tell import plan_view
 from ddplaunch.plan import Agreed, Plan, PlannedAgent, agent_runs, assign
-from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster import AllocatedJob, Allocation
 from ddplaunch.plan.devices.node import Node, inspect
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import count_workers, ranks_of_all
 from ddplaunch.record.folders import run_id_of
 from ddplaunch.spec.job import JobSpec
-from ddplaunch.spec.options import token
 from ddplaunch.system.console.tables import Look, written
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.redaction import literals
 
 
-def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: str) -> str:
+def show(allocated: AllocatedJob, form: str) -> str:
     """Write the plan as a "table", as "json" or as "sh".
 
     Raises LaunchError: the job cannot be run here as asked.
     """
-    decided, known = planned(spec, env, allocation), literals({**env, **dict(spec.env)})
+    spec, env = allocated.spec, allocated.env
+    plan, known = plan_all_nodes(allocated), literals({**env, **dict(spec.env)})
     match form:
         case "json":
-            return plan_view.as_json(decided, spec.origins, known)
+            return plan_view.as_json(plan, spec.origins, known)
         case "sh":
-            return plan_view.shell(decided)
-    return written(plan_view.table(decided, spec, _warm(decided, env), known), Look.of_stdout(env))
+            return plan_view.shell(plan)
+    warm = _warm(plan, allocated.public_env)
+    return written(plan_view.table(plan, spec, warm, known), Look.of_stdout(env))
 
 
-def planned(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Plan:
-    """Return the plan of all nodes.
+def plan_all_nodes(allocated: AllocatedJob) -> Plan:
+    """Return the plan of all nodes: all of its workers.
 
     Raises LaunchError: the job cannot be run here as asked, or lacks a rank that --chaos names.
     """
+    spec, allocation = allocated.spec, allocated.allocation
     if (first := _unreached(spec, allocation)) is not None:
-        return _of_unreached(spec, allocation, env, first)
-    simulated = len(allocation.start) if spec.simulate else 1
-    decided = _of_all_nodes(spec, allocation, inspect(spec, token.public(env), divided_by=simulated))
-    for fault in spec.chaos:  # of the nodes the options have told how many there are
-        if fault.kind != "node" and fault.target >= decided.world_size:
+        return _of_unreached(allocated, first)
+    on_this_machine = len(allocation.start) if spec.simulate else 1  # nodes, which share its devices
+    plan = _of_all_nodes(spec, allocation, inspect(spec, allocated.public_env, divided_by=on_this_machine))
+    for fault in spec.chaos:
+        is_of_rank = fault.kind != "node"  # nodes that the job lacks were refused with the options
+        if is_of_rank and fault.target >= plan.world_size:
             raise LaunchError(
-                f"{spec.origin('chaos')}: there is no rank {fault.target}, since the job has {decided.world_size}",
+                f"{spec.origin('chaos')}: there is no rank {fault.target}, since the job has {plan.world_size}",
                 hint="ranks count from 0; --nnodes and --nproc-per-node say how many there are",
             )
-    return decided
+    return plan
 
 
 def _unreached(spec: JobSpec, allocation: Allocation) -> str | None:
@@ -65,8 +68,9 @@ def _unreached(spec: JobSpec, allocation: Allocation) -> str | None:
     return hosts[0]
 
 
-def _of_unreached(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], first: str) -> Plan:
+def _of_unreached(allocated: AllocatedJob, first: str) -> Plan:
     """Return the plan of hosts of which nothing is known: what the user has given stands, and the rest says so in its reason."""
+    spec, allocation = allocated.spec, allocated.allocation
     unknown = f"{plan_view.UNKNOWN}{first} is reached"
     given = isinstance(spec.nproc_per_node, int) or all(host.slots for host in allocation.start)
     # one worker of each stands for those to come; the devices that it is to have are there, not here
@@ -81,7 +85,7 @@ def _of_unreached(spec: JobSpec, allocation: Allocation, env: Mapping[str, str],
         cpu_bind="none",
         numa_binding=None,
     )
-    plan = _of_all_nodes(like, allocation, inspect(like, token.public(env)))
+    plan = _of_all_nodes(like, allocation, inspect(like, allocated.public_env))
     reasons = {**plan.reasons, "devices": unknown, "backend": unknown, "threads": unknown}
     is_given = spec.backend != "auto"
     if is_given:
@@ -95,14 +99,14 @@ def _of_unreached(spec: JobSpec, allocation: Allocation, env: Mapping[str, str],
 
 
 def _warm(plan: Plan, env: Mapping[str, str]) -> str:
-    """Say which interpreter is kept warm for this job; "" if none was asked for."""
+    """Say which interpreter is kept warm for this job, or why none is; "" if none was asked for."""
     if plan.keep_warm is None:
         return f"nothing: {why}" if (why := plan.reasons.get("warm")) else ""
     from ddplaunch.launcher.workers import show, warm
 
     raise_open_files()  # as the job would do, whose workers inherit it
     try:
-        found = show.state_of(warm.interpreter_for(plan, token.public(env)).name)
+        found = show.state_of(warm.interpreter_for(plan, env).name)
     except warm.CannotKeep as error:
         return f"nothing: {error}"
     except OSError:
@@ -111,21 +115,22 @@ def _warm(plan: Plan, env: Mapping[str, str]) -> str:
 
 
 def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
-    """Plan every node as if it were like this one, and put all workers into one plan."""
+    """Plan every node as if it were like this one, `node`, and put all workers into one plan."""
     run_id, number = run_id_of(spec), allocation.nnodes[1] - spec.spares
     nodes = [assign.simulated(node, node_rank, number, spec.simulate) for node_rank in range(number)]
     here = make_plan(spec, allocation, nodes[0], run_id=run_id)
     if not spec.simulate:
         here = replace(here, notes=(*here.notes, *_assumption(allocation, node.host)))
-    if allocation.task is not None or allocation.nnodes[1] == 1:
+    is_per_rank = allocation.task is not None  # other ranks are other commands, of which this one knows nothing
+    if is_per_rank or allocation.nnodes[1] == 1:
         return here
-    # each host may have been given a number of workers
     slots = [host.slots for host in allocation.start[:number]] or [None] * number
-    asked = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
-    workers = [count_workers(one, allocation, like)[0] for one, like in zip(asked, nodes, strict=True)]
+    specs = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
+    workers = [count_workers(one, allocation, like)[0] for one, like in zip(specs, nodes, strict=True)]
     agents = tuple(
         PlannedAgent(agent.host, number) for agent, number in zip(here.agents[:number], workers, strict=True)
     )
+    # what the coordinator of the job would tell each agent
     agreed = Agreed(
         run_id=run_id,
         index=0,
@@ -145,15 +150,15 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
             agents=agents,
             ranks=ranks,
         )
-        for index, one in enumerate(asked)
+        for index, one in enumerate(specs)
     ]
-    reasons = here.reasons if slots == [None] * number else {**here.reasons, "workers": "as given for each host"}
+    has_slots = any(given is not None for given in slots)
     return replace(
         here,
         nnodes=number,
         agents=agents,
         workers=tuple(worker for plan in plans for worker in plan.workers),
-        reasons=reasons,
+        reasons={**here.reasons, "workers": "as given for each host"} if has_slots else here.reasons,
     )
 
 

@@ -18,7 +18,7 @@ from ddplaunch.record.folders import make_all
 from ddplaunch.system.process.files import time_of_disk
 
 # of proc_pid_mountinfo(5); not those that are as often one host's own: 9p, virtiofs, most of fuse
-_SHARED = frozenset((
+_SHARED_FILE_SYSTEMS = frozenset((
     "afs", "beegfs", "ceph", "dvs", "fuse.ceph", "fuse.glusterfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
     "panfs", "wekafs",
 ))  # fmt: skip
@@ -27,19 +27,24 @@ _KEPT = 90 * 24 * 3600.0  # seconds, longer than jobs run: a node that joins aga
 
 
 def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
-    """Return the secret of the job with this name, from a folder below `state`; None if it cannot be shared or kept safely."""
+    """Return the secret of the job with this name, from a folder below `state`; None if it cannot be shared or kept safely.
+
+    `state` is the user's folder for programs' state, which is in the home.
+    """
     folder = f"{state}/ddplaunch/tokens"
+    # a name may have 255 bytes, and a draft of the file has some more than the file
     path = f"{folder}/{re.sub(r'[^0-9A-Za-z@._-]', '_', identity)[:200]}"
     try:
         make_all(folder)
         if not on_one_host:
             with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-                if file_system(os.path.realpath(folder), file) not in _SHARED:
-                    return None
-        if not _is_ours_alone(os.lstat(folder), stat.S_IFDIR, others=0o022):
+                kind = file_system(os.path.realpath(folder), file)
+            if kind not in _SHARED_FILE_SYSTEMS:
+                return None
+        if not _is_ours_alone(os.lstat(folder), stat.S_IFDIR, forbidden=0o022):  # others may look, but not write
             return None
         if not os.path.lexists(path):
-            _tidy(folder)
+            _remove_old(folder)
             _make(path)
         return _read(path)
     except (OSError, UnicodeDecodeError):
@@ -53,8 +58,9 @@ def file_system(path: str, lines: Iterable[str]) -> str:
     return max(reversed(holding), key=lambda one: len(one.point)).kind if holding else ""
 
 
-def _is_ours_alone(found: os.stat_result, kind: int, *, others: int) -> bool:
-    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.geteuid() and not found.st_mode & others
+def _is_ours_alone(found: os.stat_result, kind: int, *, forbidden: int) -> bool:
+    """Whether this is a file of that kind (as of `stat`) of this user, with none of the `forbidden` bits in its mode."""
+    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.geteuid() and not found.st_mode & forbidden
 
 
 def _make(path: str) -> None:
@@ -74,13 +80,13 @@ def _read(path: str) -> str | None:
     """Return what the file holds, if no other user can have read or written it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
-        if not _is_ours_alone(os.fstat(descriptor), stat.S_IFREG, others=0o077):
+        if not _is_ours_alone(os.fstat(descriptor), stat.S_IFREG, forbidden=0o077):
             return None
         content = file.read(_SIZE + 1)
     return content.decode() if len(content) == _SIZE else None
 
 
-def _tidy(folder: str) -> None:
+def _remove_old(folder: str) -> None:
     """Remove what jobs have left that began long ago, by the clocks of both this node and the disk: one may be wrong."""
     before = min(time.time(), time_of_disk(folder)) - _KEPT
     for entry in os.scandir(folder):

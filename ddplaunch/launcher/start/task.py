@@ -1,4 +1,4 @@
-"""An agent in a step that ddplaunch has started: `python -m ddplaunch.launcher.start.task`, with its order in variables.
+"""Main of an agent in a Slurm step that ddplaunch has started: `python -m ddplaunch.launcher.start.task`, its order in variables.
 
 The order is complete: variables and files were read where the command was typed.
 """
@@ -17,7 +17,8 @@ import os  # noqa: E402 - as in __main__
 import signal  # noqa: E402
 import sys  # noqa: E402
 
-_IS_OTHER = os.environ.get("SLURM_NODEID") != "0"  # not node 0, whose status is that of the step
+# srun ends with the highest status of all tasks: that of node 0 is to be the step's, so all other tasks end with 0
+_IS_OTHER = os.environ.get("SLURM_NODEID") != "0"
 if _IS_OTHER:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the agent takes signals
 
@@ -34,10 +35,10 @@ from ddplaunch.system.fields import Malformed  # noqa: E402
 def main() -> int:
     """Run the agent and return the exit status of its task: a failed job is reported by one task, not by all."""
     try:
-        # srun may have given this process a terminal, wherever it writes itself
+        # what srun writes to, as the command said: stdout here is srun's pipe, or a terminal that srun has made
         screen = Screen.of_text(os.environ[SCREEN])
         env = dict(os.environ)
-        if name := env.get(STDIN):
+        if name := env.get(STDIN):  # set for a job whose worker reads the command's stdin, where that is on this host
             stdin.take(name)
         try:
             spec = order.from_variables(env).spec()
@@ -47,7 +48,8 @@ def main() -> int:
         try:
             program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))  # it need not be on all nodes
         except LaunchError as error:
-            if not dispatch.give_up(spec, env, error):
+            is_command_told = dispatch.give_up(spec, env, error)
+            if not is_command_told:
                 raise
             return 0 if _IS_OTHER else error.status  # the command says why
         status = dispatch.run(spec, env, screen=screen)

@@ -1,4 +1,8 @@
-"""What forks the workers of this node: it is started or found, waited for, and done without where it cannot serve."""
+"""Part of the agent that starts or finds what forks its workers, waits for that, and does without it where it cannot serve.
+
+The best is the guard of an interpreter that is kept warm, next a fork server of this job; without either, workers are fresh
+processes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ SLOW = 10.0  # seconds of imports that are worth a word
 
 
 class Forker:
-    """A fork server, or the guard of an interpreter that is kept warm; lives on, for the next generation, until `close`."""
+    """A fork server, or the guard of an interpreter that is kept warm (a process of it that forks the workers of one run).
+
+    It lives on, for the next generation (start of all workers), until `close`.
+    """
 
     def __init__(
         self,
@@ -31,22 +38,22 @@ class Forker:
         output: int,
         on_guard_over: Callable[[], None],
     ) -> None:
-        """`note` shows a line to the user; `output` is a descriptor that a guard keeps open.
+        """Start nothing yet. `note` shows a line to the user; `output` is a descriptor that a guard keeps open while it lives.
 
         `on_guard_over` is called when a guard has ended, with all that was below it.
         """
         self._loop = loop
         self._note = note
-        self._warm = warm  # None once it is not to be used any more
+        self._warm = warm  # the interpreter that is kept warm; None once it is not to be used any more
         self._output = output
         self._on_guard_over = on_guard_over
-        self._is_requested = True  # by the user; else nobody needs to know of the fork server
-        self._server: ForkServer | Guard | None = None
+        self._is_requested = True  # by the user; else nobody needs to know of a fork server that is lost
+        self._server: ForkServer | Guard | None = None  # what forks the next workers; None: they are fresh processes
         self._guard: Guard | None = None  # the parent of workers, even where it forks no more
-        # interpreter, modules and variables for which a server was started, or could not be
+        # interpreter, modules and variables for which a server was started, or could not be; None before the first
         self._wanted_for: tuple[object, ...] | None = None
         self._start_server: Callable[[], ForkServer]
-        self._why_lost = ""  # why there is no server, until the user has read that
+        self._why_lost = ""  # why there is no server, until the user has read that; "": nothing to be read
         self._late_timer = loop.timer(None, self._on_late)
 
     def prepare(self, plan: Plan, caller: Mapping[str, str], handled: Collection[int]) -> None:
@@ -54,24 +61,26 @@ class Forker:
 
         `handled` are the signals that this process has a handler for.
         """
-        if plan.preload is None:
+        if plan.preload is None:  # workers are to be fresh processes
             self.close()
             return
         self._is_requested = plan.preload_is_asked
         argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
-        wanted = (argv[0], plan.preload, env)
+        interpreter, modules = argv[0], plan.preload
+        wanted = (interpreter, modules, env)
         if wanted == self._wanted_for:
             return
-        if self._wanted_for is not None:
-            self._warm = None  # the warm interpreter fitted the plan of the first generation only
+        is_first = self._wanted_for is None
+        if not is_first:
+            self._warm = None  # the warm interpreter was chosen for the plan of the first generation, which this one differs from
         self.close()
         self._wanted_for = wanted
-        self._start_server = partial(ForkServer, argv, env, plan.preload, handled=handled)
+        self._start_server = partial(ForkServer, argv, env, modules, handled=handled)
         self._start()
 
     def _start(self) -> None:
-        """Start the fork server, or connect to the interpreter that is kept warm; note when that takes long."""
-        within = SLOW
+        """Start the fork server, or have the warm interpreter fork a guard; `_on_late` follows if it is not ready in time."""
+        within = SLOW  # while modules are imported
         try:
             if self._warm is None:
                 self._server = self._start_server()
@@ -79,7 +88,8 @@ class Forker:
                 from ddplaunch.launcher.workers import warm
 
                 self._server = warm.guard_at(self._warm, self._output)
-                within = SLOW if self._warm.is_new else warm.ANSWER_WITHIN
+                if not self._warm.is_new:  # it has imported everything, and answers at once
+                    within = warm.ANSWER_WITHIN
         except (StartError, ServerLost) as error:
             self._do_without(str(error))
             return
@@ -91,7 +101,7 @@ class Forker:
         if self._server is None or self._server.is_ready:
             return
         if self._warm is not None and not self._warm.is_new:
-            self._do_without("it does not answer")  # it has imported everything
+            self._do_without("it does not answer")
             return
         imports = f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
         self._note(f"{imports} is still importing after {SLOW:g} s; --start-method spawn does without it")
@@ -116,10 +126,9 @@ class Forker:
         return self._guard.leftovers() if self._guard is not None else []
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Child]:
-        """Fork workers, which begin together; return () if they are to be fresh processes.
+        """Fork workers, which begin together; return () if nothing can fork them: then they have to be fresh processes.
 
-        Raises:
-            StartError: the machine cannot create another process.
+        Raises StartError: the machine cannot create another process.
         """
         if self._server is not None:
             try:
@@ -136,7 +145,7 @@ class Forker:
         try:
             server.read()
         except ServerLost as error:
-            if server is self._guard:
+            if server is self._guard:  # it has begun to serve, and the workers have ended with it
                 self._loop.unwatch(server)
                 self._guard.is_over = True
                 self._end_server(str(error))
@@ -147,7 +156,7 @@ class Forker:
         if server.is_ready:
             self._late_timer.cancel()
             if self._warm is not None:
-                self._guard = server  # type: ignore[assignment]  # a warm interpreter is served by a guard
+                self._guard = server  # type: ignore[assignment]  # with a warm interpreter the server is a guard
         while server.notes and self._is_requested:
             self._note(f"not imported by the fork server: {server.notes.pop(0)}")
 

@@ -1,4 +1,4 @@
-"""What a process inherits, and cannot take on later: what the workers of two runs must have in common to share an origin."""
+"""What a process inherits and cannot change later; an interpreter that is kept warm serves only runs that have the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ddplaunch.launcher.workers.servers import ServerLost
 
@@ -42,11 +43,23 @@ WORDS = {
     "root": "another root directory (chroot)",
     "scheduling": "another priority or scheduling policy (nice, chrt)",
 }
-_SCHEDULING = slice(15, 17), slice(37, 39)  # of /proc/PID/stat behind the name: priority, nice; rt_priority, policy
-_PRCTL = (27, 30, 42, 66, 68)  # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
-# unistd.h: keyctl, get_mempolicy, ioprio_get
-_CALLS: Mapping[str, tuple[int, int, int]] = {"x86_64": (250, 239, 252), "aarch64": (219, 236, 31)}
-_SESSION_KEYRING = ctypes.c_int(-3)  # linux/keyctl.h
+# fields of /proc/PID/stat, counted from the state, which follows the name: priority, nice; rt_priority, policy
+_SCHEDULING = slice(15, 17), slice(37, 39)
+# linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
+_PRCTL_OPTIONS = (27, 30, 42, 66, 68)
+
+
+class _Calls(NamedTuple):
+    """The numbers of system calls (unistd.h) that libc has no functions for."""
+
+    keyctl: int
+    get_mempolicy: int
+    ioprio_get: int
+
+
+_CALLS: Mapping[str, _Calls] = {"x86_64": _Calls(250, 239, 252), "aarch64": _Calls(219, 236, 31)}
+_GET_KEYRING_ID, _SESSION_KEYRING = 0, ctypes.c_int(-3)  # linux/keyctl.h
+_PROCESS = 1  # linux/ioprio.h: of one process; the pid 0 is this one
 _MOST_NODES = 1024  # of memory
 
 
@@ -58,9 +71,9 @@ def shown_by_proc(pid: int) -> dict[str, str]:
             found[name] = os.readlink(f"/proc/{pid}/{name}")
         except OSError:
             found[name] = ""
-    lines = dict(line.partition(":")[::2] for line in _read(f"/proc/{pid}/status").splitlines())
+    lines = dict(line.partition(":")[::2] for line in _read(f"/proc/{pid}/status").splitlines())  # "NAME:\tVALUE"
     found |= {name: lines.get(name, "").strip() for name in _STATUS}
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()  # "PID (NAME) STATE ..."
     return {**found, "scheduling": " ".join(" ".join(fields[part]) for part in _SCHEDULING)}
 
 
@@ -73,21 +86,23 @@ def check_same(pid: int) -> None:
 
 
 def of_this_process() -> dict[str, str] | None:
-    """Return everything that a child of this process inherits, by name; None on machines whose system calls are unknown."""
+    """Return everything that a child of this process inherits, by name; None on machines whose system calls are unknown.
+
+    The values are only compared: of a call that the kernel does not have, each process gets the same error.
+    """
     calls = _CALLS.get(platform.machine())
     if calls is None:
         return None
     libc = ctypes.CDLL(None)
-    keyctl, get_mempolicy, ioprio_get = calls
-    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // 64))()
-    libc.syscall(get_mempolicy, ctypes.byref(mode), nodes, ctypes.c_ulong(_MOST_NODES), None, ctypes.c_ulong(0))
+    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // 64))()  # a bit for each node of memory
+    libc.syscall(calls.get_mempolicy, ctypes.byref(mode), nodes, ctypes.c_ulong(_MOST_NODES), None, ctypes.c_ulong(0))
     ignored = [signum for signum in signal.valid_signals() if signal.getsignal(signum) is signal.SIG_IGN]
     return {
         **shown_by_proc(os.getpid()),
-        "prctl": str([libc.prctl(option, 0, 0, 0, 0) for option in _PRCTL]),
-        "keyring": str(libc.syscall(keyctl, 0, _SESSION_KEYRING, 0)),
+        "prctl": str([libc.prctl(option, 0, 0, 0, 0) for option in _PRCTL_OPTIONS]),
+        "keyring": str(libc.syscall(calls.keyctl, _GET_KEYRING_ID, _SESSION_KEYRING, 0)),
         "memory": f"{mode.value} {[*nodes]}",
-        "ioprio": str(libc.syscall(ioprio_get, 1, 0)),
+        "ioprio": str(libc.syscall(calls.ioprio_get, _PROCESS, 0)),
         "ignored": str(sorted(map(int, ignored))),
     }
 

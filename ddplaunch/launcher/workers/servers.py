@@ -1,7 +1,8 @@
-"""What forks the workers of a node, seen from the agent: a fork server, or the guard of an interpreter that is kept warm.
+"""The agent's ends of what forks its workers: a fork server, or the guard of an interpreter that is kept warm.
 
-The other halves are worker/fork_server.py and worker/warm.py. Whatever the other side does, or does not do any more, costs the
-agent at most `ANSWER_TIMEOUT`, once: after that the agent waits for no answer, and takes none for that to a later request.
+The other halves are worker/fork_server.py and worker/warm.py, which define what is sent. Whatever the other side does, or does
+not do any more, costs the agent at most `ANSWER_TIMEOUT`, once: after that the agent waits for no answer, and takes none for that
+to a later request.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in whic
 # seconds that the agent waits for the end of a fork server; one that cannot be killed is not waited for longer
 END_TIMEOUT = 1.0
 _LONGEST_LINE = 4096  # bytes of an answer
-_PID = "pid "
-_CREATE = "cannot create a process"
+_PID_PREFIX = "pid "
+_CANNOT_FORK = "cannot create a process"
 
 
 class ServerLost(Exception):
@@ -58,7 +59,7 @@ class Fork(Struct, frozen=True):
 
 
 class ForkRequests:
-    """A connection to what forks workers, once that is ready."""
+    """The agent's connection to a process that forks workers once it has imported its modules; both kinds below share it."""
 
     _fork_prefix = b""  # the bytes that a request to fork begins with
 
@@ -85,33 +86,32 @@ class ForkRequests:
                     self.notes.append(text)
                 case "ready":
                     self.is_ready = True
-                case "unsafe" | "stale" | "unfit":
+                case "unsafe" | "stale" | "unfit":  # why no worker can be forked: see worker/warm.py
                     raise ServerLost(text)
-                case "guard":
+                case "guard":  # with its pid
                     self._process = look(int(text))
 
     def _fork(self, forks: Sequence[Fork], adopt: Callable[[int], T], more: Sequence[int] = ()) -> list[T]:
-        """Have workers forked, which begin together once `adopt` has made a child of the pid of each; in their order.
+        """Have workers forked, which begin together once `adopt` has made a child of the pid of each; return them in order.
 
-        `adopt` may raise OSError; `more` has one further descriptor for each worker, or none.
+        `adopt` may raise OSError. `more` has one further descriptor for each worker, or none.
 
         Raises:
             StartError: the machine cannot create one of the processes; none of them begins.
             ServerLost: the server has ended, or does not answer; none of them begins.
         """
         contents = [fork.content for fork in forks]
-        per_worker = len(forks[0].descriptors) + 1 + bool(more)  # descriptors
-        content = self._fork_prefix + b"".join([_number(per_worker), *(_number(len(one)) + one for one in contents)])
         children: list[T] = []
         try:
-            # workers wait for a byte of this pipe: those that are forked once the agent has given up read its end, and end
+            # each worker reads a byte of this pipe before it begins: if the agent gives up first, it reads the end, and ends
             wait, release = os.pipe()
             try:
-                descriptors = [
-                    fd for at, fork in enumerate(forks) for fd in (*fork.descriptors, wait, *more[at : at + 1])
-                ]
-                pids = _pids(self._ask(content, *descriptors), len(forks))
-                children.extend(map(adopt, pids))
+                # descriptors of each worker: its files, the end of the pipe, and the further one, if there is one
+                of_workers = [(*fork.descriptors, wait, *more[index : index + 1]) for index, fork in enumerate(forks)]
+                framed = [_number(len(of_workers[0])), *(_number(len(one)) + one for one in contents)]
+                descriptors = [fd for of_one in of_workers for fd in of_one]
+                answer = self._ask(self._fork_prefix + b"".join(framed), *descriptors)
+                children.extend(map(adopt, _pids(answer, len(forks))))
                 os.write(release, b"\n" * len(forks))
             finally:
                 os.close(wait)
@@ -120,12 +120,15 @@ class ForkRequests:
             for child in children:
                 child.abandon()
             if isinstance(error, OSError):
-                raise StartError(error.errno or errno.EMFILE, _CREATE, len(children)) from None
+                raise StartError(error.errno or errno.EMFILE, _CANNOT_FORK, len(children)) from None
             raise
         return children
 
     def _ask(self, content: bytes, *descriptors: int) -> list[str]:
-        """Send a request; return the pids of the answer, and then its first line without a pid; ServerLost without one."""
+        """Send a request; return the answer: the pids of lines `pid N`, then the first other line, which ends it.
+
+        Raises ServerLost: there is no answer in time; from then on none is waited for.
+        """
         if self._why_lost:
             raise ServerLost(self._why_lost)
         answer: list[str] = []
@@ -135,9 +138,9 @@ class ForkRequests:
             while True:
                 self._wait(selectors.EVENT_READ, deadline)
                 for line in self._receive_lines():
-                    if not line.startswith(_PID):
+                    if not line.startswith(_PID_PREFIX):
                         return [*answer, line]
-                    answer.append(line.removeprefix(_PID))
+                    answer.append(line.removeprefix(_PID_PREFIX))
         except OSError as error:
             self._why_lost = str(error.strerror or "it does not answer")
             raise ServerLost(self._why_lost) from None
@@ -160,14 +163,15 @@ class ForkRequests:
                 raise TimeoutError
 
     def _receive_lines(self) -> list[str]:
-        """Receive once; return the lines that are complete, or raise ServerLost."""
+        """Receive once; return the lines that are complete, and keep the rest. ServerLost: the server has ended."""
         try:
             data = self._socket.recv(_LONGEST_LINE)
         except BlockingIOError:
             return []
         except ConnectionError:  # the server has ended without reading the request
             data = b""
-        if not data or len(self._received) > _LONGEST_LINE:
+        is_no_line = len(self._received) > _LONGEST_LINE  # but what an imported module has written here
+        if not data or is_no_line:
             raise ServerLost("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
@@ -179,24 +183,28 @@ class ForkServer(ForkRequests):
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], modules: Iterable[str], *, handled: Collection[int]
     ) -> None:
-        """Start the server with the command of a worker, and the variables that all workers have in common."""
-        with ExitStack() as opened:
+        """Start the server with the command of a worker, and the variables that all workers have in common.
+
+        `modules` are to be imported; `handled` are the signals that this process has a handler for.
+
+        Raises StartError: the machine cannot create the process.
+        """
+        with ExitStack() as at_end, ExitStack() as on_error:
             try:
                 ours, theirs = socket.socketpair()
-                opened.enter_context(theirs)
-                failed = opened.enter_context(ExitStack())
-                failed.callback(ours.close)
+                at_end.enter_context(theirs)
+                on_error.enter_context(ours)
                 read, write = os.pipe()  # stdout and stderr are pipes, as those of workers are
-                opened.callback(os.close, read)
-                opened.callback(os.close, write)
+                at_end.callback(os.close, read)
+                at_end.callback(os.close, write)
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-                opened.callback(os.close, devnull)
+                at_end.callback(os.close, devnull)
             except OSError as error:
                 raise StartError(error.errno or errno.EMFILE, "cannot start the fork server") from None
             theirs.set_inheritable(True)
             served = ",".join([str(theirs.fileno()), *modules])
             self._child = start(argv, {**env, VARIABLE: served}, Stdio(devnull, write, write), handled=handled)
-            failed.pop_all()
+            on_error.pop_all()  # it is started: our end stays open
         super().__init__(ours)
 
     @property
@@ -219,7 +227,7 @@ class ForkServer(ForkRequests):
 
 
 class Guard(ForkRequests):
-    """The process that has the workers of a run as its children, forked from the interpreter that is kept warm.
+    """The agent's end of a guard: a process forked from the warm interpreter, which has the workers of a run as its children.
 
     So neither the guard nor the workers are children of ours. The guard passes on what the kernel tells a parent: how each
     worker has ended, by a pipe, and SIGCHLD. The end of another pipe shows that the guard has ended itself, whatever ended it.
@@ -254,20 +262,21 @@ class Guard(ForkRequests):
             self._send_surroundings()
 
     def _send_surroundings(self) -> None:
-        """Send the guard what all workers take from the agent: its pid and umask, the working directory, the output, the pipe."""
-        opened = []
-        try:
-            self._life, life = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            opened.append(life)
-            opened.append(os.open(".", os.O_PATH | os.O_CLOEXEC))
-            mask = os.umask(0)
-            os.umask(mask)
-            self._send(_joined(["agent", str(os.getpid()), str(mask)]), opened[1], self._output, life)
-        except OSError as error:
-            raise ServerLost(str(error.strerror)) from None
-        finally:
-            for fd in opened:
-                os.close(fd)
+        """Send the guard what it and all workers take from the agent: pid, umask, working directory, and files to keep open.
+
+        One of these is the end of a pipe, whose other end the agent reads to see whether the guard lives: `has_ended`.
+        """
+        with ExitStack() as sent:
+            try:
+                self._life, life = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                sent.callback(os.close, life)
+                folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
+                sent.callback(os.close, folder)
+                mask = os.umask(0)  # it can only be read by setting it
+                os.umask(mask)
+                self._send(_joined(["agent", str(os.getpid()), str(mask)]), folder, self._output, life)
+            except OSError as error:
+                raise ServerLost(str(error.strerror)) from None
 
     @property
     def has_ended(self) -> bool:
@@ -277,11 +286,11 @@ class Guard(ForkRequests):
         return False
 
     def fork(self, forks: Sequence[Fork]) -> list[GuardedChild]:
-        """Fork workers, which begin together; see `_fork`."""
-        reads: list[int] = []
+        """Fork workers, which begin together, each with a pipe by which the guard tells how it has ended; see `_fork`."""
+        reads: list[int] = []  # our ends of the pipes of workers that have none yet
         writes: list[int] = []
 
-        def adopt(pid: int) -> GuardedChild:
+        def adopt(pid: int) -> GuardedChild:  # called for the workers in their order
             child = GuardedChild(pid, os.pidfd_open(pid), guard=self, status=reads[0])
             del reads[0]
             return child
@@ -373,15 +382,19 @@ class GuardedChild(Child, kw_only=True):
 
 
 def _pids(answer: Sequence[str], number: int) -> list[int]:
-    """Return the pids of so many workers in an answer, as `_ask` returns it; without all of them raise as `_fork`."""
+    """Return the pids of so many workers in an answer to `_ask`: a pid each, then `forked`, or why no more could be forked.
+
+    Raises StartError or ServerLost, as `_fork`: the answer has not all of them.
+    """
     *pids, last = answer
     what, _, text = last.partition(" ")
     if what == "errno" and text.isdecimal():
-        raise StartError(int(text), _CREATE, len(pids), elsewhere=True)
+        # of the server's process, whose limits may not be the agent's
+        raise StartError(int(text), _CANNOT_FORK, len(pids), elsewhere=True)
     if what != "forked" or not all(pid.isdecimal() for pid in pids):
         raise ServerLost(text or "an imported module has written to the fork server's socket")
     if len(pids) < number:
-        raise StartError(errno.EAGAIN, _CREATE, len(pids))
+        raise StartError(errno.EAGAIN, _CANNOT_FORK, len(pids))
     return [int(pid) for pid in pids]
 
 

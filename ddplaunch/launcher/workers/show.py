@@ -31,17 +31,17 @@ class WarmState(Struct, frozen=True):
 def state_of(name: str) -> WarmState | None:
     """Return the state of the interpreter with this socket; None if that interpreter has ended.
 
-    Raises:
-        OSError: it does not answer.
+    Raises OSError: it does not answer.
     """
     try:
-        fields = warm.ask(name, "status").split("\t")
+        fields = warm.ask(name, "status").split("\t")  # those of WarmState, in their order
     except (FileNotFoundError, ConnectionRefusedError):
         return None
-    if len(fields) != 6:  # an answer cut short: it is ending
+    if len(fields) != len(WarmState.__struct_fields__):  # an answer cut short: it is ending
         return None
-    pid, runs, running, seconds = map(int, fields[:4])
-    return WarmState(pid, runs, running, seconds, *fields[4:])
+    *numbers, python, modules = fields
+    pid, runs, running, seconds = map(int, numbers)
+    return WarmState(pid, runs, running, seconds, python, modules)
 
 
 def show(env: Mapping[str, str], *, stop: bool) -> str:
@@ -57,7 +57,7 @@ def show(env: Mapping[str, str], *, stop: bool) -> str:
                 rows.append(_row(state))
         except OSError:
             sentences.append(_on_silent(name, stop=stop))
-    tables = [table(rows, header=_COLUMNS, styles=(NAME,), right=_COLUMNS[:1], wraps=True)] if rows else []
+    tables = [table(rows, header=_COLUMNS, styles=(NAME,), right=("pid",), wraps=True)] if rows else []
     blocks = [*tables, *([section(*map(line, sentences))] if sentences else [])]
     return written(blocks, Look.of_stdout(env)) if blocks else "no interpreter is kept warm"
 

@@ -1,6 +1,8 @@
-"""The interpreter that is kept warm from run to run, and what one must have in common with a run to serve it.
+"""Finds, starts and asks the interpreter that is kept warm (its imports made) from run to run; runs in a run's command.
 
-Commands find its socket, start one where there is none, and ask it. Nothing here waits for its imports.
+An interpreter listens at a socket in the user's runtime folder. The name of the socket says what a run must have in common with
+the interpreter to be served. worker/warm.py is the interpreter itself, and defines the lines that it takes. Nothing here waits
+for its imports.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,13 +31,25 @@ from ddplaunch.system.process.linux import detach
 from ddplaunch.system.words import why_failed
 
 VARIABLE = "DDPLAUNCH_WARM"
-ANSWER_WITHIN = 1.0  # seconds
-LOCK_TIMEOUT = 0.2  # seconds
+ANSWER_WITHIN = 1.0  # seconds that an interpreter has to answer a line, which it does at once unless it imports
+LOCK_TIMEOUT = 0.2  # seconds to wait for another run that starts an interpreter
 MOST = 4  # that a user has on a machine; each may hold what torch takes of memory
 _LOOK_AGAIN = 0.005  # seconds
 _PREFIX = ".warm-"  # a hidden name: it is no socket of a run
 _LONGEST_ANSWER = 8192  # bytes
-_PROGRAM = slice(0, 4)  # of a worker's command: interpreter, bootstrap, kind of program, and program
+
+
+class _Command(NamedTuple):
+    """How the command of a worker begins; the arguments of the program follow."""
+
+    interpreter: str
+    bootstrap: str  # path of our file that runs the program
+    kind: str  # "module", or how else the program is given
+    program: str
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Command:
+        return cls(*plan.workers[0].argv[:4])
 
 
 class CannotKeep(Exception):
@@ -101,8 +116,7 @@ def ask(name: str, line: str) -> str:
 def guard_at(interpreter: Interpreter, output: int) -> Guard:
     """Have the interpreter fork a guard for this run; the guard says when it is ready. `output` is as for `Guard`.
 
-    Raises:
-        ServerLost: the interpreter has ended, or does not answer.
+    Raises ServerLost: the interpreter has ended, or does not answer.
     """
     try:
         connection = connect(interpreter.name)
@@ -126,37 +140,39 @@ def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         if "\nNoNewPrivs:\t1" in file.read():
             raise CannotKeep("a process that may gain no privileges can be in a sandbox, which the next one is not in")
-    argv = plan.workers[0].argv
+    command = _Command.of(plan)
     try:
-        folder = os.getcwd() if argv[2] == "module" else os.path.dirname(os.path.realpath(argv[3]))
+        folder = os.getcwd() if command.kind == "module" else os.path.dirname(os.path.realpath(command.program))
     except OSError:
         raise CannotKeep("the working directory was removed") from None
-    if "\n" in folder:
+    if "\n" in folder:  # which ends what an interpreter is asked
         raise CannotKeep("the path of the folder has two lines")
-    name = _name_for(argv, of_warm_interpreter(caller, plan), plan.preload, folder)
+    name = _name_for(command, of_warm_interpreter(caller, plan), plan.preload, folder)
     if name is None:
         raise CannotKeep("it is not known on such a machine how to find all that a process inherits")
-    return Interpreter(name, plan.keep_warm, folder)
+    return Interpreter(name=name, seconds=plan.keep_warm, folder=folder)
 
 
-def _name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str], folder: str) -> str | None:
+def _name_for(command: _Command, env: Mapping[str, str], modules: Sequence[str], folder: str) -> str | None:
     """Return the name of the socket of an interpreter that fits: a hash of what has to be equal; None: it cannot be known.
 
-    What has to be equal: the program and version of Python and ddplaunch, variables, modules, and what the process inherited.
+    What has to be equal: the files and version of Python and ddplaunch, variables, modules, and what the process inherited.
     If any of the modules lies beside the script, its folder has to be the same too.
     """
-    here = inherited.of_this_process()
-    if here is None:
+    from_parent = inherited.of_this_process()
+    if from_parent is None:
         return None
     import hashlib  # most jobs need none
 
-    bootstrap = os.path.dirname(argv[1])
-    ours = (f"{bootstrap}/{name}" for name in sorted(os.listdir(bootstrap)) if name.endswith(".py"))
-    # the interpreter has made these absolute when it started
+    worker = os.path.dirname(command.bootstrap)  # the folder of our files that run in workers
+    ours = (f"{worker}/{name}" for name in sorted(os.listdir(worker)) if name.endswith(".py"))
+    files = map(_stamp, (command.interpreter, sys.executable, *ours))
+    # relative paths depend on the folder of the command: an interpreter has made them absolute when it started
     paths = [os.path.abspath(path) for path in env["PYTHONPATH"].split(os.pathsep)] if env.get("PYTHONPATH") else []
     is_beside = any(_lies_in(folder, name) for name in modules)
-    parts = [folder if is_beside else "", __version__, *argv[:2], *map(_stamp, (argv[0], sys.executable, *ours))]
-    parts += [*modules, *paths, *(f"{name}={value}" for some in (env, here) for name, value in sorted(some.items()))]
+    variables = [f"{name}={value}" for given in (env, from_parent) for name, value in sorted(given.items())]
+    of_modules = [folder if is_beside else "", *modules, *paths]
+    parts = [__version__, command.interpreter, command.bootstrap, *files, *of_modules, *variables]
     return _PREFIX + hashlib.sha256(b"\0".join(map(os.fsencode, parts))).hexdigest()[:32]
 
 
@@ -167,7 +183,7 @@ def _lies_in(folder: str, module: str) -> bool:
 
 
 def _stamp(path: str) -> str:
-    """Return the path with what changes once another file is there."""
+    """Return the path with what changes once another file is there: time, size and inode."""
     try:
         found = os.stat(path)
     except OSError:  # a name that is looked for on PATH
@@ -181,17 +197,18 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
     To be called before this process becomes a subreaper: the interpreter is to be no descendant of any run, and to outlive this
     one.
 
-    Raises:
-        CannotKeep: no interpreter can serve the plan, nor be started.
+    Raises CannotKeep: no interpreter can serve the plan, nor be started.
     """
     interpreter = interpreter_for(plan, caller)
-    why = ""  # for which an older one ends: "stale ...", "unsafe ..."
+    why_older_ends = ""
     try:
-        why = ask(interpreter.name, f"check {interpreter.seconds} {interpreter.folder}")
-        if why == "ok":
+        answer = ask(interpreter.name, f"check {interpreter.seconds} {interpreter.folder}")
+        what, _, text = answer.partition(" ")
+        if what == "ok":
             return interpreter, ""
-        if why.startswith("unfit "):
-            raise CannotKeep(why.partition(" ")[2])
+        if what == "unfit":  # it can serve other runs, and stays
+            raise CannotKeep(text)
+        why_older_ends = text  # "stale ..." or "unsafe ...": it ends, and makes room for a new one
     except (FileNotFoundError, ConnectionRefusedError):
         pass  # there is none
     except OSError as error:
@@ -205,7 +222,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
                 _start(interpreter, plan, caller)
     except OSError as error:
         raise CannotKeep(why_failed(error)) from None
-    return replace(interpreter, is_new=True), why.partition(" ")[2]
+    return replace(interpreter, is_new=True), why_older_ends
 
 
 @contextmanager
@@ -228,11 +245,12 @@ def _lock() -> Iterator[None]:
 
 
 def _make_room() -> None:
-    """Remove sockets of interpreters that were killed; if MOST are left, end those that were used longest ago.
+    """Make room for one more interpreter: remove sockets of those that were killed, and of MOST tell the least used to end.
 
-    An interpreter that serves a run ends with its last run.
+    An interpreter that serves runs ends with the last of them.
     """
-    folder, used_at = run_socket.runtime_folder(os.getuid()), {}
+    folder = run_socket.runtime_folder(os.getuid())
+    used_at: dict[str, int] = {}  # by name: each run that connects to a socket sets its time, in nanoseconds
     for name in names():
         with suppress(OSError):
             try:
@@ -243,30 +261,32 @@ def _make_room() -> None:
             except OSError:
                 pass  # it is there, and busy
             used_at[name] = os.stat(f"{folder}/{name}").st_mtime_ns
-    for name in sorted(used_at, key=lambda name: used_at[name])[: 1 - MOST]:  # room for one more
+    oldest_first = sorted(used_at, key=lambda name: used_at[name])
+    surplus = max(len(oldest_first) - (MOST - 1), 0)
+    for name in oldest_first[:surplus]:
         with suppress(OSError), connect(name) as sock:
             sock.sendall(b"stop\n")  # and waits for no answer: it may import still
 
 
 def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> None:
-    """Start an interpreter as a child of process 1, or of what adopts orphans here."""
+    """Start an interpreter that already listens, as a child of process 1, or of what adopts orphans here."""
     folder = run_socket.open_runtime_folder()
     listener = socket.socket(socket.AF_UNIX)
     try:
         run_socket.listen(listener, folder, interpreter.name)
         path = f"{run_socket.runtime_folder(os.getuid())}/{interpreter.name}"
-        # the other end of the socket is 3, where `detach` puts it
+        # the interpreter finds its listening socket as descriptor 3, where `detach` puts it
         served = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
-        argv, env = plan.workers[0].argv[_PROGRAM], {**of_warm_interpreter(caller, plan), VARIABLE: served}
+        argv, env = _Command.of(plan), {**of_warm_interpreter(caller, plan), VARIABLE: served}
         pid = fork()
-        if pid == 0:
+        if pid == 0:  # this child ends at once, which makes an orphan of its own child
             try:
-                if fork() == 0:  # an orphan at once, so that process 1 adopts it
+                if fork() == 0:
                     detach(listener.fileno())
                     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
                         signal.signal(signum, signal.SIG_DFL)
                     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-                    os.execvpe(argv[0], argv, env)
+                    os.execvpe(argv.interpreter, argv, env)
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+
+from ddplaunch.spec.job import JobSpec
+from ddplaunch.spec.options import token
 
 if TYPE_CHECKING:  # one node needs no list of hosts
     from ddplaunch.plan.cluster.hostlist import Host
@@ -79,3 +83,21 @@ class Allocation(Struct, frozen=True, kw_only=True):
     def nodes_leave(self) -> bool:
         """Whether SIGTERM to an agent has its node leave the job, which goes on: the user has started each agent alone."""
         return self.is_elastic and not self.start and not self.has_front
+
+
+class AllocatedJob(Struct, frozen=True, kw_only=True):
+    """A job whose hosts are known: what was asked for, the variables of the command, and the allocation."""
+
+    spec: JobSpec
+    env: Mapping[str, str]  # with the secret of the agents, if they have one: `token.VARIABLE`
+    allocation: Allocation
+
+    @property
+    def public_env(self) -> dict[str, str]:
+        """The variables that workers may see."""
+        return token.public(self.env)
+
+    @property
+    def agents_meet(self) -> bool:
+        """Whether this node's agent meets those of other nodes, none of which this command has started."""
+        return self.allocation.rendezvous is not None and not self.spec.no_control

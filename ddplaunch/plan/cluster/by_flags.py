@@ -19,10 +19,10 @@ from ddplaunch.system.errors import LaunchError
 def discover_local(spec: JobSpec, hostname: str) -> Allocation:
     """Return the allocation of a job where no cluster was found; LaunchError if the hosts of several nodes are not given."""
     checks.refuse_host_filters(spec, "the job runs on this machine")
-    return _incomplete(spec, hostname) if spec.nnodes[1] > 1 else alone(spec, hostname)
+    return _of_node_0(spec, hostname) if spec.nnodes[1] > 1 else of_one_node(spec, hostname)
 
 
-def alone(
+def of_one_node(
     spec: JobSpec, host: str, *, cluster: str = "local", nproc_per_node: int | None = None, notes: Sequence[str] = ()
 ) -> Allocation:
     """Return the allocation of a job that has this node and no other."""
@@ -31,11 +31,11 @@ def alone(
             f"{spec.typed('node_rank', spec.node_rank)}: the job has one node, and its rank is 0",
             hint="leave --node-rank out",
         )
-    # the endpoint of torchrun's static rendezvous is that of the workers; its others are for agents only, which one node
-    # does not need
-    static_one = spec.rdzv_backend in (None, "static") and not spec.standalone
-    asked = spec.rdzv_endpoint if static_one else None
-    unused = [] if static_one else checks.endpoint_unused(spec, "it is for a job of several nodes")
+    # with torchrun's static rendezvous workers meet at --rdzv-endpoint; with its other kinds only agents do, and the agent
+    # of a single node has no other to meet
+    is_of_workers = spec.rdzv_backend in (None, "static") and not spec.standalone
+    asked = spec.rdzv_endpoint if is_of_workers else None
+    unused = [] if is_of_workers else checks.endpoint_unused(spec, "it is for a job of several nodes")
     return Allocation(
         cluster=cluster,
         hosts=(host,),
@@ -70,14 +70,18 @@ def simulated(spec: JobSpec) -> Allocation:
 
 
 def discover_static(facts: ClusterFacts) -> Allocation | None:
-    """Return the allocation that flags alone describe completely; None if they leave something open."""
+    """Return the allocation of a job whose nodes the user starts by hand; None for one node, or if flags leave something open.
+
+    Flags are complete with an endpoint at which the nodes get their ranks, or with this node's rank and the address of node 0.
+    """
     spec = facts.spec
     max_nodes = spec.nnodes[1]
     if max_nodes == 1:
         return None
     if spec.node_rank is not None and spec.node_rank >= max_nodes:
         raise LaunchError(
-            f"{spec.typed('node_rank', spec.node_rank)}: ranks go from 0 to {max_nodes - 1}, since {checks.asked_nnodes(spec)}",
+            f"{spec.typed('node_rank', spec.node_rank)}: ranks go from 0 to {max_nodes - 1}, "
+            f"since {checks.nnodes_as_typed(spec)}",
             hint="give each node a rank of its own, from 0 on",
         )
     if spec.rdzv_endpoint and (spec.rdzv_backend or "").startswith("etcd"):
@@ -85,8 +89,9 @@ def discover_static(facts: ClusterFacts) -> Allocation | None:
             f"{spec.typed('rdzv_backend', spec.rdzv_backend)}: etcd is not supported",
             hint="--rdzv-backend c10d --rdzv-endpoint HOST:PORT, with a host of the job",
         )
-    by_endpoint = spec.rdzv_backend == "c10d" or (spec.rdzv_backend != "static" and spec.node_rank is None)
-    if spec.rdzv_endpoint and by_endpoint:
+    # without a node rank, which torchrun's static rendezvous needs, an endpoint can only be meant for its c10d
+    is_c10d = spec.rdzv_backend == "c10d" or (spec.rdzv_backend != "static" and spec.node_rank is None)
+    if spec.rdzv_endpoint and is_c10d:
         allocation = _at_endpoint(spec, spec.rdzv_endpoint)
     elif spec.node_rank is not None and (spec.master_addr or spec.rdzv_endpoint):
         allocation = _static(spec, facts.hostname, spec.node_rank)
@@ -96,16 +101,19 @@ def discover_static(facts: ClusterFacts) -> Allocation | None:
     return allocation
 
 
-def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
-    """Return the allocation of node 0 where no address is given."""
+def _of_node_0(spec: JobSpec, hostname: str) -> Allocation:
+    """Return the allocation of node 0 of several, which needs no address: its own is that of node 0.
+
+    Raises LaunchError: this is another node, or no rank is given; it says which flags are missing.
+    """
     if spec.node_rank == 0:
         return _static(spec, hostname, 0)
-    nodes = checks.asked_nnodes(spec)
     if spec.node_rank is not None:
         raise LaunchError(
             f"{spec.typed('node_rank', spec.node_rank)}: the address of node 0 is not given",
             hint="add --master-addr HOST, the name or the address of node 0",
         )
+    nodes = checks.nnodes_as_typed(spec)
     if spec.master_addr or spec.rdzv_endpoint:
         name = "master_addr" if spec.master_addr else "rdzv_endpoint"
         raise LaunchError(
@@ -113,28 +121,30 @@ def _incomplete(spec: JobSpec, hostname: str) -> Allocation:
             hint=f"add --node-rank: 0 on node 0, {spec.nnodes[1] - 1} on the last; or let node 0 assign the ranks: "
             f"--rdzv-backend c10d --rdzv-endpoint {spec.master_addr or spec.rdzv_endpoint}",
         )
-    min_nodes, max_nodes = spec.nnodes
-    hosts = ",".join("abcd"[:max_nodes]) + (",..." if max_nodes > 4 else "")
+    raise LaunchError(f"{nodes}: neither the hosts nor the rank of this node are given", hint=_ways_to_start(spec))
+
+
+def _ways_to_start(spec: JobSpec) -> str:
+    """Return the hint with four commands that start as many nodes as were asked for."""
+    least, all_nodes = spec.nnodes
+    most = all_nodes - spec.spares  # as --nnodes counts: without the spares
+    hosts = ",".join("abcd"[:all_nodes]) + (",..." if all_nodes > 4 else "")
     spares = f" --spares {spec.spares}" if spec.spares else ""
-    most = max_nodes - spec.spares
-    options = f"--nnodes {most if min_nodes == most else f'{min_nodes}:{most}'}{spares}"
-    others = spares if min_nodes == most else f" {options}"  # where the hosts say how many nodes there are
-    raise LaunchError(
-        f"{nodes}: neither the hosts nor the rank of this node are given",
-        hint="\n".join((
-            "give them in one of four ways:",
-            f"  over ssh:         ddplaunch --hosts {hosts}{others} SCRIPT",
-            f"  in a Slurm job:   srun --nodes {max_nodes} --ntasks-per-node 1 ddplaunch{others} SCRIPT",
-            f"  on each by hand:  ddplaunch {options} --node-rank 0 --master-addr HOST SCRIPT",
-            f"  on this machine:  ddplaunch {options} --simulate SCRIPT",
-        )),
-    )  # fmt: skip
+    options = f"--nnodes {most if least == most else f'{least}:{most}'}{spares}"
+    beside_hosts = spares if least == most else f" {options}"  # a list of hosts says how many nodes there are
+    return "\n".join((
+        "give them in one of four ways:",
+        f"  over ssh:         ddplaunch --hosts {hosts}{beside_hosts} SCRIPT",
+        f"  in a Slurm job:   srun --nodes {all_nodes} --ntasks-per-node 1 ddplaunch{beside_hosts} SCRIPT",
+        f"  on each by hand:  ddplaunch {options} --node-rank 0 --master-addr HOST SCRIPT",
+        f"  on this machine:  ddplaunch {options} --simulate SCRIPT",
+    ))  # fmt: skip
 
 
 def _at_endpoint(spec: JobSpec, rdzv_endpoint: str) -> Allocation:
-    """Return the allocation of torchrun's c10d: the endpoint is that of the agents; node 0 chooses that of the workers."""
+    """Return the allocation of torchrun's c10d: agents meet at the endpoint, and node 0 chooses where workers do."""
     host, port = endpoints.split_endpoint(rdzv_endpoint)
-    # as with torchrun; and the port is often that of the endpoint, where the agents listen
+    # torchrun ignores them, too; and MASTER_PORT is often the port of the endpoint, where the agents listen
     ignored = [spec.typed(name, value) for name in ("master_addr", "master_port") if (value := getattr(spec, name))]
     where = spec.typed("rdzv_endpoint", rdzv_endpoint)
     return Allocation(
@@ -153,7 +163,7 @@ def _at_endpoint(spec: JobSpec, rdzv_endpoint: str) -> Allocation:
 
 
 def _is_coordinator(spec: JobSpec) -> bool | None:
-    """Whether this is node 0, by its rank or by torchrun's is_host; None: decided by the address."""
+    """Whether this node is node 0, by its rank or by torchrun's is_host; None: it is if the endpoint's host is this one."""
     by_rank = None if spec.node_rank is None else spec.node_rank == 0
     by_setting = {"1": True, "0": False}.get(spec.rdzv_conf.get("is_host", ""))
     if by_rank is not None and by_setting is not None and by_setting != by_rank:
@@ -167,9 +177,9 @@ def _is_coordinator(spec: JobSpec) -> bool | None:
 
 def _static(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
     """Return the allocation of torchrun's static rendezvous: each node is given its rank, and the address of node 0."""
-    # there an endpoint wins over address and port
+    # with torchrun's static rendezvous --rdzv-endpoint wins over --master-addr and --master-port
     endpoint = of_workers(spec, asked=spec.rdzv_endpoint, address=(None, "this is node 0"))
-    rendezvous_address = endpoint.address or hostname
+    rendezvous_address = endpoint.address or hostname  # no flag has to give an address on node 0 itself
     return Allocation(
         cluster="static",
         nnodes=spec.nnodes,

@@ -15,7 +15,7 @@ from ddplaunch.spec.options.table import ALIAS_OF
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count, why_failed
 
-_LARGEST = 2**32  # what Slurm counts its special steps down from
+_LARGEST_NUMBER = 2**32  # what Slurm counts its special steps down from
 _DEEPEST = 1000  # processes one above the other: a pid may be another's by the time that it is read
 
 
@@ -40,15 +40,17 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         if name is None:
             return None
         value = digits(self.env[name])
-        if value is None or value > _LARGEST:
-            raise LaunchError(f"{name}={printable(self.env[name])} is not a number", hint=NOT_HERE)
+        if value is None or value > _LARGEST_NUMBER:
+            raise LaunchError(f"{name}={printable(self.env[name])} is not a number", hint=HOW_TO_IGNORE)
         return value
 
     def needed(self, *names: str) -> int:
         """The number that the first of these variables holds."""
         found = self.number(*names)
         if found is None:
-            raise LaunchError(f"{names[0]} is not set, although other variables of the same cluster are", hint=NOT_HERE)
+            raise LaunchError(
+                f"{names[0]} is not set, although other variables of the same cluster are", hint=HOW_TO_IGNORE
+            )
         return found
 
     def text_of(self, path: str, origin: str) -> str:
@@ -67,32 +69,36 @@ def printable(text: str) -> str:
 
 
 def processes_above(read: Callable[[str], str]) -> tuple[str, ...] | None:
-    """Return the names of all processes above this one, in a container of those inside; None if /proc does not show them all."""
+    """Return the names of all processes above this one, the parent first; None if /proc does not show them all.
+
+    In a container /proc shows only those inside: the last is the first process of the container.
+    """
     pid, names = "self", []
     for _ in range(_DEEPEST):
         try:
+            # "PID (NAME) STATE PARENT ...", where the name may have brackets of its own (proc(5))
             name, _, fields = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
         except (OSError, UnicodeDecodeError):
             return None
         names.append(name)
         pid = fields.split()[1]
-        if pid == "0":
-            return tuple(names[1:])
+        if pid == "0":  # the first process has no parent
+            return tuple(names[1:])  # without this process itself
     return None
 
 
-NOT_HERE = "to ignore these variables: --cluster local, or unset them"
+HOW_TO_IGNORE = "to ignore these variables: --cluster local, or unset them"
 
 
 # --- the checks
 
 
-def nnodes_asked(spec: JobSpec) -> bool:
+def has_nnodes_given(spec: JobSpec) -> bool:
     """Whether the number of nodes was asked for."""
     return spec.origin("nnodes") != "default"
 
 
-def asked_nnodes(spec: JobSpec) -> str:
+def nnodes_as_typed(spec: JobSpec) -> str:
     """Write the number of nodes as it was asked for."""
     least, most = spec.nnodes
     asked = spec.typed("nnodes", write_nnodes((least, most - spec.spares)))
@@ -104,20 +110,21 @@ def all_of(spec: JobSpec, found: int) -> tuple[int, int]:
     return max(1, found - spec.spares), found
 
 
-def spares(spec: JobSpec, found: int, *, is_per_rank: bool, is_commanded: bool) -> None:
-    """Refuse spares where too few nodes are left to run workers, or where ddplaunch is started once for each rank.
+def check_spares(spec: JobSpec, found: int, *, is_per_rank: bool, is_commanded: bool) -> None:
+    """Refuse spares (nodes that wait to take a lost node's place) if too few nodes run workers, or each agent is one rank.
 
-    `is_commanded`: a command starts all agents and coordinates them, so that node 0 may be lost.
+    `found` counts all nodes. `is_commanded`: a command starts all agents and coordinates them, so that node 0 may be lost.
     """
-    asked = asked_nnodes(spec) if nnodes_asked(spec) else spec.typed("spares", spec.spares)
+    asked = nnodes_as_typed(spec) if has_nnodes_given(spec) else spec.typed("spares", spec.spares)
     if is_per_rank:
         raise LaunchError(f"{asked}: ddplaunch was started once for each rank", hint="start it once on each node")
-    if found - spec.spares < spec.nnodes[0]:  # 1 if no number was asked for
+    with_workers, least = found - spec.spares, spec.nnodes[0]  # `least` is 1 if no number was asked for
+    if with_workers < least:
         raise LaunchError(
             f"{asked}, but there {'is' if found == 1 else 'are'} {count(found, 'node')}",
             hint="--nnodes counts the nodes that run workers, without the spares",
         )
-    if not is_commanded and found - spec.spares == 1:
+    if with_workers == 1 and not is_commanded:
         raise LaunchError(
             f"{asked}: the only node is node 0, and a spare alone cannot take its place",
             hint="a spare takes the place of any other node: `--nnodes 2`",
@@ -126,11 +133,11 @@ def spares(spec: JobSpec, found: int, *, is_per_rank: bool, is_commanded: bool) 
 
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes, where `found` agents have been started."""
-    if not nnodes_asked(spec):
+    if not has_nnodes_given(spec):
         return all_of(spec, found)
     min_nodes, max_nodes = spec.nnodes
     if not min_nodes <= found <= max_nodes:
-        raise LaunchError(f"{asked_nnodes(spec)}, but {source} has {count(found, 'node')}", hint=hint)
+        raise LaunchError(f"{nnodes_as_typed(spec)}, but {source} has {count(found, 'node')}", hint=hint)
     return min_nodes, found
 
 
@@ -144,14 +151,14 @@ def node_rank(spec: JobSpec, found: int, source: str) -> int:
     return found
 
 
-def one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
+def check_one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
     """Check that each command is one worker, where `source` started one for each rank."""
     if spec.nproc_per_node not in (None, 1):
         asked = spec.typed("nproc_per_node", spec.nproc_per_node)
         raise LaunchError(f"{asked}, but {source} started ddplaunch once for each rank", hint=hint)
 
 
-def workers_of_one_node(spec: JobSpec, nnodes: int) -> None:
+def refuse_workers_of_all_nodes(spec: JobSpec, nnodes: int) -> None:
     """Refuse a number of workers under a name by which another launcher counts those of all nodes."""
     workers, alias = spec.nproc_per_node, ALIAS_OF.get(spec.origin("nproc_per_node"))
     if nnodes == 1 or not isinstance(workers, int) or alias is None or not alias.of_all_nodes:
@@ -166,9 +173,14 @@ def refuse_host_filters(spec: JobSpec, source: str) -> None:
     """Refuse --include and --exclude where ddplaunch starts no agents; `source` says why."""
     for name in ("include", "exclude"):
         value = getattr(spec, name)
-        if value and (devices := value.removeprefix("localhost:")) != value and name == "include":  # DeepSpeed's
+        if not value:
+            continue
+        if name == "include" and value.startswith("localhost:"):  # how DeepSpeed chooses GPUs of one machine
+            devices = value.removeprefix("localhost:")
             raise LaunchError(f"{spec.typed(name, value)}: no hosts are listed", hint=f"type `--devices {devices}`")
-        if value and not spec.origin(name).endswith(".toml"):  # written for a list of hosts that may not be used now
+        # a file of settings may have the filter for jobs on a list of hosts, and this job has none
+        is_from_file = spec.origin(name).endswith(".toml")
+        if not is_from_file:
             raise LaunchError(
                 f"{spec.typed(name, value)}: {source}, so there are no hosts to choose from",
                 hint="--hosts or --hostfile lists hosts",

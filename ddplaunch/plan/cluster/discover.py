@@ -6,7 +6,7 @@ part of, and a job started by it is another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 
 from msgspec import Struct
@@ -51,33 +51,24 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def discover(
-    spec: JobSpec,
-    env: Mapping[str, str],
-    hostname: str,
-    *,
-    read: Callable[[str], str],
-    is_bad: Callable[[str], bool] = lambda _: False,
-    confirm_job: Callable[[Sequence[str]], str] = lambda _: "",
-) -> Allocation:
-    """Return the hosts of the job and our place among them.
+def discover(facts: ClusterFacts) -> Allocation:
+    """Return the hosts of the job and which of them this is.
 
-    `read` returns the text of a file or raises OSError; a host that `is_bad` is left out; `confirm_job` as in ClusterFacts.
-
-    Raises:
-        LaunchError: what was asked contradicts what was found, or is not enough.
+    Raises LaunchError: what was asked contradicts what was found, or is not enough.
     """
-    facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read, is_bad=is_bad, confirm_job=confirm_job)
-    found = _find(facts)
-    checks.workers_of_one_node(spec, found.nnodes[1])
+    spec, found = facts.spec, _find(facts)
+    checks.refuse_workers_of_all_nodes(spec, found.nnodes[1])
     if spec.spares:
         is_commanded = bool(found.start) or found.has_front
-        checks.spares(spec, found.nnodes[1], is_per_rank=found.task is not None, is_commanded=is_commanded)
+        checks.check_spares(spec, found.nnodes[1], is_per_rank=found.task is not None, is_commanded=is_commanded)
     return _without_control(spec, found) if spec.no_control else found
 
 
 def _find(facts: ClusterFacts) -> Allocation:
-    """Return the allocation: by options if they say which kind, else the first kind that is recognised, else this node."""
+    """Return the allocation: by options if they say which kind, else of the first kind that is recognised, else by flags alone.
+
+    Raises LaunchError: there is no job of the kind that --cluster names, or flags alone are not enough.
+    """
     spec = facts.spec
     if spec.simulate:
         return by_flags.simulated(spec)
@@ -94,27 +85,35 @@ def _find(facts: ClusterFacts) -> Allocation:
         hint = "leave --cluster out to see what is found"
         raise LaunchError(f"{spec.typed('cluster', spec.cluster)}: {missing}", hint=hint)
     found = by_flags.discover_local(spec, facts.hostname)
+    return replace(found, notes=(*found.notes, *_index_unused(facts)))
+
+
+def _index_unused(facts: ClusterFacts) -> list[str]:
+    """Note that an Indexed Job of Kubernetes is not taken for one job of all its pods, where the user may expect that."""
     index = facts.value("JOB_COMPLETION_INDEX")
-    if index is None or checks.nnodes_asked(spec) or facts.value("TORCHELASTIC_RUN_ID"):
-        return found
-    note = f"JOB_COMPLETION_INDEX={index} is ignored, since --nnodes is not given: this pod is a job of its own"
-    return replace(found, notes=(*found.notes, note))
+    if index is None or checks.has_nnodes_given(facts.spec) or _is_inside_worker(facts):
+        return []
+    return [f"JOB_COMPLETION_INDEX={index} is ignored, since --nnodes is not given: this pod is a job of its own"]
 
 
 def _candidates(facts: ClusterFacts) -> list[str]:
-    """Return the clusters to try, in their order."""
+    """Return the kinds of cluster to try, in order: those that flags ask for, then those of which a variable is set."""
     names = ["ssh"] if facts.spec.hosts or facts.spec.hostfile else []
     if facts.spec.nnodes[1] > 1:
         names.append("static")
-    if facts.value("TORCHELASTIC_RUN_ID"):  # set for each worker by ddplaunch and by torchrun
+    if _is_inside_worker(facts):  # the other variables describe the job of that worker
         return names
     found = [name for name, kind in KINDS.items() if facts.value(*kind.variables)]
     if {"slurm", "mpi"} <= set(found):
         from ddplaunch.plan.cluster import mpi
 
-        if mpi.started_inside_slurm(facts):
+        if mpi.started_inside_slurm(facts):  # then mpirun, and not Slurm, has placed the processes of this job
             found.remove("slurm")
     return names + found
+
+
+def _is_inside_worker(facts: ClusterFacts) -> bool:
+    return facts.value("TORCHELASTIC_RUN_ID") is not None  # ddplaunch and torchrun set it for each worker
 
 
 def _recognise(facts: ClusterFacts, name: str) -> Allocation | None:

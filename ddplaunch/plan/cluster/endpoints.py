@@ -99,18 +99,21 @@ def of_agents(
     coordinator: bool,
     port: tuple[int | None, str] = RESERVED,
 ) -> tuple[Endpoint, Rendezvous]:
-    """Return where workers and agents meet, of agents that a cluster has started.
+    """Return where workers meet, and where agents that a cluster has started meet.
 
-    Flags override the cluster's `addresses` of node 0 and its `port` for workers, which have a reason each. Agents try the
-    address of a flag first. Of several addresses node 0 chooses the one that the others reach.
+    The cluster gives the `addresses` of node 0 with their `reason`, and a `port` for workers with its own; --master-addr and
+    --master-port win over both. Agents meet at one of `ports`; `coordinator` says whether this agent listens there.
     """
-    endpoint = of_workers(spec, address=(addresses[0], reason) if len(addresses) == 1 else BY_NODE_0, port=port)
-    tried = tuple(dict.fromkeys((spec.master_addr, *addresses) if spec.master_addr else addresses))
+    # of several addresses node 0 chooses the one that the others reach
+    address = (addresses[0], reason) if len(addresses) == 1 else BY_NODE_0
+    endpoint = of_workers(spec, address=address, port=port)
+    from_flag = (spec.master_addr,) if spec.master_addr else ()
+    tried = tuple(dict.fromkeys((*from_flag, *addresses)))
     return endpoint, Rendezvous(
         addresses=tried,
-        ports=tuple(candidate for candidate in ports if candidate != endpoint.port),
+        ports=tuple(candidate for candidate in ports if candidate != endpoint.port),  # rank 0 listens at that one
         coordinator=coordinator,
-        # not the public address of node 0, which may be that of a service in front of it
+        # else all: an address of node 0 may belong to a service in front of it, so that node 0 cannot listen there
         listen=LOOPBACK if tried == (LOOPBACK,) else None,
     )
 

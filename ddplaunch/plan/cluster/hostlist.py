@@ -16,6 +16,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -81,7 +82,14 @@ def shown(text: str) -> str:
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,8})", re.ASCII | re.DOTALL)
-_LARGEST = 999_999_999
+_LARGEST_NUMBER = 999_999_999
+
+
+class _Range(NamedTuple):
+    """Numbers in brackets, such as `01-16`."""
+
+    numbers: range
+    width: int  # digits, to which zeros pad each number
 
 
 def expand(text: str, origin: str) -> tuple[str, ...]:
@@ -117,38 +125,39 @@ def split(text: str, origin: str) -> list[str]:
 
 def expand_piece(piece: str, origin: str) -> list[str]:
     """Return the names of one element of a list, such as `rack[1-2]n[01-03,7]`."""
-    # odd parts were in brackets: their ranges are expanded to text only once they are known not to be too many
-    parts = [
-        _ranges(part, piece, origin) if index % 2 else part for index, part in enumerate(re.split(r"[\[\]]", piece))
-    ]
-    if math.prod(sum(len(numbers) for numbers, _ in part) for part in parts if not isinstance(part, str)) > MAX_HOSTS:
+    # text and what is in brackets take turns: "rack", "1-2", "n", "01-03,7", ""
+    turns = re.split(r"[\[\]]", piece)
+    first, *texts = turns[::2]
+    brackets = [_ranges(content, piece, origin) for content in turns[1::2]]
+    # nothing is expanded yet: a short text may name more hosts than there is memory for
+    if math.prod(sum(len(part.numbers) for part in ranges) for ranges in brackets) > MAX_HOSTS:
         raise too_many(piece, origin)
-    if sum(len(part) if isinstance(part, str) else part[0][1] for part in parts) > MAX_NAME:
+    if sum(map(len, turns[::2])) + sum(ranges[0].width for ranges in brackets) > MAX_NAME:
         raise wrong(piece, origin, f"a name has at most {MAX_NAME} characters")
-    choices = [
-        [part] if isinstance(part, str) else [f"{number:0{width}}" for numbers, width in part for number in numbers]
-        for part in parts
-    ]
-    before, last = choices[:-2], choices[-2:]  # the last bracket, and what follows it
+    choices = [[f"{number:0{part.width}}" for part in ranges for number in part.numbers] for ranges in brackets]
     # Slurm varies the last bracket first, then the others from the first on: a1b1c1, a1b1c2, a2b1c1, a2b1c2, a1b2c1, ...
-    combinations = itertools.product(*reversed(before), *last)
-    count = len(before)
-    return [checked("".join((*found[:count][::-1], *found[count:])), piece, origin) for found in combinations]
+    # `product` varies its last argument first, so the others are handed to it, and taken from it, in reverse.
+    names = []
+    for numbers in itertools.product(*reversed(choices[:-1]), *choices[-1:]):
+        in_order = (*reversed(numbers[:-1]), *numbers[-1:])
+        rest = "".join(itertools.chain.from_iterable(zip(in_order, texts, strict=True)))
+        names.append(checked(first + rest, piece, origin))
+    return names
 
 
-def _ranges(content: str, piece: str, origin: str) -> list[tuple[range, int]]:
-    """Return the numbers in brackets, and how many digits each of them is padded to with zeros."""
+def _ranges(content: str, piece: str, origin: str) -> list[_Range]:
+    """Return the numbers in brackets, such as `01-03,7`; LaunchError if there is anything else."""
     found = []
     for part in content.split(","):
         matched = _RANGE.fullmatch(part.strip())
-        low = number(matched[1], _LARGEST) if matched else None
-        high = number(matched[2] or matched[1], _LARGEST) if matched else None
+        low = number(matched[1], _LARGEST_NUMBER) if matched else None
+        high = number(matched[2] or matched[1], _LARGEST_NUMBER) if matched else None
         if matched is None or low is None or high is None:
             raise wrong(piece, origin, f"{shown(part)} is not a number or a range such as 01-16")
         if high < low:
             hint = f"type {matched[2]}-{matched[1]}"
             raise wrong(piece, origin, f"the range {part.strip()} runs backwards", hint=hint)
-        found.append((range(low, high + 1), len(matched[1])))
+        found.append(_Range(range(low, high + 1), len(matched[1])))
     return found
 
 
@@ -157,7 +166,7 @@ def counts(text: str, origin: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         matched = _COUNT.fullmatch(part.strip())
-        value = number(matched[1], _LARGEST) if matched else None
+        value = number(matched[1], _LARGEST_NUMBER) if matched else None
         times = number(matched[2] or "1", MAX_HOSTS) if matched else None
         if value is None or times is None or len(found) + times > MAX_HOSTS:
             raise wrong(text, origin, "this is not a list of numbers such as 5,1(x2)")
@@ -170,19 +179,24 @@ def compress(names: Sequence[str]) -> str:
     pieces: list[str] = []
     index = 0
     while index < len(names):
-        start, head = index, _NUMBERED.fullmatch(names[index])
-        index += 1
-        while head and index < len(names) and _follows(names[index], head, index - start):
-            index += 1
-        if head and index > start + 1:  # neighbours that differ in their last number only
-            pieces.append(f"{head[1]}[{head[2]}-{names[index - 1][len(head[1]) :]}]")
+        first, last = index, index
+        numbered = _NUMBERED.fullmatch(names[first])
+        while numbered and last + 1 < len(names) and _follows(names[last + 1], numbered, last + 1 - first):
+            last += 1
+        if numbered and last > first:  # neighbours that differ in their last number only
+            prefix, lowest = numbered.groups()
+            highest = names[last].removeprefix(prefix)
+            pieces.append(f"{prefix}[{lowest}-{highest}]")
         else:
-            pieces.append(names[start])
+            pieces.append(names[first])
+        index = last + 1
     return ",".join(pieces)
 
 
-def _follows(name: str, head: re.Match[str], distance: int) -> bool:
-    return name == f"{head[1]}{int(head[2]) + distance:0{len(head[2])}}"
+def _follows(name: str, numbered: re.Match[str], distance: int) -> bool:
+    """Whether a name is that of `numbered` (a prefix and a number), with a number higher by `distance`."""
+    prefix, digits = numbered.groups()
+    return name == f"{prefix}{int(digits) + distance:0{len(digits)}}"
 
 
 # --- --hosts and host files
@@ -191,7 +205,7 @@ def _follows(name: str, head: re.Match[str], distance: int) -> bool:
 _DEVICE = r"\d{1,9}|(?:GPU|MIG)-[0-9A-Za-z/-]+"
 _SLOTS = re.compile(r"(.*):([^:\]]*)", re.DOTALL)
 _BRACKETED = re.compile(r"((?:[^\[\]]*@)?)\[([^\[\]:]*:[^\[\]]*)\]")
-_IGNORED = ("max_slots", "max-slots", "slots-max")  # how far Open MPI may overload a host: we never do
+_IGNORED_SETTINGS = ("max_slots", "max-slots", "slots-max")  # how far Open MPI may overload a host: we never do
 
 
 class _Line(Struct, frozen=True):
@@ -204,7 +218,7 @@ class _Line(Struct, frozen=True):
 
 def parse_hosts(text: str, origin: str) -> tuple[Host, ...]:
     """Return the hosts of `a,b:4,node[1-3]:2,user@host,[fe80::1]:4`; LaunchError if one is named twice in different ways."""
-    return _merged(_Line(_hosts_of(piece, piece, origin), piece, origin) for piece in split(text, origin))
+    return _each_once(_Line(_hosts_of(piece, piece, origin), piece, origin) for piece in split(text, origin))
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
@@ -216,7 +230,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         (number, re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip())
         for number, line in enumerate(text.splitlines(), 1)
     )
-    hosts = _merged(_line(content, f"{path}:{number}") for number, content in lines if content)
+    hosts = _each_once(_line(content, f"{path}:{number}") for number, content in lines if content)
     if not hosts:
         raise LaunchError(f"{path}: the file names no host", hint="each line is HOST, HOST:4 or HOST slots=4")
     return hosts
@@ -224,7 +238,8 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 def _line(content: str, origin: str) -> _Line:
     """Read a line of a hostfile: names, then slots=N and gpus=LIST in any order."""
-    names, *settings = "=".join(part.strip() for part in content.split("=")).split()
+    closed_up = "=".join(part.strip() for part in content.split("="))  # people write "slots = 4", too
+    names, *settings = closed_up.split()
     hosts: list[Host] = []
     for piece in split(names, origin):
         hosts += _hosts_of(piece, content, origin)
@@ -237,7 +252,7 @@ def _line(content: str, origin: str) -> _Line:
             slots = _slots(value, content, origin)
         elif key == "gpus":
             devices = parse_devices(value, content, origin)
-        elif key not in _IGNORED:
+        elif key not in _IGNORED_SETTINGS:
             hint = "a line is HOST, HOST:4, HOST slots=4 or HOST gpus=0,2; settings of ssh belong in ~/.ssh/config"
             raise wrong(content, origin, f"{shown(setting)} is not known", hint=hint)
     if slots is not None and any(host.slots is not None for host in hosts):
@@ -260,7 +275,7 @@ def parse_devices(text: str, piece: str, origin: str) -> tuple[str, ...]:
 
 
 def _hosts_of(piece: str, line: str, origin: str) -> tuple[Host, ...]:
-    """The hosts of one element of a list, such as `node[1-3]:4`."""
+    """Return the hosts of one element of a list, such as `node[1-3]:4`."""
     names, slots = piece, None
     if (found := _SLOTS.fullmatch(piece)) and (":" not in found[1] or found[1].endswith("]")):
         names, slots = found[1], _slots(found[2], line, origin)
@@ -277,14 +292,18 @@ def _slots(text: str, piece: str, origin: str) -> int:
     return found
 
 
-def _merged(lines: Iterable[_Line]) -> tuple[Host, ...]:
-    """Return each host once, in order, with a slot for each time that it was named."""
-    times: dict[str, int] = {}
+def _each_once(lines: Iterable[_Line]) -> tuple[Host, ...]:
+    """Return each host once, in order; a host that is named bare (without slots or devices) several times has as many slots.
+
+    Raises LaunchError: a host is named again with slots or devices, or there are too many.
+    """
+    times: dict[str, int] = {}  # how often each host is named
     hosts: dict[str, Host] = {}
-    named = 0
+    named = 0  # in all
     for line in lines:
         for host in line.hosts:
-            if host.name in hosts and not (_is_bare(host) and _is_bare(hosts[host.name])):
+            before = hosts.get(host.name)
+            if before is not None and not (_is_bare(host) and _is_bare(before)):
                 hint = f"name {host.name} once, with all its slots"
                 raise wrong(line.piece, line.origin, f"{host.name} is named twice", hint=hint)
             hosts[host.name] = host
@@ -292,9 +311,10 @@ def _merged(lines: Iterable[_Line]) -> tuple[Host, ...]:
         named += len(line.hosts)
         if named > MAX_HOSTS:
             raise too_many(line.piece, line.origin)
-    if len(hosts) == named:
+    has_line_per_slot = len(hosts) < named
+    if not has_line_per_slot:
         return tuple(hosts.values())
-    # where one host is named for each of its slots, another that is named once has one
+    # in such a list a host that is named once has one slot; in any other its number is not given
     return tuple(replace(host, slots=times[host.name]) if _is_bare(host) else host for host in hosts.values())
 
 
@@ -308,8 +328,7 @@ def _is_bare(host: Host) -> bool:
 def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
     """Return those hosts, in their order, that `text` names, with the devices that it names.
 
-    Raises:
-        LaunchError: it names a host or a device that is not there.
+    Raises LaunchError: it names a host or a device that is not there.
     """
     named = _named(hosts, text, origin)
     chosen = ((host, named[host.name]) for host in hosts if host.name in named)
@@ -323,10 +342,10 @@ def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
     for host in hosts:
         if host.name not in named:
             found.append(host)
-        elif devices := named[host.name]:
-            _with(host, devices, text, origin)
-            without = frozenset(devices)
-            rest = tuple(device for device in _all_devices(host, text, origin) if device not in without)
+        elif devices := named[host.name]:  # without devices all of the host is meant
+            _check_devices(host, devices, text, origin)
+            unwanted = frozenset(devices)
+            rest = tuple(device for device in _all_devices(host, text, origin) if device not in unwanted)
             if rest:
                 found.append(_with(host, rest, text, origin))
     if not found:
@@ -335,31 +354,40 @@ def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
 
 
 def _named(hosts: Sequence[Host], text: str, origin: str) -> dict[str, tuple[str, ...] | None]:
-    """The names of the hosts that the text means, with the devices; None: all."""
-    known = {host.address: host.name for host in hosts}
+    """Return the hosts that a filter such as `a@b:0,2` means, by name, with their devices; None: all of the host's.
+
+    A filter names hosts by address, without the user whom a list of hosts may give (`user@gpu01`).
+    """
+    name_at = {host.address: host.name for host in hosts}
     named: dict[str, tuple[str, ...] | None] = {}
     for piece in text.split("@"):
         names, colon, devices = piece.strip().partition(":")
         chosen = parse_devices(devices, piece, origin) if colon else None
-        for name in expand(names, origin):
-            if name not in known:
-                what = "there is no such host" if name == text else f"there is no host {shown(name)}"
-                raise wrong(text, origin, what, hint=f"the hosts are {some(known)}")
-            if known[name] in named:
-                raise wrong(text, origin, f"{name} is listed twice", hint=f"name it once, as {name}:0,1")
-            named[known[name]] = chosen
+        for address in expand(names, origin):
+            if address not in name_at:
+                what = "there is no such host" if address == text else f"there is no host {shown(address)}"
+                raise wrong(text, origin, what, hint=f"the hosts are {some(name_at)}")
+            if name_at[address] in named:
+                raise wrong(text, origin, f"{address} is listed twice", hint=f"name it once, as {address}:0,1")
+            named[name_at[address]] = chosen
     return named
 
 
 def _with(host: Host, devices: tuple[str, ...], text: str, origin: str) -> Host:
-    """This host with these devices alone."""
-    if host.devices is not None or host.slots is not None:
-        known = dict.fromkeys(_all_devices(host, text, origin))
-        for device in devices:
-            # an index and a UUID may mean the same device
-            if device not in known and (device.isdecimal() or host.devices is not None):
-                raise wrong(text, origin, f"{host.address} has no device {device}", hint=f"it has {some(known)}")
+    """Return this host with these devices alone; LaunchError if the host is known to lack one."""
+    _check_devices(host, devices, text, origin)
     return replace(host, devices=devices, slots=None if host.slots is None else len(devices))
+
+
+def _check_devices(host: Host, devices: tuple[str, ...], text: str, origin: str) -> None:
+    """Check that the host has these devices, as far as its own devices or the number of its slots are given."""
+    if host.devices is None and host.slots is None:
+        return
+    known = dict.fromkeys(_all_devices(host, text, origin))
+    for device in devices:
+        # of a number of slots only indices are known: a UUID may mean any of them
+        if device not in known and (device.isdecimal() or host.devices is not None):
+            raise wrong(text, origin, f"{host.address} has no device {device}", hint=f"it has {some(known)}")
 
 
 def _all_devices(host: Host, text: str, origin: str) -> tuple[str, ...]:

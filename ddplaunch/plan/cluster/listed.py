@@ -28,10 +28,10 @@ def allocate(
     in_step: bool = False,
     notes: Sequence[str] = (),
 ) -> Allocation:
-    """Return the allocation of as many of `hosts` as the job asks for; for this host alone, no agent is started.
+    """Return the allocation of as many of `hosts` as the job asks for; for this host alone, no agent has to be started.
 
-    `source` names what listed the hosts, for messages. `resolvable`: workers can resolve these names, which may be known
-    to ssh only; `here` is the cluster's name for this host. `in_step`: the agent of this host is started as all others are.
+    `starter` is how agents are started, `source` what listed the hosts, for messages. `resolvable`: workers can resolve these
+    names, which ssh alone may know. `here`: the cluster's name for this host. `in_step`: this host's agent is started too.
     """
     spec = facts.spec
     if spec.node_rank is not None:
@@ -39,59 +39,66 @@ def allocate(
             f"{spec.typed('node_rank', spec.node_rank)}: ddplaunch starts all nodes of {source} itself, in their order",
             hint="leave --node-rank out",
         )
-    if spec.include:
-        hosts = hostlist.include(hosts, spec.include, spec.origin("include"))
-    elif spec.exclude:
-        hosts = hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
-    good = tuple(host for host in hosts if not facts.is_bad(host.address))
-    remarks, warnings = [*notes], []
-    if bad := [host for host in hosts if host not in good]:
-        _check_rest(spec, good, bad, source)
-        warnings.append(f"{spec.origin('avoid_bad_nodes')} leaves out {_names(bad)}: {FAILED}")
-    hosts = good
-    nnodes = _nnodes(spec, hosts, source)
-    chosen = tuple(_with_workers(spec, host) for host in hosts[: nnodes[1]])
-    if unused := _names(hosts[nnodes[1] :]):
+    hosts, warnings = _choose_hosts(facts, hosts, source)
+    least, most = _nnodes(spec, hosts, source)
+    chosen = tuple(_with_workers(spec, host) for host in hosts[:most])
+    remarks = [*notes]
+    if unused := _names(hosts[most:]):
         remarks.append(f"{unused} of {source} is not used: --nnodes asks for fewer")
     first, is_alone = chosen[0], len(chosen) == 1
-    is_named = first.name == "localhost" or endpoints.is_same_host(first.address, here or facts.hostname)
-    # to be another user on this host, or to have only some of its devices, takes an agent of its own
-    is_here = is_alone and is_named and first.name == first.address and first.devices is None
+    is_this_host = first.name == "localhost" or endpoints.is_same_host(first.address, here or facts.hostname)
+    has_user = first.name != first.address
+    # this command can be the agent of this host, but not as another user, nor with some of its devices only
+    is_here = is_alone and is_this_host and not has_user and first.devices is None
     if is_here and not in_step:
-        alone = by_flags.alone(spec, first.address, cluster=cluster, nproc_per_node=first.slots, notes=remarks)
-        return replace(alone, warnings=tuple(warnings))
+        alone = by_flags.of_one_node(spec, first.address, cluster=cluster, nproc_per_node=first.slots, notes=remarks)
+        return replace(alone, warnings=warnings)
     if is_alone:
         address: tuple[str | None, str] = endpoints.LOOPBACK, "a single node"
     else:
         address = (first.address, f"the first node of {source}") if resolvable else endpoints.BY_NODE_0
     return Allocation(
         cluster=cluster,
-        nnodes=nnodes,
+        nnodes=(least, most),
         hosts=tuple(host.address for host in chosen),
         endpoint=endpoints.of_workers(spec, address=address),
         start=chosen,
         starter=starter,
         is_here=is_here,
         notes=(*remarks, *checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of agents that it starts")),
-        warnings=tuple(warnings),
+        warnings=warnings,
     )
+
+
+def _choose_hosts(facts: ClusterFacts, hosts: Sequence[Host], source: str) -> tuple[tuple[Host, ...], tuple[str, ...]]:
+    """Return the hosts that --include, --exclude and --avoid-bad-nodes leave, and a warning if the last leaves any out."""
+    spec = facts.spec
+    if spec.include:
+        hosts = hostlist.include(hosts, spec.include, spec.origin("include"))
+    elif spec.exclude:
+        hosts = hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
+    good = tuple(host for host in hosts if not facts.is_bad(host.address))
+    bad = [host for host in hosts if host not in good]
+    if not bad:
+        return good, ()
+    _check_rest(spec, good, bad, source)
+    return good, (f"{spec.origin('avoid_bad_nodes')} leaves out {_names(bad)}: {FAILED}",)
 
 
 def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes: as asked for, else all hosts."""
-    min_nodes, max_nodes = spec.nnodes if checks.nnodes_asked(spec) else checks.all_of(spec, len(hosts))
+    min_nodes, max_nodes = spec.nnodes if checks.has_nnodes_given(spec) else checks.all_of(spec, len(hosts))
     if min_nodes > len(hosts):
         raise LaunchError(
-            f"{checks.asked_nnodes(spec)}, but {source} has {count(len(hosts), 'node')}: {_names(hosts)}",
+            f"{checks.nnodes_as_typed(spec)}, but {source} has {count(len(hosts), 'node')}: {_names(hosts)}",
             hint=f"--nnodes {len(hosts)}, or leave it out to use all",
         )
     return min_nodes, min(max_nodes, len(hosts))
 
 
 def _check_rest(spec: JobSpec, hosts: Sequence[Host], bad: Sequence[Host], source: str) -> None:
-    """Refuse a job that has too few hosts without those that have failed."""
-    nodes = spec.nnodes[0] if checks.nnodes_asked(spec) else 2 if spec.spares else 1
-    needed = nodes + spec.spares
+    """Refuse a job that has too few `hosts` without the `bad` ones, on which a machine has failed."""
+    needed = spec.nnodes[0] + spec.spares  # the former is 1 if no number was asked for
     if needed > len(hosts):
         option = spec.origin("avoid_bad_nodes")
         raise LaunchError(
@@ -105,7 +112,10 @@ def _names(hosts: Sequence[Host]) -> str:
 
 
 def _with_workers(spec: JobSpec, host: Host) -> Host:
-    """Return this host with the number of workers that was asked for."""
+    """Return this host with as many workers as --nproc-per-node asks for, at most one for each slot that is listed.
+
+    --nproc-per-node may also be a word such as "gpu": then each host counts its workers itself.
+    """
     wanted = spec.nproc_per_node
     if wanted is None or host.slots is None:
         return host

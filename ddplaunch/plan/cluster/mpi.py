@@ -6,12 +6,13 @@ MPI itself is neither needed nor used: the variables of its launchers tell all b
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.plan.cluster import Allocation, Task, checks, endpoints, listed, slurm
-from ddplaunch.plan.cluster.checks import NOT_HERE, ClusterFacts, processes_above
+from ddplaunch.plan.cluster.checks import HOW_TO_IGNORE, ClusterFacts, processes_above
 from ddplaunch.system.errors import LaunchError
 
 # --- the processes that a launcher has started together, as one of them sees them: which of how many it is
@@ -85,8 +86,7 @@ class World(Struct, frozen=True, kw_only=True):
 def find_world(facts: ClusterFacts) -> World | None:
     """Return the processes that we were started with, None if there are no others.
 
-    Raises:
-        LaunchError: a variable does not hold a number.
+    Raises LaunchError: a variable does not hold a number.
     """
     if (started_on := facts.value("PMIX_HOSTNAME")) and not endpoints.is_same_host(started_on, facts.hostname):
         return None  # inherited, e.g. by a batch job from the shell that submitted it
@@ -110,8 +110,7 @@ _NO_ID = "this job has no id: two such jobs on the same hosts at a time need a -
 def discover(facts: ClusterFacts) -> Allocation | None:
     """Return the allocation of all processes that the launcher started; None if this process is the only one.
 
-    Raises:
-        LaunchError: the variables are incomplete or contradict the flags, or the host of node 0 is not known.
+    Raises LaunchError: the variables are incomplete or contradict the flags, or the host of node 0 is not known.
     """
     found = find_world(facts)
     if found is None:
@@ -141,17 +140,21 @@ def _doubt(facts: ClusterFacts, found: World) -> str:
 
 
 def _allocation(facts: ClusterFacts, found: World) -> Allocation:
-    """Return the allocation of all processes that the launcher started."""
+    """Return the allocation of all processes that the launcher started, one on each node or one for each rank.
+
+    Raises LaunchError: variables and flags contradict each other, or the host of node 0 is not known.
+    """
     spec = facts.spec
     task = _task(facts, found)
     once_per_node = task.local_world_size == 1
     if not once_per_node:
         hint = "start it once per node (mpirun -N 1), or leave --nproc-per-node out"
-        checks.one_worker(spec, str(found), hint=hint)
+        checks.check_one_worker(spec, str(found), hint=hint)
     hint = f"leave --nnodes out, or start it on as many nodes: mpirun -np {spec.nnodes[1]} -N 1 ddplaunch ..."
     nnodes = checks.nnodes(spec, task.nnodes, str(found), hint=hint)
     node_rank = checks.node_rank(spec, task.node_rank, found.launcher.rank)
     checks.refuse_host_filters(spec, f"{found.launcher.name} has started the processes")
+    # all agents have to find the same ports: from the id of their job, if the launcher has given one
     ports = endpoints.ports_of_name(found.job) if found.job else endpoints.ports_beside(endpoints.STATIC_PORT)
     endpoint, rendezvous = endpoints.of_agents(spec, *_addresses(facts, task), ports=ports, coordinator=found.rank == 0)
     notes = () if found.job or spec.rdzv_id else (_NO_ID,)
@@ -168,22 +171,27 @@ def _allocation(facts: ClusterFacts, found: World) -> Allocation:
 
 
 def _task(facts: ClusterFacts, world: World) -> Task:
-    """Return which task this process is, and on which node, from ranks and sizes alone."""
+    """Return which task this process is, and on which node, from ranks and sizes alone; each node has as many processes.
+
+    Raises LaunchError: nodes have different numbers of processes, or it is not known how many this one has.
+    """
     local_rank, size = facts.number(*world.launcher.local_rank), facts.number(*world.launcher.local_size)
     nodes = facts.number(*world.launcher.nodes)
-    if nodes and world.size % nodes == 0:
+    if nodes and world.size % nodes == 0:  # Flux says how many nodes there are, not how many processes a node has
         size = world.size // nodes
     process = f"{world.launcher.rank} says that this is one of {world.size} processes"
     if local_rank is None or not size or local_rank >= size:
-        raise LaunchError(f"{process}, but not how many of them are on this node", hint=NOT_HERE)
+        raise LaunchError(f"{process}, but not how many of them are on this node", hint=HOW_TO_IGNORE)
     if world.size % size:
         raise LaunchError(
             f"{process}, and {size} of them are on this node: others have a different number",
             hint="start ddplaunch once on each node (mpirun -N 1), and let it start the workers",
         )
     nodes = world.size // size
-    # ranks fill one node after the other, though not always in the order of local ranks (Open MPI 5), or are dealt round-robin
-    round_robin = world.rank // nodes == local_rank and world.rank % size != local_rank
+    # Launchers fill one node after the other, or deal ranks round-robin. The local rank tells which: it is the position in a
+    # filled node, or the number of the round. If it is neither, Open MPI 5 has filled the node in another order.
+    is_position, is_round = local_rank == world.rank % size, local_rank == world.rank // nodes
+    round_robin = is_round and not is_position
     return Task(
         rank=world.rank,
         world_size=world.size,
@@ -204,10 +212,19 @@ def started_inside_slurm(facts: ClusterFacts) -> bool:
     return slurm.step_id(facts) is None or own != (found.rank, found.size)
 
 
+class _HostOfRank0(NamedTuple):
+    """The host on which rank 0 should be, as a launcher or a scheduler tells."""
+
+    addresses: tuple[str, ...]
+    origin: str
+    is_here: bool  # it is this host
+
+
 def _addresses(facts: ClusterFacts, task: Task) -> tuple[tuple[str, ...], str]:
-    """Return the possible addresses of rank 0 and their origin."""
+    """Return the possible addresses of rank 0 and their origin; LaunchError if nothing tells them, or if they are wrong."""
     if asked := endpoints.first(facts.spec, (facts.spec.master_addr, "master_addr")):
-        return asked[:1], asked[1]
+        typed, origin = asked
+        return (typed,), origin
     if task.nnodes == 1:
         return (endpoints.LOOPBACK,), "a single node"
     if address := facts.value("MASTER_ADDR"):
@@ -218,38 +235,38 @@ def _addresses(facts: ClusterFacts, task: Task) -> tuple[tuple[str, ...], str]:
             f"the host of rank 0 of these {task.world_size} processes is not known",
             hint="add --master-addr HOST, with the host of rank 0",
         )
-    addresses, source, is_here = found
-    if task.rank == 0 and not is_here:
+    if task.rank == 0 and not found.is_here:
         raise LaunchError(
-            f"rank 0 is on {facts.hostname}, but the others look for it on {addresses[0]}, {source}",
+            f"rank 0 is on {facts.hostname}, but the others look for it on {found.addresses[0]}, {found.origin}",
             hint=f"add --master-addr {facts.hostname}",
         )
-    return addresses, source
+    return found.addresses, found.origin
 
 
-def _manager_host(facts: ClusterFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Return the host of Open MPI's mpirun, which usually has rank 0: addresses, their origin, and whether it is this host."""
+def _manager_host(facts: ClusterFacts) -> _HostOfRank0 | None:
+    """Return the host of Open MPI's mpirun, which usually has rank 0; None if another launcher started us."""
     # Open MPI 4: "3317891072.0;tcp://10.77.0.12,172.17.0.1:33615", and the same for the daemon of this node
     uri = facts.env.get("OMPI_MCA_orte_hnp_uri", "")
     if found := re.search(r";tcp://([\d.,]+):", uri):
-        return tuple(found[1].split(",")), "the host of mpirun", facts.env.get("OMPI_MCA_orte_local_daemon_uri") == uri
+        is_here = facts.env.get("OMPI_MCA_orte_local_daemon_uri") == uri
+        return _HostOfRank0(tuple(found[1].split(",")), "the host of mpirun", is_here)
     # Open MPI 5: the job is called "prterun-HOST-PID@1"
     if found := re.fullmatch(r"prterun-(.+)-\d+@\d+", facts.env.get("PMIX_NAMESPACE", "")):
-        return (found[1],), "the host of mpirun", endpoints.is_same_host(found[1], facts.hostname)
+        return _HostOfRank0((found[1],), "the host of mpirun", endpoints.is_same_host(found[1], facts.hostname))
     return None
 
 
-def _scheduler_host(facts: ClusterFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Return the first host of the batch job that we run in, where process managers place rank 0."""
+def _scheduler_host(facts: ClusterFacts) -> _HostOfRank0 | None:
+    """Return the first host of the batch job that we run in, where launchers place rank 0; None if it is not known here."""
     if facts.value("SLURM_JOB_ID"):
         host, source = slurm.job_hosts(facts)[0], "the first of SLURM_JOB_NODELIST"
     elif path := facts.value("PBS_NODEFILE"):
         try:
             host, source = listed.pbs_hosts(facts, path)[0].address, "the first of PBS_NODEFILE"
         except LaunchError:
-            return None  # only the first node has the file
+            return None  # PBS makes the file on the first node alone
     elif of_lsf := listed.lsf_hosts(facts):
         host, source = of_lsf[0].address, "the first host of the LSF job"
     else:
         return None
-    return (host,), source, endpoints.is_same_host(host, facts.hostname)
+    return _HostOfRank0((host,), source, endpoints.is_same_host(host, facts.hostname))

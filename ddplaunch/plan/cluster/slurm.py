@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.plan.cluster import Allocation, Rendezvous, Task, by_flags, checks, endpoints, hostlist
-from ddplaunch.plan.cluster.checks import NOT_HERE, ClusterFacts, printable
+from ddplaunch.plan.cluster.checks import HOW_TO_IGNORE, ClusterFacts, printable
 from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.plan.cluster.listed import allocate
 from ddplaunch.spec.job import JobSpec
@@ -46,18 +46,17 @@ class _Step(Struct, frozen=True):
 def discover(facts: ClusterFacts) -> Allocation | None:
     """Return the allocation of the Slurm job that we run in; None if we run in none.
 
-    Raises:
-        LaunchError: Slurm and the flags contradict each other.
+    Raises LaunchError: Slurm and the flags contradict each other.
     """
     job = facts.number("SLURM_JOB_ID", "SLURM_JOBID")
     if job is None:
         return None
     step = step_id(facts)
     found = _outside(facts, job) if step is None else _inside(facts, job, step)
+    # in a step that ddplaunch has started, Slurm's variable counts the tasks of the step: one agent on each node
     tasks = facts.number("SLURM_NTASKS_PER_NODE" if step is None else TASKS_PER_NODE)
-    return replace(
-        found, tasks_per_node=tasks or None, requeues=facts.number("SLURM_RESTART_COUNT") or 0, sent_again=_SENT_AGAIN
-    )
+    requeues = facts.number("SLURM_RESTART_COUNT") or 0
+    return replace(found, tasks_per_node=tasks or None, requeues=requeues, sent_again=_SENT_AGAIN)
 
 
 def step_id(facts: ClusterFacts) -> int | None:
@@ -77,16 +76,16 @@ def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     text = env.get("SLURM_HET_SIZE") or env.get("SLURM_PACK_SIZE") or "1"
     size = digits(text)
     if not size or size > _MAX_COMPONENTS:
-        raise LaunchError(f"SLURM_HET_SIZE={printable(text)} is no number of components", hint=NOT_HERE)
+        raise LaunchError(f"SLURM_HET_SIZE={printable(text)} is no number of components", hint=HOW_TO_IGNORE)
     names = ("SLURM_JOB_NODELIST_HET_GROUP_", "SLURM_JOB_NODELIST_PACK_GROUP_")
     return tuple(_hosts(env, *(f"{name}{number}" for name in names)) for number in range(size if size > 1 else 0))
 
 
 def _outside(facts: ClusterFacts, job: int) -> Allocation:
-    """A batch script, or the shell of salloc: we start a step of our own, on this node too.
+    """Return the allocation for a batch script, or the shell of salloc: ddplaunch starts a step there, on this node too.
 
-    When Slurm ends a job, the shell of its script ends at once, and where Slurm tracks processes by cgroups all that it has
-    started is killed without a signal before. The tasks of a step get SIGTERM, and time.
+    A step because of how Slurm ends a job: the shell of its script ends at once, and where Slurm tracks processes by cgroups,
+    all that the script has started is killed without a signal before. The tasks of a step get SIGTERM, and time.
     """
     hosts = job_hosts(facts)
     doubt = facts.confirm_job(hosts)
@@ -97,7 +96,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
         starter="srun",
         source=f"Slurm job {job}",
         here=facts.value("SLURMD_NODENAME"),
-        in_step=not facts.spec.no_control,
+        in_step=not facts.spec.no_control,  # an agent in a step needs the control channel to this command
         notes=_tasks_unused(facts),
     )
     return replace(found, doubt=doubt)
@@ -105,7 +104,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
 
 def without_step(spec: JobSpec, found: Allocation) -> Allocation:
     """Return the allocation of a job of this node alone, whose agent is this command's own, for one that was to be started."""
-    alone = by_flags.alone(spec, found.start[0].address, cluster="slurm", notes=found.notes)
+    alone = by_flags.of_one_node(spec, found.start[0].address, cluster="slurm", notes=found.notes)
     kept = {name: getattr(found, name) for name in ("tasks_per_node", "requeues", "sent_again", "doubt")}
     return replace(alone, **kept)
 
@@ -113,11 +112,12 @@ def without_step(spec: JobSpec, found: Allocation) -> Allocation:
 def _tasks_unused(facts: ClusterFacts) -> list[str]:
     """Note that a number of tasks for the whole job does not count workers, where the user may expect that."""
     tasks, nodes = facts.number("SLURM_NTASKS"), facts.number("SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
-    with_gpus = any(name.startswith(("SLURM_GPUS", "SLURM_JOB_GPUS")) for name in facts.env)
-    said = facts.spec.nproc_per_node is not None or facts.value("SLURM_NTASKS_PER_NODE")
-    if tasks is None or tasks <= nodes or with_gpus or said:
+    # then there is a worker for each GPU
+    has_gpus = any(name.startswith(("SLURM_GPUS", "SLURM_JOB_GPUS")) for name in facts.env)
+    has_number_per_node = facts.spec.nproc_per_node is not None or facts.value("SLURM_NTASKS_PER_NODE")
+    if tasks is None or tasks <= nodes or has_gpus or has_number_per_node:
         return []
-    each = -(-tasks // nodes)
+    each = -(-tasks // nodes)  # rounded up
     return [
         f"the {tasks} tasks of the job (SLURM_NTASKS) do not count workers, and there is one on each node: "
         f"for more, add --nproc-per-node {each}"
@@ -125,23 +125,24 @@ def _tasks_unused(facts: ClusterFacts) -> list[str]:
 
 
 def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
-    """Return the allocation inside a step: one agent on each node, or one task for each worker."""
+    """Return the allocation inside step `number` of a job: one agent on each node, or one task for each worker."""
     spec, step = facts.spec, _step(facts, job, number)
-    port = facts.number(RDZV_PORT)
-    # a task alone waits for no other; and a step with a port is ours, and has just begun
-    doubt = facts.confirm_job(step.hosts) if step.task.world_size > 1 and port is None else ""
+    port = facts.number(RDZV_PORT)  # the ddplaunch command that has started the step, if one has, coordinates it there
+    is_ours, is_alone = port is not None, step.task.world_size == 1
+    # variables left over from another job do no harm where no other task is waited for; those of a step of ours are new
+    doubt = "" if is_ours or is_alone else facts.confirm_job(step.hosts)
     number_of_nodes = len(step.hosts)
     checks.refuse_host_filters(spec, f"{step.name} is running already")
     hint = f"leave --nnodes out, or start as many: srun --nodes {spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
     nnodes = checks.nnodes(spec, number_of_nodes, step.name, hint=hint)
     node_rank = checks.node_rank(spec, step.task.node_rank, "SLURM_NODEID")
-    if step.task.world_size == 1 and port is None:
-        return by_flags.alone(spec, step.hosts[0], cluster="slurm")
+    if is_alone and not is_ours:
+        return by_flags.of_one_node(spec, step.hosts[0], cluster="slurm")
     if not step.once_per_node:
-        checks.one_worker(spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
-    # tasks were placed in an order of the user's: only the coordinator itself knows that rank 0 is on its node
-    anywhere = not step.once_per_node and facts.value("SLURM_DISTRIBUTION") == "arbitrary"
-    addresses = step.hosts if anywhere else step.hosts[:1]
+        checks.check_one_worker(spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
+    # then the user has placed the tasks: rank 0 may be on any node, and only the agent there knows that
+    is_placed_by_user = not step.once_per_node and facts.value("SLURM_DISTRIBUTION") == "arbitrary"
+    addresses = step.hosts if is_placed_by_user else step.hosts[:1]
     if number_of_nodes == 1:
         addresses = (endpoints.LOOPBACK,)
     endpoint, rendezvous = endpoints.of_agents(
@@ -151,10 +152,11 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         ports=endpoints.ports_of(job, number),
         coordinator=(step.task.node_rank if step.once_per_node else step.task.rank) == 0,
     )
-    if port is not None:  # the command that has started this step coordinates it
-        found = (facts.value(RDZV_HOST), facts.value("SLURM_LAUNCH_NODE_IPADDR"))  # this node may know no such name
+    if port is not None:
+        # by name and by address: this node may not know the name of the command's host
+        of_command = (facts.value(RDZV_HOST), facts.value("SLURM_LAUNCH_NODE_IPADDR"))
         rendezvous = Rendezvous(
-            addresses=tuple(filter(None, found)), ports=endpoints.ports_from(port), coordinator=False
+            addresses=tuple(filter(None, of_command)), ports=endpoints.ports_from(port), coordinator=False
         )
     return Allocation(
         cluster="slurm",
@@ -164,27 +166,27 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         endpoint=endpoint,
         rendezvous=rendezvous,
         task=None if step.once_per_node else step.task,
-        has_front=port is not None,
-        identity=f"slurm {job}.{number}" if port is None else "",
+        has_front=is_ours,
+        identity="" if is_ours else f"slurm {job}.{number}",  # agents of a step of ours know each other by the port
         notes=tuple(checks.endpoint_unused(spec, "slurm determines the endpoint")),
         doubt=doubt,
     )
 
 
 def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
-    """Return the step of which this process is a task, from the variables of the task."""
+    """Return the step of which this process is a task, from the variables of the task; LaunchError if these contradict."""
     named = _hosts(facts.env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     tasks = facts.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    layout = facts.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"
+    layout = facts.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"  # or "4(x2),3"
     counts = hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE")
-    hosts, per_node = _in_order(components(facts.env), named, counts)
+    hosts, per_node = _in_nodeid_order(components(facts.env), named, counts)
     node, rank, local_rank = (facts.needed(name) for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"))
     name = f"step {number} of Slurm job {job}"
     if len(per_node) != len(hosts) or sum(per_node) != tasks or node >= len(hosts) or rank >= tasks:
         raise LaunchError(
             f"the variables of {name} contradict each other: {tasks} tasks, {layout} on {count(len(hosts), 'node')}, "
             f"and this is task {rank} on node {node}",
-            hint=NOT_HERE,
+            hint=HOW_TO_IGNORE,
         )
     task = Task(
         rank=rank,
@@ -195,10 +197,10 @@ def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
         nnodes=len(hosts),
         node_cpus=facts.number("SLURM_CPUS_ON_NODE"),
     )
-    return _Step(name, hosts, set(per_node) == {1}, task)
+    return _Step(name, hosts, once_per_node=all(tasks == 1 for tasks in per_node), task=task)
 
 
-def _in_order(
+def _in_nodeid_order(
     components: tuple[tuple[str, ...], ...], hosts: tuple[str, ...], counts: tuple[int, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Put the nodes of a step, and the numbers of their tasks, into the order in which SLURM_NODEID counts them."""
@@ -212,5 +214,5 @@ def _in_order(
 def _hosts(env: Mapping[str, str], *names: str) -> tuple[str, ...]:
     name = next((name for name in names if env.get(name)), None)
     if name is None:
-        raise LaunchError(f"{names[0]} is not set, though this is a Slurm job", hint=NOT_HERE)
+        raise LaunchError(f"{names[0]} is not set, though this is a Slurm job", hint=HOW_TO_IGNORE)
     return hostlist.expand(env[name], name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.plan.cluster.checks import asked_nnodes, nnodes_asked
+from ddplaunch.plan.cluster.checks import has_nnodes_given, nnodes_as_typed
 from ddplaunch.plan.other_places import without_other_places
 from ddplaunch.plan.variables import without_worker_place
 from ddplaunch.record.folders import BAD_NODES, bad_nodes_file
@@ -320,15 +320,15 @@ def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
             hint="--standalone means one node: leave one out",
         )
     least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]
-    is_asked = nnodes_asked(spec)
+    is_asked = has_nnodes_given(spec)
     if spec.spares and given < least:
-        asked = asked_nnodes(spec) if is_asked else spec.typed("spares", spec.spares)
+        asked = nnodes_as_typed(spec) if is_asked else spec.typed("spares", spec.spares)
         raise LaunchError(
             f"--nodes {found[0]} of sbatch is too few for {asked}",
             hint=f"type `--nodes {least}`: it counts the spares, too",
         )
     if is_asked and not least <= given <= most:
         raise LaunchError(
-            f"--nodes {found[0]} of sbatch and {asked_nnodes(spec)} do not go together",
+            f"--nodes {found[0]} of sbatch and {nnodes_as_typed(spec)} do not go together",
             hint="leave --nnodes out: the job has all nodes that Slurm gives it",
         )

@@ -17,7 +17,7 @@ from ddplaunch.launcher.node.job import AgentJob, JobInputs
 from ddplaunch.launcher.node.starter import Starter, WorkerPipes
 from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.plan import WorkerPlan
-from ddplaunch.plan.cluster.by_flags import alone
+from ddplaunch.plan.cluster.by_flags import of_one_node
 from ddplaunch.plan.devices import Hardware
 from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import make_plan
@@ -131,7 +131,7 @@ class Bed:
     def __init__(self, opened: ExitStack, workers: int, **options: Any) -> None:
         asked = spec(target="/train.py", nproc_per_node=workers, log_dir="/dev/null", **options)
         here = Node(host="node", hardware=Hardware(), devices=(), python="python", bootstrap="/bootstrap.py", env={})
-        allocation = alone(asked, "node")
+        allocation = of_one_node(asked, "node")
         draft = make_plan(asked, allocation, here, run_id="run-1")
         self.loop = FakeLoop()
         self.workers: dict[int, PlayedWorker] = {}  # of the generation that there is

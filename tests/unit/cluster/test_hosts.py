@@ -58,9 +58,11 @@ def test_hosts_that_have_failed_are_left_out_where_the_others_are_enough() -> No
     for bad, nnodes in ((["a", "b", "c"], (1, 1)), (["a"], (3, 3)), (["a", "b"], (2, 3))):
         with pytest.raises(LaunchError, match=r"--avoid-bad-nodes leaves .* and the job needs"):
             found(bad=bad, nnodes=nnodes, **asked)
-    for spared in (asked, {**asked, "nnodes": (2, 3)}):
-        with pytest.raises(LaunchError, match=r"leaves b of .* out, and the job needs 3 nodes, not 2"):
-            found(bad=["b"], spares=1, **spared)
+    assert found(bad=["b"], spares=1, **asked).nnodes == (1, 2)
+    with pytest.raises(LaunchError, match=r"leaves b of .* out, and the job needs 3 nodes, not 2"):
+        found(bad=["b"], spares=1, nnodes=(2, 3), **asked)
+    with pytest.raises(LaunchError, match=r"leaves a,b of .* out, and the job needs 2 nodes, not 1"):
+        found(bad=["a", "b"], spares=1, **asked)
 
 
 def test_one_host_that_is_this_one_is_not_called_by_ssh() -> None:

@@ -102,9 +102,9 @@ def test_what_speaks_of_no_other_pods_makes_a_job_of_its_own(env: dict[str, str]
     assert (found(env).cluster, found(env).nnodes) == ("local", (1, 1))
 
 
-NOT_HERE = "to ignore these variables: --cluster local, or unset them"
+HOW_TO_IGNORE = "to ignore these variables: --cluster local, or unset them"
 CONFLICTS = [
-    (PYTORCH_JOB, {"nnodes": (2, 2)}, "--nnodes 2, but RANK says that this is node 2", NOT_HERE),
+    (PYTORCH_JOB, {"nnodes": (2, 2)}, "--nnodes 2, but RANK says that this is node 2", HOW_TO_IGNORE),
     (
         PYTORCH_JOB,
         {"nnodes": (4, 4)},
@@ -123,8 +123,8 @@ CONFLICTS = [
         "--node-rank 1, but RANK says that this is node 2",
         "leave --node-rank out; or add --master-addr, then only flags count",
     ),
-    ({**PYTORCH_JOB, "RANK": "3"}, {}, "WORLD_SIZE=3, but RANK says that this is node 3", NOT_HERE),
-    ({**PYTORCH_JOB, "RANK": "x"}, {}, "RANK=x is not a number", NOT_HERE),
+    ({**PYTORCH_JOB, "RANK": "3"}, {}, "WORLD_SIZE=3, but RANK says that this is node 3", HOW_TO_IGNORE),
+    ({**PYTORCH_JOB, "RANK": "x"}, {}, "RANK=x is not a number", HOW_TO_IGNORE),
     (
         {**PYTORCH_JOB, "MASTER_PORT": "70000"},
         {},

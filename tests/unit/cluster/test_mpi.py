@@ -7,7 +7,7 @@ from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import refusal
 from tests.unit.environments import captured, found
 
-NOT_HERE = "to ignore these variables: --cluster local, or unset them"
+HOW_TO_IGNORE = "to ignore these variables: --cluster local, or unset them"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -215,7 +215,7 @@ CONFLICTS: list[tuple[dict[str, str], dict[str, Any], str, str]] = [
         {"MPI_LOCALNRANKS": ""},
         {},
         "PMI_RANK says that this is one of 2 processes, but not how many of them are on this node",
-        NOT_HERE,
+        HOW_TO_IGNORE,
     ),
     (
         {"PMI_SIZE": "5", "MPI_LOCALNRANKS": "3"},
@@ -223,7 +223,7 @@ CONFLICTS: list[tuple[dict[str, str], dict[str, Any], str, str]] = [
         "PMI_RANK says that this is one of 5 processes, and 3 of them are on this node: others have a different number",
         "start ddplaunch once on each node (mpirun -N 1), and let it start the workers",
     ),
-    ({"PMI_RANK": "one"}, {}, "PMI_RANK=one is not a number", NOT_HERE),
+    ({"PMI_RANK": "one"}, {}, "PMI_RANK=one is not a number", HOW_TO_IGNORE),
     (
         {},
         {"include": "a"},

@@ -316,7 +316,7 @@ def test_a_contradiction_names_both_sides(name: str, asked: dict[str, Any], mess
     assert refusal(lambda: found(captured(name), **asked)) == (message, hint)
 
 
-NOT_HERE = "to ignore these variables: --cluster local, or unset them"
+HOW_TO_IGNORE = "to ignore these variables: --cluster local, or unset them"
 
 DAMAGED = [
     ({"SLURM_NODEID": "x"}, "SLURM_NODEID=x is not a number"),
@@ -338,7 +338,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize(("changes", "message"), DAMAGED, ids=[str(row[0]) for row in DAMAGED])
 def test_variables_that_contradict_each_other_are_refused(changes: dict[str, str], message: str) -> None:
-    assert refusal(lambda: found(captured("slurm-node-1", **changes))) == (message, NOT_HERE)
+    assert refusal(lambda: found(captured("slurm-node-1", **changes))) == (message, HOW_TO_IGNORE)
 
 
 JOBS = st.integers(1, 2**26)

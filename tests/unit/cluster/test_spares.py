@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.spec.job import Given
 from ddplaunch.spec.options.resolve import job_spec
@@ -10,7 +11,8 @@ from ddplaunch.system.errors import LaunchError
 
 def nodes(*options: str) -> tuple[int, int]:
     given = [Given.typed(*option.split("=")) for option in options]
-    return discover(job_spec(given, ["train.py"]), {}, "here", read=lambda _path: "").nnodes
+    asked = job_spec(given, ["train.py"])
+    return discover(ClusterFacts(spec=asked, env={}, hostname="here", read=lambda _path: "")).nnodes
 
 
 @pytest.mark.parametrize(

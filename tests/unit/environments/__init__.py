@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
 from tests.unit.builders import spec
 
@@ -37,4 +38,5 @@ def found(
         except KeyError:
             raise FileNotFoundError(2, "No such file or directory", path) from None
 
-    return discover(spec(origins=origins, **fields), env or {}, hostname, read=read, is_bad=bad.__contains__)
+    asked = spec(origins=origins, **fields)
+    return discover(ClusterFacts(spec=asked, env=env or {}, hostname=hostname, read=read, is_bad=bad.__contains__))

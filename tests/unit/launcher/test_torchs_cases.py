@@ -11,6 +11,7 @@ import pytest
 from ddplaunch.cli.job import parse, resolve
 from ddplaunch.plan import Plan
 from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.plan.make import make_plan
 from ddplaunch.record.folders import run_id_of
@@ -30,7 +31,7 @@ COMMAND = ("/bin/sh", "train.sh", "d")
 def asked(line: str, variables: Mapping[str, str]) -> tuple[JobSpec, Allocation]:
     """The job of a command line, and where it runs."""
     spec = resolve(parse(line.split()), {**SHIM, **variables}, None)
-    return spec, discover(spec, {}, socket.gethostname(), read=str)
+    return spec, discover(ClusterFacts(spec=spec, env={}, hostname=socket.gethostname(), read=str))
 
 
 def planned(line: str, variables: Mapping[str, str] | None = None, gpus: int = 0) -> Plan:

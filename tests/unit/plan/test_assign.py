@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.plan.assign import Owned, own, simulated
-from ddplaunch.plan.cluster.by_flags import alone
+from ddplaunch.plan.cluster.by_flags import of_one_node
 from ddplaunch.plan.devices import Device, Hardware
 from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.ranks import count_workers
@@ -25,7 +25,7 @@ def hardware(number: int, cpus: int = 8, quota: float | None = None) -> Hardware
 
 def count(asked: JobSpec, devices: tuple[Device, ...], hardware: Hardware) -> tuple[int, str]:
     node = Node(host="here", hardware=hardware, devices=devices, python="", bootstrap="", env={})
-    return count_workers(asked, alone(asked, "here"), node)
+    return count_workers(asked, of_one_node(asked, "here"), node)
 
 
 def indices(owned: Owned) -> list[list[int]]:

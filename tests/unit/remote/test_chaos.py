@@ -22,14 +22,14 @@ class Bed:
         self.chaos = Chaos(self.loop, faults, (), self.said.append)
 
     def generation(self) -> None:
-        self.chaos.begun(2)
+        self.chaos.on_first_generation(2)
         for rank in (0, 1):
             self.chaos.started(rank, os.getpid())
 
 
 def test_nothing_is_due_before_all_workers_run() -> None:
     bed = Bed(KILL)
-    bed.chaos.begun(2)
+    bed.chaos.on_first_generation(2)
     bed.chaos.started(0, os.getpid())
     assert bed.loop.deadline is None
     bed.chaos.started(1, os.getpid())

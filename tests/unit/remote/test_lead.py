@@ -19,7 +19,7 @@ from ddplaunch.launcher.job.orders import Generation, JobEnd, Unfit
 from ddplaunch.launcher.node.events import NoticeSeen
 from ddplaunch.launcher.node.signals import SignalOrigin
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
-from ddplaunch.plan.cluster import Allocation, Endpoint
+from ddplaunch.plan.cluster import AllocatedJob, Allocation, Endpoint
 from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
@@ -82,7 +82,8 @@ class Bed:
         shared = memory_file("test")
         os.pwrite(shared, bytes(PROGRESS), 0)
         self.files = FileQueue(ours, shared)
-        inputs = inputs_of_lead(asked, {"HOME": "/home/ann"}, ALLOCATION, run_id="run-1", python="python")
+        allocated = AllocatedJob(spec=asked, env={"HOME": "/home/ann"}, allocation=ALLOCATION)
+        inputs = inputs_of_lead(allocated, run_id="run-1", python="python")
         job = LeadJob(inputs=inputs, key=KEY, ports=None, python="python", signals=frozenset((SIGINT, SIGTERM)))
         self.lead = PlayedLead(self.loop, job, self.files, self.pipes)
         self.loop.handle = self.loop.events.append  # the test hands over what it means to

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.launcher.elsewhere.slurm.run_step import argv, environment, mpi_type, order, run_step
-from ddplaunch.plan.cluster import Allocation, Endpoint
+from ddplaunch.plan.cluster import AllocatedJob, Allocation, Endpoint
 from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.reach.slurm.srun import not_started
 from ddplaunch.spec.job import Given, JobSpec, Program, ProgramKind
@@ -111,7 +111,7 @@ def test_a_job_that_needs_a_terminal_has_none_in_a_step_of_ours_and_is_told_what
 ) -> None:
     job = replace(SPEC, origins={"debug_rank": "--debug"}, **changes)
     with pytest.raises(LaunchError) as raised:
-        run_step(job, {}, place(*("node1", "node2")[:nodes]))
+        run_step(AllocatedJob(spec=job, env={}, allocation=place(*("node1", "node2")[:nodes])))
     assert raised.value.message == f"{asked}: the step that ddplaunch would start has no terminal"
     assert hint in str(raised.value.hint)
 

@@ -30,12 +30,12 @@ from ddplaunch.system.errors import LaunchError
 _ANSWER_WITHIN = 5.0  # seconds for each of three questions at most, of which the first is mostly the only one
 # what starts tasks, batch scripts and shells; whole names, since a script of the user may begin with "slurm"
 _OF_SLURM = frozenset(("slurmstepd", "slurm_script", "srun", "salloc", "scrun"))
-_GOING = frozenset(
+_GOING_STATES = frozenset(
     ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 )
 # the first namespaces, include/linux/proc_ns.h
 _NAMESPACES = {"uts": "uts:[4026531838]", "pid": "pid:[4026531836]"}
-_HERE = "`--cluster local` runs it on this machine alone, and a new shell has no such variables"
+_HINT = "`--cluster local` runs it on this machine alone, and a new shell has no such variables"
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -57,12 +57,11 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: Callable[[str], str]) -> str:
-    """Return why the job of these variables, with these nodes, may not be this process's; "" if it is.
+    """Return why the job of these variables, with these nodes, may not be this process's, a doubt; "" if it certainly is.
 
     `read` returns the text of a file of /proc.
 
-    Raises:
-        LaunchError: it is not.
+    Raises LaunchError: it certainly is not.
     """
     job_id = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
     above = processes_above(read)
@@ -72,13 +71,15 @@ def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: C
     node = env.get("SLURMD_NODENAME")
     names: tuple[str, ...] = (hostname,)
     if node and answer.jobs and not endpoints.is_same_host(node, hostname):
-        with suppress(ScontrolError):
-            called = node_host_name(env, node, _ANSWER_WITHIN)
-            names = (hostname, node) if endpoints.is_same_host(called, hostname) else names
+        with suppress(ScontrolError):  # a node's name need not be that of its host: Slurm knows both
+            host_name = node_host_name(env, node, _ANSWER_WITHIN)
+            if endpoints.is_same_host(host_name, hostname):
+                names = (hostname, node)
     host = Host(names=names, node=node or None, nodes=tuple(nodes), uid=os.geteuid(), is_container=_is_container())
     if why := why_not(job_id, host, answer):
-        raise LaunchError(why, hint=_HERE)
-    if host.is_container and env.get("SLURM_PROCID", "0") != "0":
+        raise LaunchError(why, hint=_HINT)
+    is_other_task = env.get("SLURM_PROCID", "0") != "0"
+    if host.is_container and is_other_task:
         return ""  # the first task says it once for all
     return doubt(job_id, host, answer)
 
@@ -94,15 +95,18 @@ def why_not(job_id: str, host: Host, answer: Answer) -> str:
     if not answer.jobs and not answer.problem:
         return f"{job} has ended: Slurm knows it no more"
     states = {state for record in answer.jobs for state in record.states}
-    if answer.jobs and not states & _GOING:
+    if answer.jobs and not states & _GOING_STATES:
         return f"{job} does not run: {', '.join(sorted(states))}"
     if owner := next((record.user for record in answer.jobs if host.uid not in (0, record.uid)), ""):
         return f"{job} is {owner}'s"
-    if host.is_container or (answer.problem and not answer.is_missing):
+    is_name_unsure = host.is_container  # which may have a name of its own
+    may_answer_later = answer.problem and not answer.is_missing
+    if is_name_unsure or may_answer_later:
         return ""
     node = host.node
     if node is not None and not _is_any(node, host.names):
         return f"{job} runs this process on {node} (SLURMD_NODENAME), but this host is {host.names[0]}"
+    # a shell of salloc may be on any host with Slurm's commands, from where it can start a step
     if node is None and answer.is_missing and not any(_is_any(one, host.names) for one in host.nodes):
         return f"{job} has other nodes than this host, {host.names[0]}, where no step can be started: {answer.problem}"
     return ""
@@ -124,12 +128,13 @@ def _is_any(node: str, names: Sequence[str]) -> bool:
 
 
 def _ask(env: Mapping[str, str], job_id: str) -> Answer:
-    """Ask Slurm for the job."""
+    """Ask Slurm's controller for the job; one of another cluster than the job's cannot say anything about it."""
     jobs: tuple[JobRecord, ...] = ()
     try:
         with suppress(UnknownJob):
             jobs = show_jobs(env, job_id, _ANSWER_WITHIN)
-        if not any(record.states & _GOING for record in jobs) and (cluster := _other_cluster(env)):
+        is_going = any(record.states & _GOING_STATES for record in jobs)
+        if not is_going and (cluster := _other_cluster(env)):
             return Answer(problem=f"it is a job of the cluster {printable(cluster)}")
     except ScontrolError as error:
         return Answer(problem=str(error), is_missing=isinstance(error, ScontrolMissing) or is_unconfigured(error))

@@ -1,4 +1,4 @@
-"""How a job in a Slurm allocation becomes one step of it with an agent on each node. Starts nothing itself."""
+"""Runs a job in a Slurm allocation as one step with an agent on each node: the command of srun, and this command's part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from ddplaunch.launcher.elsewhere.lead import LeadJob, inputs_of_lead
 from ddplaunch.launcher.node import begin, child, front
 from ddplaunch.launcher.node.signals import passed_on
-from ddplaunch.plan.cluster import Allocation, endpoints
+from ddplaunch.plan.cluster import AllocatedJob, Allocation, endpoints
 from ddplaunch.plan.cluster.slurm import components
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.pipes import FrontPipes
@@ -34,32 +34,25 @@ from ddplaunch.system.errors import LaunchError, below, tell
 from ddplaunch.system.process.linux import raise_open_files
 
 
-def run_step(
-    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, *, serve: Callable[..., int] = front.run
-) -> int:
-    """Start the step, watch the step until its end, and return the exit status of the job; `serve` is that of `node.run`."""
+def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) -> int:
+    """Start the step, watch the step until its end, and return the exit status of the job.
+
+    `serve` forks the process that watches the step, and is its front: it owns the terminal, and passes signals on.
+    """
+    spec, env, allocation = allocated.spec, allocated.env, allocated.allocation
     if spec.wants_terminal:
         raise _no_terminal(spec, allocation)
     for note in allocation.notes:
         tell(f"ddplaunch: {below(note)}\n")
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
-    port = endpoints.ports_of(job_id, os.getpid())[0]
+    port = endpoints.ports_of(job_id, os.getpid())[0]  # for this command, of perhaps several in a Slurm job
     token = os.urandom(32).hex()
     signals = passed_on(spec.signals)
-    mode = os.fstat(0).st_mode  # keyboard input is for the shell
-    gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
-    screen, run_id = Screen.here(env, has_rows=spec.live), run_id_with_nodes(spec, env)
-    cluster = ClusterQuestions(why_ending=_ask(env, why_ending), time_in_queue=_ask(env, time_in_queue))
-    lead = LeadJob(
-        inputs=inputs_of_lead(spec, env, allocation, run_id=run_id, python=sys.executable, cluster=cluster),
-        key=key(token, "\0".join(("", spec.rdzv_id or "", str(port)))),
-        ports=tuple(candidate for candidate in endpoints.ports_from(port) if candidate != spec.master_port),
-        python=sys.executable,
-        signals=signals,
-        sent_again=allocation.sent_again,
-        signals_all=True,
-        requeue=SlurmRequeue(secret.public(env), spec.max_requeues, spec.grace_period) if spec.requeue_on else None,
-    )
+    lead = _lead_job(allocated, signals, token=token, port=port)
+    gpus = query_grants(allocated.public_env) if are_grants_uncertain(env) else {}
+    screen = Screen.here(env, has_rows=spec.live)
+    mode = os.fstat(0).st_mode
+    is_stdin_for_job = stat.S_ISREG(mode) or stat.S_ISFIFO(mode)  # keyboard input is for the shell
     step = srun.StepJob(
         argv=argv(allocation, sys.executable, components(env), gpus, mpi_type(env)),
         env={
@@ -70,7 +63,7 @@ def run_step(
         signals=signals,
         open_files=raise_open_files(),
         live=spec.live,
-        reads_stdin=allocation.is_here and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)),
+        reads_stdin=allocation.is_here and is_stdin_for_job,
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     return serve(
@@ -78,19 +71,39 @@ def run_step(
     )
 
 
+def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, port: int) -> LeadJob:
+    """Return what this command needs to coordinate the agents of the step, which connect to `port` and prove `token`."""
+    spec, env = allocated.spec, allocated.public_env
+    cluster = ClusterQuestions(why_ending=_ask(env, why_ending), time_in_queue=_ask(env, time_in_queue))
+    run_id = run_id_with_nodes(spec, env)
+    return LeadJob(
+        inputs=inputs_of_lead(allocated, run_id=run_id, python=sys.executable, cluster=cluster),
+        key=key(token, "\0".join(("", spec.rdzv_id or "", str(port)))),  # `job_name`, as the agents find it
+        ports=tuple(candidate for candidate in endpoints.ports_from(port) if candidate != spec.master_port),
+        python=sys.executable,
+        signals=signals,
+        sent_again=allocated.allocation.sent_again,
+        signals_all=True,  # Slurm may signal all processes of a job
+        requeue=SlurmRequeue(env, spec.max_requeues, spec.grace_period) if spec.requeue_on else None,
+    )
+
+
 def _ask(
     env: Mapping[str, str], query: Callable[[Mapping[str, str], float], ClusterEnding]
 ) -> Callable[[], ClusterEnding]:
-    return lambda: query(secret.public(env), CONTROLLER_TIMEOUT)
+    return lambda: query(env, CONTROLLER_TIMEOUT)
 
 
 def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:
-    """Return the error for a job that wants a terminal; its hint is `srun --pty`, which gives the first node one."""
+    """Return the error for a job that wants a terminal; its hint is `srun --pty`, which gives the first node one.
+
+    That node has ranks 0 to --nproc-per-node - 1; without a number, only of rank 0 it is certain.
+    """
     asked, nodes = spec.wants_terminal, len(allocation.start)
-    each, rank = spec.nproc_per_node, spec.debug_rank
-    on_first = rank == 0 or (rank is not None and isinstance(each, int) and rank < each)
+    each, rank = spec.nproc_per_node, spec.debug_rank  # None: no rank is named, as with --debug-on-error
+    is_on_first = rank == 0 or (rank is not None and isinstance(each, int) and rank < each)
     pty = "srun --pty --ntasks-per-node=1"
-    if nodes == 1 or on_first:
+    if nodes == 1 or is_on_first:
         hint = f"start it yourself: `{pty} --nodes={nodes} ddplaunch {asked} ...` gives the first node yours"
     elif rank is not None:
         hint = (
@@ -119,20 +132,23 @@ def argv(
 ) -> tuple[str, ...]:
     """Return the command that starts an agent on each node.
 
-    srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. It reads nothing
-    either: an agent on this host is handed our stdin, see `reach/slurm/stdin.py`; on others no worker reads. A bad exit of one
+    `gpus` are the numbers of GPUs that each node was granted, where srun has to be told. In a heterogeneous job, each of the
+    `components` (the nodes of each) has srun options of its own.
+
+    srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of one
     kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step waits
-    for no other of the job, unless its nodes have different numbers of GPUs: `gpus` are those of each node. In a heterogeneous
-    job, each of the `components` has srun options of its own.
+    for no other of the job, unless its nodes have different numbers of GPUs.
     """
     hosts = [host.address for host in allocation.start]
     agent = (python, "-P", "-m", "ddplaunch.launcher.start.task")
-    # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
-    at_once = ("--unbuffered",) if len(hosts) == 1 and not components else ()
-    outlives_nodes = ("--no-kill",) if allocation.nnodes[0] < allocation.nnodes[1] else ()
+    # an agent on this host is handed our stdin, see `reach/slurm/stdin.py`; on others no worker reads
+    no_input = "--input=none"
+    # output of one node comes as it is written; of several, Slurm has to keep each line until it ends, or lines would be torn
+    unbuffered = ("--unbuffered",) if len(hosts) == 1 and not components else ()
+    outlives_nodes = ("--no-kill",) if allocation.is_elastic else ()
 
     def on(nodes: Sequence[str], *of_component: str) -> list[str]:
-        return [*of_component, *task_options(nodes, gpus, mpi), "--input=none", *at_once, *outlives_nodes, *agent]
+        return [*of_component, *task_options(nodes, gpus, mpi), no_input, *unbuffered, *outlives_nodes, *agent]
 
     if not components:
         return ("srun", *on(hosts))
@@ -162,14 +178,13 @@ def environment(env: Mapping[str, str], *, token: str, host: str, port: int) -> 
 
 def run(lead: LeadJob, step: srun.Srun, pipes: FrontPipes) -> int:
     """Coordinate the agents of the step and give the job's exit status. Runs in a process of its own, with signals blocked."""
-    child.decide_start(pipes)  # srun has been started: from here on there is something to be stopped
+    child.decide_start(pipes)  # srun runs, so the job has begun: the front no longer may just kill this process
     files = begin.start_writer()
-    from ddplaunch.launcher.elsewhere.slurm.watcher import (
-        Watcher,  # takes about as long as srun does to start the agents
-    )
+    # meanwhile srun starts the agents, which takes about as long
+    from ddplaunch.launcher.elsewhere.slurm.watcher import Watcher
     from ddplaunch.system.loop.loop import Loop
 
-    gc.freeze()
+    gc.freeze()  # what is imported is no garbage; collecting was off until now, for a quick start
     gc.enable()
     return Watcher(Loop(), lead, step, files, pipes).run()
 

@@ -1,4 +1,4 @@
-"""The loop of a job in a Slurm allocation: it coordinates the agents of the step that srun starts, and waits for srun's end.
+"""The loop of the command in a Slurm allocation: it coordinates the agents of the step that srun starts, and waits for srun.
 
 It runs in place of a job's only agent, behind the same front, see `launcher/elsewhere/lead.py`. Signals go to the agents, never
 to srun: SIGTERM or SIGHUP have srun SIGKILL its tasks at once. The status is the job's: srun's is the highest of all tasks', and
@@ -32,14 +32,14 @@ KILL_TIMEOUT = 2.0  # seconds from then until srun, which may wait for a lost no
 
 
 class Watcher(Lead):
-    """The loop that meets the agents of a step, and ends the step."""
+    """The loop that coordinates the agents of a Slurm step, and has srun end the step."""
 
     def __init__(self, loop: Loop, lead: LeadJob, step: Srun, files: FileQueue, pipes: FrontPipes) -> None:
         """Prepare to meet the agents of the step that srun starts; `run` does."""
         super().__init__(loop, lead, files, pipes)
         self._srun = step
-        self._never: StartError | None = None  # why srun could not be started
-        self._wait_status: int | None = None
+        self._why_not_started: StartError | None = None  # why srun could not be started
+        self._wait_status: int | None = None  # of srun, as of waitpid(2); None: it has not ended
         self._end_by = loop.timer(None, self._end_step)
         self._is_ending = False  # whether srun has got SIGTERM
         self._output: StepOutput | None = None  # with --live
@@ -62,23 +62,24 @@ class Watcher(Lead):
         super().before_sleep()
 
     def handle(self, event: Any) -> None:
-        """Take one event of the loop; no workers are started here."""
+        """Take one event of the loop, after what concerns the whole job; each that ends the job sets a limit for srun."""
         was_stopped = bool(self._signum)
         super().handle(event)
         match event:
             case node.SignalReceived(signum) if signum in self._spec.ending_signals:
-                self._limit_step(at_once=was_stopped and event.escalates)
+                is_second = was_stopped and event.escalates
+                self._end_step_in_time(at_once=is_second)
             case node.FrontLost():
                 self._context.writes_itself = True  # Slurm kills the front when the batch script has ended
-                self._limit_step()
+                self._end_step_in_time()
             case JobEnd():
                 self._end_within(QUIT_TIMEOUT)
 
-    def _limit_step(self, *, at_once: bool = False) -> None:
-        """Have the step end once its workers have had the time to save, or, `at_once`, to be killed."""
+    def _end_step_in_time(self, *, at_once: bool = False) -> None:
+        """Have srun end the step after its workers have had the time to save, or, `at_once`, to be killed by their agents."""
         if self._has_begun:
             self._end_within(QUIT_TIMEOUT if at_once else self._spec.grace_period + QUIT_TIMEOUT)
-        else:  # it may still wait for its nodes
+        else:  # the step may still wait for its nodes, and no worker runs
             self._end_within(0.0 if at_once else HELLO_TIMEOUT)
 
     def _end_within(self, within: float) -> None:
@@ -97,14 +98,14 @@ class Watcher(Lead):
     def _on_srun_end(self) -> None:
         """Keep how srun has ended: all agents have, or never begin. Called by the loop."""
         self._loop.unwatch(self._srun.fd)
-        self._wait_status, self._never = self._srun.end()
+        self._wait_status, self._why_not_started = self._srun.end()
 
     def status(self) -> int:
-        """Return the exit status: the job's, else that of the signal, of a lost node, or of srun."""
+        """Return the exit status: the job's; before a job has begun, that of the signal that stopped it, or of srun."""
         if self._output is not None:
             self._output.drain()
-        if self._never is not None:
-            error = not_started(self._never)
+        if self._why_not_started is not None:
+            error = not_started(self._why_not_started)
             self.fail(error)
             return error.status
         if self._front_lost:
@@ -113,13 +114,21 @@ class Watcher(Lead):
             return self._decided_status
         if self._signum:
             return exitcodes.of_signal(self._signum)
+        return self._status_of_srun()
+
+    def _status_of_srun(self) -> int:
+        """Return the status with which srun has ended before any agent has connected, or, where that is 0, what Slurm says.
+
+        srun ends with 0 also if Slurm has lost nodes.
+        """
         status = self._wait_status or 0
-        if status == 0:  # srun ends so if Slurm has lost nodes before any agent has connected, too
+        if status == 0:
             question = partial(why_ending, self._context.inputs.env, CONTROLLER_TIMEOUT)
             ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))
             if ending.outcome is not None:
+                exit_status, *_ = ending.outcome
                 self._reporter.stderr.write(f"error: {ending.text}\n")
-                return ending.outcome[0]
+                return exit_status
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
@@ -137,7 +146,7 @@ class StepOutput:
         self.update()
 
     def update(self) -> None:
-        """Read, or leave alone, as the queue has room."""
+        """Begin to read if the queue to the front is less than half full, and stop once it is full: not at each message."""
         reads = not self._queue.full if self._reads else self._queue.size < FULL // 2
         if reads != self._reads:
             self._reads = reads
