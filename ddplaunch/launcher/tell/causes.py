@@ -228,7 +228,7 @@ CAUSES: tuple[Row, ...] = (
     Row("two workers on one GPU", matches(r"Duplicate GPU detected"),
         "NCCL needs a GPU for each worker: call torch.cuda.set_device(LOCAL_RANK) before init, or `--backend gloo`"),
     Row("backend not built in", matches(r"Distributed package doesn't have \w+ built in|ProcessGroupNCCL is only supported"),
-        'this torch lacks it: in the script, init_process_group("gloo")'),
+        'this torch lacks it. In the script, type init_process_group("gloo")'),
     Row("torch without CUDA",
         matches(r"Torch not compiled with CUDA enabled|module 'torch\._C' has no attribute '_cuda_\w+'"),
         "the torch of {interpreter} is a CPU-only build: install a CUDA build, or run on the CPU"),
