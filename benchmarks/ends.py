@@ -32,6 +32,27 @@ def crash(bed: Bed) -> Iterator[Figure]:
     yield Figure(name=name, value=killed, unit="ms", target=50, how=how, beside=beside)
 
 
+def raising(bed: Bed) -> Iterator[Figure]:
+    """One of 4 workers in a process group raises while the others wait for it in a collective."""
+    rounds = bed.rounds(7)
+    alone = bed.training_loop(1, [*bed.python, program("raises")])
+    taken = Rounds(
+        rounds,
+        partial(_after_raise, bed, [*bed.ddplaunch, "--nproc-per-node", "4", program("raises")]),
+        partial(_after_raise, bed, [*bed.torchrun, "--standalone", "--nproc-per-node", "4", program("raises")]),
+        partial(_after_raise, bed, alone, status=0),  # that of the loop
+    )
+    ours, theirs, python = taken.medians()
+    how = f"{ours:.2f} s, torchrun {theirs:.2f} s, Python alone {python:.2f} s; {rounds} rounds"
+    yield Figure(
+        name="a worker of 4 raises: until the prompt, to torchrun",
+        value=taken.of(lambda ours, theirs, _: ours / theirs),
+        unit="",
+        how=how,
+        beside=Beside("one of 4 workers in a process group raises: back at the prompt", ours, theirs, "s"),
+    )
+
+
 def restart(bed: Bed) -> Iterator[Figure]:
     """One of 4 workers that have imported torch crashes, and all start again."""
     rounds = bed.rounds(5)
@@ -58,6 +79,15 @@ def _restarted(bed: Bed, launcher: Sequence[str]) -> float:
         bed.seconds([*launcher, "--nproc-per-node", "4", program("restarts"), folder])
         again = (float(path.read_text()) for path in Path(folder).glob("again-*"))
         return max(again) - float(Path(folder, "crashed").read_text())
+
+
+def _after_raise(bed: Bed, command: Sequence[str], status: int = 1) -> float:
+    """Return the seconds from the exception until the command has returned."""
+    with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
+        ended = bed.start([*command, folder]).wait()
+        now = time.monotonic()
+        assert ended == status, f"{command[0]} ended with {ended}, not {status}"
+        return now - float(Path(folder, "raised").read_text())
 
 
 def _milliseconds(seconds: float) -> float:

@@ -39,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "warm": starts.kept_warm,
     "many": starts.many,
     "crash": ends.crash,
+    "raise": ends.raising,
     "restart": ends.restart,
     "nodes": nodes.start,
     "nodes-crash": nodes.crash,

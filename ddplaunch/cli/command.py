@@ -119,8 +119,17 @@ class Command(click.Command):
             raise (self.mistake(error, args) if isinstance(error, click.UsageError) else error) from None
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Return the arguments as click understands them."""
-        return list(args)
+        """Return the arguments as click understands them: the beginning of one option's name alone is that option."""
+        names = [name for param in self.get_params(ctx) for name in param.opts]
+        words = list(args)
+        for at, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            meant = [each for each in names if each.startswith(name)]
+            if word == "--":
+                break
+            if name.startswith("--") and name not in names and len(meant) == 1:
+                words[at] = meant[0] + equals + value
+        return words
 
     def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
         """Return what is wrong with the arguments, in our words."""

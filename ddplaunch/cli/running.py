@@ -220,18 +220,18 @@ def attach(env: Env, rank: str | None, run: str | None) -> int:
 
 
 @click.command(
-    help="Stops a job as Ctrl-C in its terminal does, waits until the job has ended, and says how. A second `ddplaunch "
+    help="Stops jobs as Ctrl-C in their terminals does, waits until they have ended, and says how. A second `ddplaunch "
     f"stop` kills the job, as a second Ctrl-C does. {_RUN}",
     cls=Command,
-    takes=_ONE_RUN,
 )
-@_run
+@click.option("--all", "every", is_flag=True, help="Stop all your jobs that run on this host.")
+@click.argument("runs", metavar="[RUN...]", nargs=-1, shell_complete=_runs)
 @click.pass_obj
-def stop(env: Env, run: str | None) -> int:
-    """Stop a job."""
+def stop(env: Env, every: bool, runs: tuple[str, ...]) -> int:
+    """Stop jobs."""
     from ddplaunch.tools.runs import talk
 
-    return talk.stop(env, run)
+    return talk.stop(env, runs, every=every)
 
 
 @click.command(cls=Command)

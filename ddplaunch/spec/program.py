@@ -14,6 +14,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.system.words import did_you_mean
 
+_LONGEST_FIRST_LINE = 256  # bytes that the kernel reads of it (BINPRM_BUF_SIZE)
 _LOOKED_AT = 1 << 20  # bytes of a script; a longer one is not parsed
 _SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
 _TEXTS = (".csv", ".tsv", ".md", ".rst", ".log", ".html", ".xml")
@@ -121,7 +122,11 @@ def _missing_hint(target: str, path: str | None) -> str | None:
         return f"did you mean `{os.path.join(folder, meant)}`?"
     if not folder and any(_is_program(file) for file in _on_path(name, path)):
         return f"to run a command that is no Python script, type `ddplaunch --no-python {name} ...`"
-    return None if os.path.isabs(target) else f"looked in {working_directory() or '.'}"
+    if os.path.isabs(target):
+        return None
+    here = working_directory()
+    # a folder of that name may be there again, and is not the one in which the shell is
+    return f"looked in {here}" if here else 'the folder of this shell was removed: type `cd "$PWD"` first'
 
 
 def _directory_hint(target: str) -> str:
@@ -180,7 +185,9 @@ def _check_command(target: str, path: str | None, hint: str | None = None) -> No
     """
     is_interpreter = hint is not None
     files = [target] if "/" in target or target in (".", "..") else list(_on_path(target, path))
-    if any(_is_program(file) for file in files):
+    program = next(filter(_is_program, files), None)
+    if program is not None:
+        _check_interpreter_of(program)
         return
     found = next((file for file in files if os.path.lexists(file)), None)
     if found is None and is_interpreter and os.path.isdir(target):
@@ -201,6 +208,25 @@ def _check_command(target: str, path: str | None, hint: str | None = None) -> No
         reason = "is not executable"
         hint = hint or f"type `chmod +x {found}`" + ("; or leave --no-python out" if found.endswith(".py") else "")
     raise LaunchError(f"{found} {reason}", hint=hint, status=NOT_EXECUTABLE)
+
+
+def _check_interpreter_of(script: str) -> None:
+    """Check that the interpreter in a script's first line exists: the kernel would say that the script does not (execve(2))."""
+    try:
+        with open(script, "rb") as file:
+            first = file.readline(_LONGEST_FIRST_LINE)
+    except OSError:
+        return  # a program need not be readable
+    if not first.startswith(b"#!"):
+        return
+    if first.endswith(b"\r\n"):
+        import shlex  # only this error needs it
+
+        hint = f"type `sed -i 's/\\r$//' {shlex.quote(script)}`"
+        raise LaunchError(f"{script} has the line ends of Windows", hint=hint, status=NOT_EXECUTABLE)
+    words = os.fsdecode(first[2:]).split()
+    if words and not os.path.exists(words[0]):
+        raise LaunchError(f"{words[0]}, named in the first line of {script}, does not exist", status=NOT_EXECUTABLE)
 
 
 def _on_path(name: str, path: str | None) -> Iterator[str]:

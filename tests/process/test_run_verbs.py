@@ -150,6 +150,24 @@ def test_a_job_that_is_suspended_is_shown_so_all_of_it_or_its_workers_alone(job,
     assert job.wait().status == 130
 
 
+@pytest.mark.parametrize("every", [False, True], ids=["by name", "all"])
+def test_several_jobs_are_stopped_side_by_side(job, program, verb, tmp_path, monkeypatch, every):
+    monkeypatch.setattr(run_socket, "runtime_folder", lambda _uid: str(tmp_path / "none"))  # of other tests, too
+    job.behave()
+    name = socket_of(job)
+    command = job.argv("--run-id", "other", "--nproc-per-node", 1, program("behave"), "all=default")
+    with subprocess.Popen(command, env=job.env, stdout=PIPE, stderr=PIPE) as other:
+        until((job.folder.parent / "other" / run_socket.NAME).exists, "the socket of the other")
+        stopped = verb("stop", *(["--all"] if every else [name, "other", name]))
+        assert b"asked to stop from another shell" in other.communicate(timeout=60)[1]
+    assert stopped.status == 0
+    lines = stopped.err.splitlines()
+    assert [line.split()[1] for line in lines[:2]] == ["stopping", "stopping"]  # none is waited for before
+    assert [" has ended with status 130, " in line for line in lines] == [False, False, True, True]
+    assert job.wait().status == 130
+    assert verb("stop", "--all", name).status == 2
+
+
 def test_a_job_that_waits_for_its_nodes_is_shown_and_can_be_stopped(nodes, verb, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", nodes.env["XDG_STATE_HOME"])
     nodes.node(*nodes.static(2, 0), "--run-id", f"waits-{nodes.port}", "-m", "this")

@@ -228,7 +228,7 @@ CAUSES: tuple[Row, ...] = (
     Row("two workers on one GPU", matches(r"Duplicate GPU detected"),
         "NCCL needs a GPU for each worker: call torch.cuda.set_device(LOCAL_RANK) before init, or `--backend gloo`"),
     Row("backend not built in", matches(r"Distributed package doesn't have \w+ built in|ProcessGroupNCCL is only supported"),
-        'this torch lacks it: `--backend gloo`, and in the script init_process_group(os.environ["DDPLAUNCH_BACKEND"])'),
+        'this torch lacks it. In the script, type init_process_group("gloo")'),
     Row("torch without CUDA",
         matches(r"Torch not compiled with CUDA enabled|module 'torch\._C' has no attribute '_cuda_\w+'"),
         "the torch of {interpreter} is a CPU-only build: install a CUDA build, or run on the CPU"),
@@ -312,7 +312,7 @@ CAUSES: tuple[Row, ...] = (
     Row("local rank not expected", matches(r"unrecognized arguments: .{0,999}--local[-_]rank"),
         "the script takes no local rank as an argument: leave it out, LOCAL_RANK is in the environment"),
     Row("no process group", matches(r"Default process group has not been initialized"),
-        'call torch.distributed.init_process_group(os.environ["DDPLAUNCH_BACKEND"]) before the first collective'),
+        'call torch.distributed.init_process_group() before the first collective'),
     Row("collectives do not match",
         matches(r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks"),
         "the ranks call different collectives: `ddplaunch check --world-size {workers} {program}` runs each alone, and names the "

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from ddplaunch.record.window import requests
@@ -149,9 +149,41 @@ def _typed(prompt: str, sock: socket.socket) -> str | None:
 # --- stop
 
 
-def stop(env: Mapping[str, str], named: str | None) -> int:
-    """Stop the job that is meant, and return the exit status."""
-    chosen = find.choose(env, named, "stop")
+def stop(env: Mapping[str, str], named: Sequence[str], *, every: bool = False) -> int:
+    """Stop the jobs that are named, the only job, or with `every` all jobs of this host, side by side; return the exit status.
+
+    Raises:
+        LaunchError: a name is that of no job here, so that none is stopped; or a job does not take the request.
+    """
+    if every and named:
+        raise LaunchError(f"--all and {named[0]} do not go together", hint="leave one of them out")
+    here = [*map(find.of_running, find.running(env))] if every else []
+    chosen = here or [find.choose(env, name, "stop") for name in named] or [find.choose(env, None, "stop")]
+    statuses, awaited, errors = list[int](), list[Iterator[int | None]](), list[LaunchError]()
+    for run in {run.run_id: run for run in chosen}.values():  # each once
+        stopping = _stop(run)
+        try:
+            status = next(stopping)
+        except LaunchError as error:
+            errors.append(error)
+            continue
+        if status is None:
+            awaited.append(stopping)
+        else:
+            statuses.append(status)
+    statuses += [status for stopping in awaited for status in stopping if status is not None]
+    if not errors:
+        return max(statuses)
+    for other in errors[1:]:
+        say(other.message)
+    raise errors[0]
+
+
+def _stop(chosen: Known) -> Iterator[int | None]:
+    """Ask a job to stop; yield None once the job has taken the request, and the exit status once it has ended.
+
+    Raises LaunchError: it does not take the request.
+    """
     name, began = chosen.name, time.monotonic()
     assert chosen.replies is not None
     nodes, ends = 1, name
@@ -166,17 +198,21 @@ def stop(env: Mapping[str, str], named: str | None) -> int:
                     case requests.Run(phase="waiting"):
                         ends = f"this node of {name}"
                         say(f"{name} waits for node 0. Stopping this node, and no other that waits for it")
+                        yield None
                     case requests.Run(nnodes=nodes):
                         say(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
+                        yield None
                     case requests.RunEnded(status):
                         say(f"{ends} has ended with status {status}, {duration(time.monotonic() - began)} later")
-                        return OK
+                        yield OK
+                        return
                     case requests.RequestRefused(reason):
                         raise LaunchError(f"run {name} does not take the request: {below(reason)}")
     except OSError:
         pass  # it ended at this very moment
     if nodes > 1:
         say(f"who coordinates {name} was lost before its end. Its other nodes stop their workers")
-        return NODE_LOST
-    say(f"{name} has ended; its status is not known")
-    return OK
+        yield NODE_LOST
+    else:
+        say(f"{name} has ended; its status is not known")
+        yield OK

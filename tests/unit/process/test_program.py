@@ -117,6 +117,36 @@ def test_a_command_that_cannot_be_run(target: str, status: int, text: str) -> No
     assert said(program(ProgramKind.COMMAND, target)) == (status, f"error: {text}\n")
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"#!/bin/sh\r\n", "./it has the line ends of Windows\n\nhint: type `sed -i 's/\\r$//' ./it`"),
+        (b"#!/usr/bin/env sh\r\n", "./it has the line ends of Windows\n\nhint: type `sed -i 's/\\r$//' ./it`"),
+        (b"#! /no/such -x\n", "/no/such, named in the first line of ./it, does not exist"),
+        (b"#!/no/\xff", "/no/\udcff, named in the first line of ./it, does not exist"),
+    ],
+)
+def test_a_command_whose_interpreter_is_missing_says_so(folder: Path, content: bytes, text: str) -> None:
+    (folder / "it").write_bytes(content)
+    (folder / "it").chmod(0o755)
+    assert said(program(ProgramKind.COMMAND, "./it")) == (126, f"error: {text}\n")
+
+
+@pytest.mark.parametrize("content", [b"", b"#!", b"#!\n", b"#!/bin/sh", b"\x7fELF" + bytes(300)])
+def test_a_command_whose_first_line_names_no_missing_interpreter_passes(folder: Path, content: bytes) -> None:
+    (folder / "it").write_bytes(content)
+    (folder / "it").chmod(0o755)
+    check(program(ProgramKind.COMMAND, "./it"), None)
+
+
+def test_in_a_folder_that_was_removed_the_shell_has_to_enter_it_again(folder: Path) -> None:
+    (folder / "gone").mkdir()
+    os.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    text = 'error: x.py does not exist\n\nhint: the folder of this shell was removed: type `cd "$PWD"` first\n'
+    assert said(program(ProgramKind.SCRIPT, "x.py")) == (2, text)
+
+
 MODULES = [
     ("train.py", "-m train.py: this is a file\n\nhint: type `-m train`, or leave -m out to run a file"),
     (
