@@ -59,7 +59,7 @@ class Bed:
         spec = resolve(parse(["--nnodes=2:3", "--node-rank=0", "--max-restarts=1000000", "train.py"]), {}, None)
         here = inspect(spec, {})
         draft = make_plan(spec, discover(spec, {}, here.host, read=lambda _: ""), here, run_id="job-1")
-        policy = job.Policy(min_nodes=2, max_nodes=3, max_restarts=1_000_000, last_call=1.0, replaceable=True)
+        policy = job.Policy(min_nodes=2, max_nodes=3, max_restarts=1_000_000, last_call=1.0, nodes_are_replaceable=True)
         terms = Terms(
             keepalive=Keepalive(max_nodes=3, timeout=60.0),
             run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,),

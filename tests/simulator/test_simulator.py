@@ -85,7 +85,7 @@ def without_wait(of_state, _lost):
 
 def at_once(policy, at, first_term, begin=job.first_state):
     began = begin(policy, at, first_term)
-    return replace(began, rendezvous=replace(began.rendezvous, earliest_if_incomplete=at))
+    return replace(began, rendezvous=replace(began.rendezvous, earliest_start_if_incomplete=at))
 
 
 def number_alone(generation, at, *, after=-1, after_term=-1, following=restarts.Generation.next):

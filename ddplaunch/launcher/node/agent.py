@@ -357,7 +357,7 @@ class Agent(BehindFront):
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         if isinstance(event, node.SignalReceived):
-            event = replace(event, is_decided_here=self._coordinator is not None)
+            event = replace(event, coordinator_is_here=self._coordinator is not None)
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
             event = replace(event, silent=self._generations.silent)
         elif isinstance(event, node.StopOrdered) and self._generations.plan.nnodes > 1:
@@ -365,7 +365,7 @@ class Agent(BehindFront):
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)
-        self._rest.set(self._state.lazy_deadline)
+        self._rest.set(self._state.quiet_deadline)
         if not self._state.pending:
             self._generations.start_no_more()
         for action in actions:

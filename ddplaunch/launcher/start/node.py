@@ -142,8 +142,8 @@ def _policy(spec: JobSpec, draft: Plan) -> Policy:
         debug_rank=spec.debug_rank,
         notices=frozenset(spec.requeue_on),
         progress_interval=(spec.hang_timeout or 0.0) / _LOOKS,
-        lazy_progress_interval=_AT_REST,
-        stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
+        quiet_progress_interval=_AT_REST,
+        stacks_timeout=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
     )
 
 

@@ -71,7 +71,7 @@ class Faults:
 
     def note_loss(self, member: Member, lost: AgentLost, before: State) -> None:
         """Note the loss of a node for which a machine may be at fault."""
-        is_running, suspect = before.phase is Phase.RUNNING, suspect_of(member, before.policy.names)
+        is_running, suspect = before.phase is Phase.RUNNING, suspect_of(member, before.policy.host_names)
         match kind_of(lost.reason):
             case "unfit":
                 self.found.setdefault(suspect, ("unfit", lost.reason))
@@ -83,7 +83,7 @@ class Faults:
 
     def at_end(self, state: State) -> Mapping[Suspect, tuple[str, str]]:
         """Return the faults, now that the job has ended."""
-        own = suspect_of(state.members[SELF_ID], state.policy.names) if SELF_ID in state.members else None
+        own = suspect_of(state.members[SELF_ID], state.policy.host_names) if SELF_ID in state.members else None
         for others, losses in self._losses.values():
             for suspect, why in blamed(own, others, losses).items():
                 self.found.setdefault(suspect, ("lost", why))

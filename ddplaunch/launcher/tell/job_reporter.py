@@ -60,7 +60,7 @@ class JobReporter:
         if isinstance(event, job.NodeEnded) and SELF_ID not in before.members:
             for end in event.exits:
                 self.story.note_exit(end)  # `Reporter` notes those of this node
-        is_stopped = after.why is Why.SIGNALLED or (after.end.halted and not before.end.halted)
+        is_stopped = after.why is Why.SIGNALLED or (after.end.no_restart and not before.end.no_restart)
         if is_stopped and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
             self._say_stopping(event, before)
         if before.policy.max_nodes > 1:
@@ -86,7 +86,7 @@ class JobReporter:
                 self._faults.note_loss(member, event, before)
             case job.OwnUnfit(reason) if after.phase is job.Phase.ENDED:
                 # the others wait for node 0: no other node reports that it is unfit
-                own = suspect_of(before.members[SELF_ID], before.policy.names)
+                own = suspect_of(before.members[SELF_ID], before.policy.host_names)
                 self._faults.found.setdefault(own, ("unfit", f"its health check failed: {reason}"))
                 self._remember_faults(after)
             case job.NodeStopping(id, why, _, _) if id in before.members:
@@ -213,7 +213,7 @@ class JobReporter:
         line = self._closing_line(state, findings.ending)
         if line is not None:
             explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
-            if explained and not state.end.without_workers:
+            if explained and not state.end.between_generations:
                 for location in findings.found.locations:
                     self.print(location)
             self._say_end(line, is_report=False)
@@ -241,7 +241,7 @@ class JobReporter:
         """Return the line that closes a job which did not fail; None if the job failed."""
         now, began, taking_part = self._reporter.clock(), self.story.began, state.members.taking_part
         exits, requeue = state.generation.exits, state.end.requeue
-        stopped_now = () if state.end.without_workers else exits
+        stopped_now = () if state.end.between_generations else exits
         match state.why:
             case Why.FAILED | Why.FINISHED if requeue:
                 return closing.render_after_notice(len(exits), requeue, now - began, nodes=len(taking_part))
@@ -277,7 +277,7 @@ class JobReporter:
         if state.generation.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
         if first is None:
-            alone = state.policy.may_leave  # each node was started by a command of its own
+            alone = state.policy.nodes_may_leave  # each node was started by a command of its own
             whose = f"of {state.members[SELF_ID]}" if alone else "that had started the job"
             hint = f"\nhint: {_WITHOUT_LOST}\n" if alone and not state.policy.is_elastic else ""
             return f"error: the ddplaunch {whose} was killed\n{hint}"
@@ -306,7 +306,7 @@ class JobReporter:
         cause = classify(first, facts)
         if cause is not None and cause.fault:
             ids = [id for id, exits in state.generation.node_exits.items() if first in exits and id in state.members]
-            suspects = [suspect_of(state.members[id], state.policy.names) for id in ids]
+            suspects = [suspect_of(state.members[id], state.policy.host_names) for id in ids]
             self._faults.found.update(dict.fromkeys(suspects, (cause.fault, cause.line or cause.name)))
         report = FailureReport(
             first=first,
@@ -362,6 +362,6 @@ def _node_lost(state: State) -> str:
         hint = ""  # the loss alone did not end the job
     elif state.policy.is_elastic:
         hint = f"hint: {slow}{count(len(state.members), 'node')} left, and `--nnodes` wants {state.policy.min_nodes}"
-        if state.policy.command:  # users start the nodes
+        if state.policy.command_elsewhere:  # users start the nodes
             hint += ". Nodes that live wait for node 0: type its command again here"
     return "\n".join([*map(below, lines), *(["", hint] if hint else [])]) + "\n"

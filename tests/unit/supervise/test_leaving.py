@@ -21,8 +21,8 @@ from tests.unit.supervise.job_histories import (
     stopping,
 )
 
-SPOT = replace(ELASTIC, may_leave=True, replaceable=True)
-STEP = replace(SPOT, replaceable=False)  # tasks of Slurm are started once
+SPOT = replace(ELASTIC, nodes_may_leave=True, nodes_are_replaceable=True)
+STEP = replace(SPOT, nodes_are_replaceable=False)  # tasks of Slurm are started once
 BEGUN = BeginGeneration(0, (0, 1, 2), 0)
 
 
@@ -221,7 +221,7 @@ ENDS: dict[str, tuple[Policy, Event]] = {
     "it came to node 0, which coordinates": (SPOT, term(0, 60)),
     "another signal came": (SPOT, NodeStopping(1, Why.SIGNALLED, SIGINT, 60)),
     "the cluster signals all processes of the job": (SPOT, term(1, 60, by_cluster=True)),
-    "a command has started the agents": (replace(SPOT, may_leave=False), term(1, 60)),
+    "a command has started the agents": (replace(SPOT, nodes_may_leave=False), term(1, 60)),
     "SIGTERM is the job's notice": (replace(SPOT, notices=frozenset({SIGTERM})), term(1, 60)),
 }
 

@@ -16,13 +16,13 @@ from ddplaunch.launcher.decide.first_failure import (
 from ddplaunch.launcher.decide.job import actions
 from ddplaunch.launcher.decide.job.members import SELF_ID
 from ddplaunch.launcher.decide.job.restarts import pause_after
-from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
+from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
 from ddplaunch.spec.outcome import MAY_RESTART, Why, WorkerExit
 from ddplaunch.system import exitcodes
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
-HARMLESS = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
+NO_FAILURE = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
 
 
 def stop_nodes(
@@ -36,7 +36,7 @@ def stop_nodes(
 
 def halt(state: State) -> State:
     """Return the state after which nothing is started again."""
-    return replace(state, end=replace(state.end, halted=True))
+    return replace(state, end=replace(state.end, no_restart=True))
 
 
 def go_on_if_ended(state: State, at: float) -> Result:
@@ -48,7 +48,7 @@ def go_on_if_ended(state: State, at: float) -> Result:
     if state.phase is not Phase.STOPPING:
         return state, ()
     generation = state.generation
-    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not generation.lost
+    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *NO_FAILURE) and not generation.lost
     have_started = all(generation.node_exits.values()) and all(  # also those on nodes that have left
         len(generation.node_exits.get(member.id, ())) == member.workers for member in state.members.taking_part
     )
@@ -64,9 +64,9 @@ def _restart_or_end(state: State, at: float) -> Result:
     if _notice_obeyed(state):
         return _end_after_notice(state)
     state = replace(state, why=_why_in_the_end(state))
-    if state.end.halted or state.generation.start_failure is not None or state.why not in MAY_RESTART:
+    if state.end.no_restart or state.generation.start_failure is not None or state.why not in MAY_RESTART:
         return end_job(state)
-    if state.why not in HARMLESS:
+    if state.why not in NO_FAILURE:
         return _restart_after_failure(state, at)
     return _restart(state, at)
 
@@ -75,7 +75,7 @@ def _why_in_the_end(state: State) -> Why | None:
     """Return why the generation has ended, now that the ends of all workers are known."""
     start_failure, failure = state.generation.start_failure, state.generation.failure
     if start_failure is not None:
-        return Why.FAILED if state.why in HARMLESS else state.why  # else another generation would follow
+        return Why.FAILED if state.why in NO_FAILURE else state.why  # else another generation would follow
     only_follows = failure is None or follows_another(failure)
     are_parted = bool(state.generation.lost or state.partition.nodes)
     return Why.NODE_LOST if state.why is Why.FAILED and are_parted and only_follows else state.why
@@ -90,10 +90,10 @@ def _restart_after_failure(state: State, at: float) -> Result:
     if policy.max_restarts > 0 or not costs_restart:  # else the failure ends the job, whatever steps were made
         state = replace(state, restarts=state.restarts.after_steps(generation, policy.max_no_progress))
     restarts = state.restarts
-    is_allowed = not restarts.are_spent(policy, at) and (policy.replaceable or not too_few)
+    is_allowed = not restarts.are_used_up(policy, at) and (policy.nodes_are_replaceable or not too_few)
     if costs_restart and not is_allowed and not restarts.gave_up:
         return end_job(state)
-    if reason := restarts.why_in_vain(policy, state.why, generation):
+    if reason := restarts.why_not_again(policy, state.why, generation):
         return _with_line(f"not started again: {reason}", end_job(state))
     sick_node = restarts.sick_node(policy, state.members, state.why, generation)
     if sick_node is None or generation.failure is None:
@@ -110,7 +110,7 @@ def _end_after_notice(state: State) -> Result:
     if _notice_obeyed(state):
         restarts = state.restarts.after_steps(state.generation, state.policy.max_no_progress)
         if restarts.gave_up:
-            reason = restarts.why_in_vain(state.policy, state.why, state.generation)
+            reason = restarts.why_not_again(state.policy, state.why, state.generation)
             return _with_line(f"not queued again: {reason}", end_job(replace(state, restarts=restarts)))
     return end_job(state)
 
@@ -129,8 +129,8 @@ def _restart(state: State, at: float, *, costs_restart: bool = False) -> Result:
     own = state.members.get(SELF_ID)
     if own is not None and own.is_leaving:
         if len(state.members) > 1:
-            return leave_job(state, own.leaves_by)
-        return end_job(replace(state, why=Why.SIGNALLED, signum=own.leaves_by))  # nobody is left to wait
+            return leave_job(state, own.leave_signal)
+        return end_job(replace(state, why=Why.SIGNALLED, signum=own.leave_signal))  # nobody is left to wait
     restarts = state.restarts.after_generation(state.why, state.generation, at)
     if costs_restart:
         restarts = restarts.with_restart(at, state.policy.max_restarts)
@@ -140,10 +140,10 @@ def _restart(state: State, at: float, *, costs_restart: bool = False) -> Result:
 
 def _begin_pause(state: State, at: float, seconds: float) -> Result:
     """Pause for so many seconds at least, and report the failure of the generation that has ended."""
-    wait = max(seconds, state.rendezvous.earliest - at)
+    wait = max(seconds, state.rendezvous.earliest_start - at)
     rendezvous = replace(state.rendezvous, port_deadline=None)
     state = replace(state, phase=Phase.PAUSING, phase_deadline=at + wait, rendezvous=rendezvous)
-    return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
+    return state, () if state.why in NO_FAILURE else (actions.ReportFailure(wait),)
 
 
 def leave_job(state: State, signum: int) -> Result:
@@ -160,8 +160,8 @@ def ended_here(state: State, status: int) -> State:
 def end_job(state: State, error: str = "", hint: str = "") -> Result:
     """End the job; `error` says what was wrong, if it is not in the state, and `hint` what to type."""
     requeue = 0 if state.restarts.gave_up else _notice_obeyed(state)
-    status, without_workers = _status(state, requeue), state.phase in BETWEEN
-    end = replace(state.end, status=status, requeue=requeue, without_workers=without_workers)
+    status, between_generations = _status(state, requeue), state.phase in BETWEEN_GENERATIONS
+    end = replace(state.end, status=status, requeue=requeue, between_generations=between_generations)
     return replace(state, phase=Phase.ENDED, end=end), (actions.EndJob(status, error, requeue, hint),)
 
 
@@ -172,13 +172,13 @@ def status_if_ending(before: State, after: State, at: float) -> int | None:
     """
     if after.phase is not Phase.STOPPING or _reasons_to_end(before) == _reasons_to_end(after):
         return None
-    is_spent = after.why in (Why.FAILED, Why.HUNG) and after.restarts.are_spent(after.policy, at)
-    is_ending = after.end.halted or after.why not in MAY_RESTART or is_spent
+    is_spent = after.why in (Why.FAILED, Why.HUNG) and after.restarts.are_used_up(after.policy, at)
+    is_ending = after.end.no_restart or after.why not in MAY_RESTART or is_spent
     return _status(after, 0) if is_ending else None
 
 
 def _reasons_to_end(state: State) -> tuple[Phase, Why | None, int, bool]:
-    return state.phase, state.why, state.signum, state.end.halted
+    return state.phase, state.why, state.signum, state.end.no_restart
 
 
 def _status(state: State, requeue: int) -> int:

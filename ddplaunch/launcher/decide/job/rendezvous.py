@@ -23,21 +23,21 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     deadline: float | None = None  # when the job waits no longer for nodes; None: it does not wait
     line_at: float | None = None  # when to print which nodes the job waits for
     # no generation begins before: workers of a lost node may live, or a signal to leave may be on its way to further nodes
-    earliest: float = 0.0
+    earliest_start: float = 0.0
     # the same for the first generation while nodes are missing: these may follow a coordinator that has just ended
-    earliest_if_incomplete: float = 0.0
+    earliest_start_if_incomplete: float = 0.0
     port_deadline: float | None = None  # until when a restart waits for its port; None: no other process has had it
 
     def opened(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits for nodes from this time on."""
-        deadline = max(at + policy.rdzv_timeout, self.earliest, self.earliest_if_incomplete)
+        deadline = max(at + policy.rdzv_timeout, self.earliest_start, self.earliest_start_if_incomplete)
         return replace(self, deadline=deadline, line_at=at + FIRST_LINE)
 
     def postponed(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits until it may begin; a node that is lost again and again postpones it no more."""
         if self.deadline is None:
             return self.opened(policy, at)
-        return replace(self, deadline=max(self.deadline, self.earliest))
+        return replace(self, deadline=max(self.deadline, self.earliest_start))
 
     def closed(self) -> Rendezvous:
         """Return the rendezvous that waits for no nodes: enough are there, or the job has ended."""
@@ -45,7 +45,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
 
     def not_before(self, at: float) -> Rendezvous:
         """Return the rendezvous after which no generation begins before this time."""
-        return replace(self, earliest=max(self.earliest, at))
+        return replace(self, earliest_start=max(self.earliest_start, at))
 
     def without_port(self, at: float) -> Rendezvous:
         """Return the rendezvous after a generation found another process at its port."""
@@ -82,7 +82,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
             return f"{enough}; starting unless another joins within {within:g} s"
         waited = duration(round(at - self.deadline + policy.rdzv_timeout))
         after = f"{describe_joined(policy, members)} after {waited} of {duration(policy.rdzv_timeout)}"
-        if policy.command:
+        if policy.command_elsewhere:
             return f"{after}; on {_command_of_a_missing_node(policy, members)}"
         return f"{after}; waiting for {describe_missing(policy, members)}"
 
@@ -166,7 +166,7 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
 
 def _command_of_a_missing_node(policy: Policy, members: Members) -> str:
     """Return on which missing node to type which command: "node 1 run: ddplaunch ...; likewise on node 2"."""
-    command = policy.command
+    command = policy.command_elsewhere
     if "--node-rank=" not in command:
         absent = policy.min_nodes - len(members)
         return f"{_nodes(absent).replace(' ', ' more ')} run: {' '.join(command)}"
@@ -190,12 +190,12 @@ def describe_missing(policy: Policy, members: Members) -> str:
     taken = {member.fixed_rank for member in here}
     all_have_ranks = all(member.fixed_rank is not None for member in here)
     # node 0 alone, which has its rank in any case, does not show whether users give ranks to the others
-    are_ranks_given = bool(policy.names) or "--node-rank=" in policy.command or len(here) > 1
+    are_ranks_given = bool(policy.host_names) or "--node-rank=" in policy.command_elsewhere or len(here) > 1
     is_fixed_size = policy.min_nodes == policy.max_nodes
     if not (is_fixed_size and all_have_ranks and are_ranks_given):
         return f"{policy.min_nodes - len(here)} more"
     absent = [rank for rank in range(policy.max_nodes) if rank not in taken]
-    names = dict(enumerate(policy.names))
+    names = dict(enumerate(policy.host_names))
     shown = ", ".join(f"node {rank} ({names[rank]})" if rank in names else f"node {rank}" for rank in absent[:8])
     return f"{shown}{', ...' if len(absent) > 8 else ''}"
 

@@ -75,8 +75,8 @@ class Restarts(Struct, frozen=True, kw_only=True):
     spent: tuple[float, ...] = ()  # when those were that count for --max-restarts, on the coordinator's clock
     best_step: int = -1  # that any worker has reached in any generation, as far as scripts report steps
     has_progressed: bool = False  # the last generation that failed had reached a new step
-    in_vain: int = 0  # generations in a row that failed without a new step
-    gave_up: bool = False  # `in_vain` is too many: the job ends, and is not queued again
+    without_new_step: int = 0  # generations in a row that failed without a new step
+    gave_up: bool = False  # `without_new_step` is too many: the job ends, and is not queued again
     short_lives: int = 0  # generations in a row that ended within SHORT_LIFE
     import_failure: str = ""  # the import in the first lines by which the last generation failed, with its host
     failed_machine: str = ""  # the host on which the last generation failed first, if the reason may be the machine's
@@ -104,21 +104,21 @@ class Restarts(Struct, frozen=True, kw_only=True):
             return self  # the worker that reports steps may have been on the lost node
         reached = max(steps, default=-1)
         if reached > self.best_step:
-            return replace(self, best_step=reached, has_progressed=True, in_vain=0, spent=self.spent[:-1])
-        in_vain = self.in_vain + 1
-        gave_up = max_no_progress is not None and in_vain >= max_no_progress
-        return replace(self, has_progressed=False, in_vain=in_vain, gave_up=gave_up)
+            return replace(self, best_step=reached, has_progressed=True, without_new_step=0, spent=self.spent[:-1])
+        without_new_step = self.without_new_step + 1
+        gave_up = max_no_progress is not None and without_new_step >= max_no_progress
+        return replace(self, has_progressed=False, without_new_step=without_new_step, gave_up=gave_up)
 
     def with_restart(self, at: float, max_restarts: int) -> Restarts:
         """Return the restarts with one more, of those that count for --max-restarts."""
         return replace(self, number=self.number + 1, spent=(*self.spent, at)[-max_restarts:])
 
-    def are_spent(self, policy: Policy, at: float) -> bool:
+    def are_used_up(self, policy: Policy, at: float) -> bool:
         """Whether the restarts of --max-restarts, within its time if it has one, are used."""
         window = policy.restart_window or inf
         return sum(at - spent < window for spent in self.spent) >= policy.max_restarts
 
-    def why_in_vain(self, policy: Policy, why: Why | None, generation: Generation) -> str:
+    def why_not_again(self, policy: Policy, why: Why | None, generation: Generation) -> str:
         """Return why no other generation should follow, in a sentence; "" if nothing says so."""
         if self.gave_up:
             return self._why_given_up()
@@ -142,7 +142,9 @@ class Restarts(Struct, frozen=True, kw_only=True):
         return ""
 
     def _why_given_up(self) -> str:
-        generations = "the last generation" if self.in_vain == 1 else f"{self.in_vain} generations in a row"
+        generations = (
+            "the last generation" if self.without_new_step == 1 else f"{self.without_new_step} generations in a row"
+        )
         steps = f"no step beyond {self.best_step:,}" if self.best_step >= 0 else "no step that ddplaunch knows of"
         return f"{generations} made {steps} (--max-no-progress)"
 

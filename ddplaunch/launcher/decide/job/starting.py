@@ -24,10 +24,10 @@ def first_state(policy: Policy, at: float, first_term: int) -> State:
     """Return the first state, in which the job waits for the agents; `first_term` is that of the first generation."""
     limits = Limits(job_deadline=None if policy.timeout is None else at + policy.timeout)
     # where agents are started again one by one, nodes may have followed a coordinator that ended here just before
-    earliest_if_incomplete = at + policy.lease if policy.replaceable else at
+    earliest_start_if_incomplete = at + policy.lease if policy.nodes_are_replaceable else at
     return State(
         policy=policy,
-        rendezvous=Rendezvous(earliest_if_incomplete=earliest_if_incomplete).opened(policy, at),
+        rendezvous=Rendezvous(earliest_start_if_incomplete=earliest_start_if_incomplete).opened(policy, at),
         generation=Generation(term=first_term - 1),
         limits=limits,
     )
@@ -96,7 +96,7 @@ def take_back_generation(state: State, at: float) -> State:
 def on_withdrawn(state: State, event: events.Withdrawn) -> Result:
     """Report that a node will not join; end a job that needs the node, or start if all other nodes are there."""
     policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
-    if not policy.replaceable:
+    if not policy.nodes_are_replaceable:
         state = with_given_up(state, event.node_rank)
     is_enough = policy.max_nodes - len(state.rendezvous.given_up) >= policy.min_nodes
     if state.phase is Phase.RENDEZVOUS and (policy.needs_all or not is_enough):

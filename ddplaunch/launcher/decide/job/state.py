@@ -41,18 +41,18 @@ class Phase(Enum):
     ENDED = auto()
 
 
-BETWEEN = (Phase.RENDEZVOUS, Phase.PAUSING)  # no process of any generation is left
+BETWEEN_GENERATIONS = (Phase.RENDEZVOUS, Phase.PAUSING)  # no process of any generation is left
 
 
 class End(Struct, frozen=True, kw_only=True):
     """Whether the job is to end, whatever becomes of its workers, and how it has ended."""
 
-    halted: bool = False  # nothing is started again
+    no_restart: bool = False  # nothing is started again
     abandoned: bool = False  # the user has stopped the job: it is not queued again
     cut_off: bool = False  # node 0 leaves since the command that started it is lost, not by a signal
     status: int | None = None  # the exit status; None: the job has not ended
     requeue: int = 0  # the notice after which the job should go back into the queue
-    without_workers: bool = False  # it has ended between two generations: `State.generation` is the one before
+    between_generations: bool = False  # it has ended between two generations: `State.generation` is the one before
 
 
 class Partition(Struct, frozen=True, kw_only=True):
@@ -127,8 +127,8 @@ class State(Struct, frozen=True, kw_only=True):
         """When the next generation may begin: from then on no worker of another one can be left on any node."""
         rendezvous = self.rendezvous
         if self.generation.number >= 0 or have_all_workers(self.policy, self.members):
-            return rendezvous.earliest
-        return max(rendezvous.earliest, rendezvous.earliest_if_incomplete)
+            return rendezvous.earliest_start
+        return max(rendezvous.earliest_start, rendezvous.earliest_start_if_incomplete)
 
     @property
     def has_time_limit(self) -> bool:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import actions, events, limits, rendezvous
 from ddplaunch.launcher.decide.job.ending import (
-    HARMLESS,
+    NO_FAILURE,
     Result,
     end_job,
     ended_here,
@@ -34,7 +34,7 @@ from ddplaunch.launcher.decide.job.starting import (
     wait_for_nodes,
     with_given_up,
 )
-from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
+from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
 from ddplaunch.spec.outcome import MAY_RESTART, OWN_END, Why, WorkerExit
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.deadline import is_due
@@ -152,7 +152,7 @@ def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     member, reason, at = state.members[lost.id], lost.reason, lost.at
     state = _wait_for_lease(state, lost)
     state = replace(state, members=state.members.without(lost.id))
-    if state.phase in BETWEEN and _lacks_a_node(state):
+    if state.phase in BETWEEN_GENERATIONS and _lacks_a_node(state):
         # between generations it has no node rank: the report names it by the rank that its user gave it
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         generation = replace(state.generation, lost=(f"{named}: {reason}",))
@@ -173,7 +173,7 @@ def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     if state.phase is Phase.RUNNING:
         state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, at)
     else:
-        why = Why.NODE_LOST if state.why in HARMLESS else state.why
+        why = Why.NODE_LOST if state.why in NO_FAILURE else state.why
         state, then = go_on_if_ended(replace(state, why=why), at)
     return state, (actions.Print(f"{member} is lost: {reason}"), *then)
 
@@ -182,7 +182,7 @@ def _lacks_a_node(state: State) -> bool:
     """Whether a job between two generations cannot go on without the node that was lost, since none comes in its place."""
     policy = state.policy
     has_too_few = state.generation.number >= 0 and len(state.members) < policy.min_nodes
-    return policy.needs_all or (has_too_few and not policy.replaceable)
+    return policy.needs_all or (has_too_few and not policy.nodes_are_replaceable)
 
 
 # --- the end of a generation
@@ -209,7 +209,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         return _leave_to_others(state, event)
     if state.phase is Phase.RUNNING:
         return stop_nodes(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
-    if state.phase in BETWEEN:
+    if state.phase in BETWEEN_GENERATIONS:
         return end_job(replace(state, why=why, signum=signum))
     if state.why is Why.NODE_JOINED or (why is not Why.FAILED and _was_to_go_on(state)):
         state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
@@ -232,7 +232,7 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
     """Stop all nodes, and start nothing after it; end the job at once where no generation runs."""
     if state.phase is Phase.RUNNING:
         return stop_nodes(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
-    if state.phase in BETWEEN:
+    if state.phase in BETWEEN_GENERATIONS:
         return end_job(replace(state, why=why, signum=signum))
     if _was_to_go_on(state):
         state = replace(state, why=why, signum=signum)
@@ -243,7 +243,7 @@ def _was_to_go_on(state: State) -> bool:
     """Whether the workers are being stopped for what ends no job: nodes came or left, or were lost while enough remain."""
     policy = state.policy
     is_enough = policy.is_elastic and len(state.members) >= policy.min_nodes
-    return state.why in HARMLESS or (state.why is Why.NODE_LOST and is_enough)
+    return state.why in NO_FAILURE or (state.why is Why.NODE_LOST and is_enough)
 
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
@@ -255,7 +255,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     if member.is_leaving and event.id != SELF_ID:
         state = replace(state, members=state.members.without(event.id))
         state, then = go_on_if_ended(state, event.at)
-        return state, (actions.Release(event.id, member.leaves_by), *then)
+        return state, (actions.Release(event.id, member.leave_signal), *then)
     generation = replace(
         generation,
         start_failure=generation.start_failure or event.start_failure,
@@ -293,17 +293,17 @@ def _leaves_job(state: State, event: events.NodeStopping) -> bool:
     """Whether this node leaves a job that goes on without it, or waits for another in its place; else the job ends."""
     policy = state.policy
     asks_to_leave = event.why is Why.SIGNALLED and event.signum in (SIGTERM, SIGHUP) and not event.by_cluster
-    may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
-    return asks_to_leave and may_leave and not _is_ending(state) and _goes_on_without(state, event.id)
+    nodes_may_leave = policy.nodes_may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
+    return asks_to_leave and nodes_may_leave and not _is_ending(state) and _goes_on_without(state, event.id)
 
 
 def _goes_on_without(state: State, id: int) -> bool:
-    return state.policy.replaceable or _number_staying(state, id) >= state.policy.min_nodes
+    return state.policy.nodes_are_replaceable or _number_staying(state, id) >= state.policy.min_nodes
 
 
 def _is_ending(state: State) -> bool:
     """Whether no generation follows the one that is being stopped."""
-    return state.phase is Phase.STOPPING and (state.end.halted or state.why not in MAY_RESTART)
+    return state.phase is Phase.STOPPING and (state.end.no_restart or state.why not in MAY_RESTART)
 
 
 def _number_staying(state: State, id: int) -> int:
@@ -317,7 +317,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     lacking = state.policy.min_nodes - _number_staying(state, id)
     when = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
     line = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {when}")
-    members = state.members.with_member(replace(member, leaves_by=event.signum))
+    members = state.members.with_member(replace(member, leave_signal=event.signum))
     state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + REGROUP))
     if not member.runs:
         starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
@@ -332,15 +332,15 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
 def _is_waited_for(state: State) -> bool:
     """Whether the other nodes wait for node 0 to be started again, should it end."""
     policy = state.policy
-    return policy.is_elastic and policy.replaceable and len(state.members) > 1
+    return policy.is_elastic and policy.nodes_are_replaceable and len(state.members) > 1
 
 
 def _on_node_0_leaving(state: State, event: events.NodeStopping) -> Result:
     """Have the other nodes wait for node 0, once the workers have ended everywhere: all have the time to save something."""
-    own = replace(state.members[SELF_ID], leaves_by=event.signum)
+    own = replace(state.members[SELF_ID], leave_signal=event.signum)
     how = f"{own} leaves ({signal_name(event.signum)}): the others wait until node 0 is started again"
     state = replace(state, members=state.members.with_member(own))
-    if state.phase in BETWEEN:
+    if state.phase in BETWEEN_GENERATIONS:
         state, then = leave_job(state, event.signum)
     elif state.phase is Phase.RUNNING:
         state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)

@@ -51,9 +51,9 @@ class Policy(Struct, frozen=True, kw_only=True):
     stop_signals: frozenset[int]
     grace_period: float = 30.0  # seconds
     debug_rank: int | None = None
-    stacks_within: float = 0.0  # seconds to capture the workers' stacks before they are stopped; 0: that is not done
+    stacks_timeout: float = 0.0  # seconds to capture the workers' stacks before they are stopped; 0: that is not done
     progress_interval: float = 0.0  # seconds from one check of progress to the next; 0: only the lazy ones below
-    lazy_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
+    quiet_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
 
 
@@ -71,7 +71,7 @@ class End(Struct, frozen=True, kw_only=True):
     signum: int = 0  # the signal that asked the job to stop
     abandoned: bool = False  # the user has stopped a job that would be queued again after a notice
     front_lost: bool = False  # while the workers were being stopped: no generation may begin after that
-    halted: bool = False  # the coordinator knows that no generation may begin
+    no_restart: bool = False  # the coordinator knows that no generation may begin
     status: int | None = None  # of the job, once the coordinator has sent it or is lost
 
 
@@ -137,7 +137,7 @@ class State(Struct, frozen=True, kw_only=True):
     why: Why | None = None  # why its workers are to end
     generation: int = 0
     generation_at: float = 0.0  # when it began
-    alone: bool = False  # no other node takes part
+    is_only_node: bool = False  # no other node takes part
     pending: frozenset[int] = frozenset()  # ranks that have no process yet
     alive: frozenset[int] = frozenset()
     exits: tuple[WorkerExit, ...] = ()  # in order of death
@@ -171,32 +171,32 @@ class State(Struct, frozen=True, kw_only=True):
             return None
         return soonest(
             self.phase_deadline,
-            None if self.pauses_limits else self.warning_deadline,
-            self.raised.deadline if self.is_working and not self.is_held else None,
+            None if self.limits_wait else self.warning_deadline,
+            self.raised.deadline if self.workers_go_on and not self.is_held else None,
             self.teardown.delayed_stop.until if self.teardown.delayed_stop else None,
             self.teardown.stuck_deadline,
-            self.progress.check_at if self.checks_progress and self.policy.progress_interval else None,
+            self.progress.check_at if self.idleness_counts and self.policy.progress_interval else None,
         )
 
     @property
-    def lazy_deadline(self) -> float | None:
+    def quiet_deadline(self) -> float | None:
         """When the agent should wake for a lazy check of progress, which may come late."""
-        return self.progress.check_at if self.checks_progress and not self.policy.progress_interval else None
+        return self.progress.check_at if self.idleness_counts and not self.policy.progress_interval else None
 
     @property
     def is_going(self) -> bool:
         """Whether nothing has asked the workers to end yet."""
-        return self.is_working or self.phase is Phase.WAITING
+        return self.workers_go_on or self.phase is Phase.WAITING
 
     @property
-    def is_working(self) -> bool:
+    def workers_go_on(self) -> bool:
         """Whether there are workers, and nothing has asked them to end yet."""
         return self.phase in (Phase.RUNNING, Phase.SETTLING)
 
     @property
-    def checks_progress(self) -> bool:
+    def idleness_counts(self) -> bool:
         """Whether it matters now that no worker makes progress."""
-        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.pauses_limits
+        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.limits_wait
 
     @property
     def is_sweeping_after_success(self) -> bool:
@@ -217,7 +217,7 @@ class State(Struct, frozen=True, kw_only=True):
         return bool(self.terminal_holder or self.alive & self.debugging.attached)
 
     @property
-    def pauses_limits(self) -> bool:
+    def limits_wait(self) -> bool:
         """Whether a debugger holds any worker. No time limit runs then: the other workers may wait for that one."""
         return bool(self.alive & {self.policy.debug_rank, self.debugging.at_terminal, *self.debugging.attached})
 

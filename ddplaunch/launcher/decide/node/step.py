@@ -29,7 +29,9 @@ def step(state: State, event: events.Event) -> Result:
     """Return the state after `event`, and the actions to carry out."""
     match event:
         # the coordinator orders
-        case events.GenerationBegun(generation) if state.why in _NO_FURTHER or (state.end.halted and state.end.signum):
+        case events.GenerationBegun(generation) if state.why in _NO_FURTHER or (
+            state.end.no_restart and state.end.signum
+        ):
             # the order crossed our report, or comes from a coordinator that has not had it
             return replace(state, generation=generation, exits=(), start_failure=None), (actions.ReportEnded(),)
         case events.GenerationBegun():
@@ -107,7 +109,7 @@ def _on_generation_begun(state: State, begun: events.GenerationBegun) -> Result:
         phase=Phase.RUNNING,
         generation=begun.generation,
         generation_at=begun.at,
-        alone=begun.alone,
+        is_only_node=begun.is_only_node,
         pending=begun.ranks,
         progress=Progress(idle_since=begun.at),
         end=state.end,
@@ -120,12 +122,12 @@ def _on_job_ended(state: State, status: int, at: float) -> Result:
     state = replace(state, end=replace(state.end, status=status))
     if state.phase is Phase.WAITING:
         return teardown.end(state)
-    return teardown.stop(state, Why.JOB_ENDED, SIGTERM, at) if state.is_working else (state, ())
+    return teardown.stop(state, Why.JOB_ENDED, SIGTERM, at) if state.workers_go_on else (state, ())
 
 
 def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
-    if not state.is_working:
+    if not state.workers_go_on:
         others_ended = state.teardown.others_ended or event.others_ended
         return replace(state, teardown=replace(state.teardown, others_ended=others_ended)), ()
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
@@ -188,7 +190,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
         return teardown.stop_other_nodes(
             _with_signal(state, signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster
         )
-    if state.is_sweeping_after_success and state.alone:
+    if state.is_sweeping_after_success and state.is_only_node:
         return teardown.escalate(state, at) if event.escalates else (state, ())
     if state.why is Why.COORDINATOR and not state.end.signum:
         # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
@@ -196,7 +198,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     if event.escalates and not (event.asks_first and state.phase is Phase.STOPPING):
         state, then = teardown.escalate(state, at)
         return state, (*then, actions.Escalate(signum))
-    if state.end.halted or state.why in _NO_FURTHER:
+    if state.end.no_restart or state.why in _NO_FURTHER:
         return state, ()
     # the stop goes on, whatever its reason is, and no generation begins after it
     return teardown.halt(state), (actions.ReportStopping(Why.SIGNALLED, signum),)
@@ -207,7 +209,7 @@ def _on_second_signal_without_workers(state: State, event: events.SignalReceived
     if not event.escalates:
         return state, ()
     escalates = actions.Escalate(event.signum)
-    if event.is_decided_here:
+    if event.coordinator_is_here:
         return state, (escalates,)
     status = exitcodes.of_signal(state.end.signum)
     state, then = teardown.end(replace(state, end=replace(state.end, status=status)))
@@ -221,7 +223,7 @@ def _with_signal(state: State, signum: int) -> State:
 
 def _may_others_run(state: State) -> bool:
     """Whether the workers of this node have finished while those of other nodes may still run."""
-    return state.is_sweeping_after_success and not state.alone and state.end.status is None
+    return state.is_sweeping_after_success and not state.is_only_node and state.end.status is None
 
 
 # --- workers
@@ -235,8 +237,8 @@ def _on_worker_started(state: State, rank: int, at: float) -> Result:
         return state, then
     if state.policy.progress_interval:
         return state, (*then, actions.CheckProgress())
-    if state.policy.lazy_progress_interval:
-        check_at = at + state.policy.lazy_progress_interval
+    if state.policy.quiet_progress_interval:
+        check_at = at + state.policy.quiet_progress_interval
         state = replace(state, progress=replace(state.progress, check_at=check_at))
     return state, then
 
@@ -255,7 +257,7 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     if not follows_another(error):
         raised = replace(raised, causes=raised.causes | {rank})
     state = replace(state, raised=raised)
-    is_to_end = state.is_working and rank in state.alive - {*state.terminal_holder, *state.debugging.queued}
+    is_to_end = state.workers_go_on and rank in state.alive - {*state.terminal_holder, *state.debugging.queued}
     # without a time torch's `@record` wrote it, which also sees exceptions that the program handles
     may_be_handled = error.at is None
     if not event.lingers or not is_to_end or may_be_handled:
@@ -267,15 +269,15 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 
 def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
     """Decide what the end of a worker means for the other workers; resume time limits if it was the last in a debugger."""
-    were_paused = state.pauses_limits
+    were_paused = state.limits_wait
     progress = replace(state.progress, idle_since=at)
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
-    releases = (actions.PauseLimits(False),) if were_paused and not state.pauses_limits else ()
+    releases = (actions.PauseLimits(False),) if were_paused and not state.limits_wait else ()
     had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
     if state.debugging.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
         # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
         state, then = teardown.stop(_with_signal(state, SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
-    elif not state.is_working:
+    elif not state.workers_go_on:
         state, then = teardown.sweep_if_all_ended(state, at)
     elif exit.status != 0:
         state, then = _on_failure(state, exit, at)
@@ -289,7 +291,7 @@ def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
     all_ended = not state.alive and not state.pending
     cause_unknown = follows_another(exit) and not state.raised.causes & state.alive
     # where all have ended here, the cause may still be on another node
-    waits_for_cause = cause_unknown and not (all_ended and state.alone)
+    waits_for_cause = cause_unknown and not (all_ended and state.is_only_node)
     # if the others fail at the same import, a restart does not help
     if waits_for_cause or (state.alive and import_failure(exit.error)):
         deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
@@ -303,7 +305,7 @@ def _on_success(state: State, at: float) -> Result:
         warns = state.phase is Phase.RUNNING and state.warning_deadline is None
         return (replace(state, warning_deadline=at + EARLY_EXIT_WARNING) if warns else state), ()
     if state.phase is Phase.SETTLING:
-        return teardown.stop(state, Why.FAILED, SIGTERM, at) if state.alone else (state, ())
+        return teardown.stop(state, Why.FAILED, SIGTERM, at) if state.is_only_node else (state, ())
     return teardown.sweep(replace(state, why=Why.FINISHED), SIGTERM, at + teardown.SWEEP_GRACE)
 
 
@@ -314,9 +316,9 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
     """Report for how long no worker has made progress. The first check cannot compare, and always says `progressed`."""
     if state.phase is not Phase.RUNNING:
         return state, ()
-    interval = state.policy.progress_interval or state.policy.lazy_progress_interval
+    interval = state.policy.progress_interval or state.policy.quiet_progress_interval
     before, check_at = state.progress, at + interval
-    if progressed or not state.checks_progress:
+    if progressed or not state.idleness_counts:
         then = (actions.ReportIdle(0.0),) if before.is_idle else ()
         return replace(state, progress=Progress(check_at=check_at, idle_since=at)), then
     progress = replace(before, check_at=check_at, is_idle=True)
@@ -383,8 +385,8 @@ def _with_time_to_end(state: State, at: float) -> State:
 def _with_debugging(before: State, debugging: Debugging) -> Result:
     """Note which workers are held. Time limits stop when the first worker is held in a debugger, and go on after the last."""
     state = replace(before, debugging=debugging)
-    is_same = before.pauses_limits == state.pauses_limits
-    return state, () if is_same else (actions.PauseLimits(state.pauses_limits),)
+    is_same = before.limits_wait == state.limits_wait
+    return state, () if is_same else (actions.PauseLimits(state.limits_wait),)
 
 
 # --- time
@@ -392,10 +394,10 @@ def _with_debugging(before: State, debugging: Debugging) -> Result:
 
 def _on_deadline(state: State, at: float) -> Result:
     """Do what is due at this time. Each deadline was set when the time that it limits began."""
-    due = soonest(state.deadline, state.lazy_deadline)
+    due = soonest(state.deadline, state.quiet_deadline)
     if due is None or at < due:
         return state, ()
-    warns = is_due(state.warning_deadline, at) and not state.pauses_limits
+    warns = is_due(state.warning_deadline, at) and not state.limits_wait
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if is_due(state.raised.deadline, at) and not state.is_held:
             return replace(state, raised=replace(state.raised, deadline=None)), (actions.FindRaised(),)

@@ -52,7 +52,7 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
         delayed = DelayedStop(signum=signum, until=at + EXPECTED_WITHIN)
         return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), resumes
     captures_stacks = (explained or signum == SIGINT) and why in _EXPLAINED and not by_cluster
-    if captures_stacks and state.policy.stacks_within and state.alive and not state.terminal_holder:
+    if captures_stacks and state.policy.stacks_timeout and state.alive and not state.terminal_holder:
         state, captures = _stop_after_stacks(state, signum, at, explained=explained)
         return state, (*captures, *then)
     in_debugger = state.terminal_holder if why is Why.FAILED else frozenset()  # there the user decides when it ends
@@ -68,7 +68,7 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
 def _stop_after_stacks(state: State, signum: int, at: float, *, explained: bool) -> Result:
     """Capture the workers' stacks first; when they are known, or the time is up, `send_stop` begins the grace period."""
     interval = state.policy.progress_interval
-    within = state.policy.stacks_within if explained else min(STACKS_WITHIN, state.policy.stacks_within)
+    within = state.policy.stacks_timeout if explained else min(STACKS_WITHIN, state.policy.stacks_timeout)
     # an order of the coordinator does not say why; after so long without progress, the reason is that the job hangs
     hangs = state.why is Why.COORDINATOR and 0 < _LEAST_CHECKS * interval <= at - state.progress.idle_since
     delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
@@ -159,7 +159,7 @@ def sweep_if_all_ended(state: State, at: float) -> Result:
 
 def halt(state: State) -> State:
     """Return the state after which no generation begins."""
-    return replace(state, end=replace(state.end, halted=True))
+    return replace(state, end=replace(state.end, no_restart=True))
 
 
 def escalate(state: State, at: float) -> Result:
