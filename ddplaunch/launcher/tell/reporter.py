@@ -163,7 +163,7 @@ class Reporter:
         """Report an event of this node's decision: its public event, and a line where the user has to know at once."""
         self._emit_row(event)
         match event:
-            case node.SignalReceived() if event.taken_for and (before.end.signum or not before.is_going):
+            case node.SignalReceived() if event.taken_for and (before.end.stop_signal or before.is_ending):
                 self.print(render_repeated(event, os.getppid()))
             case node.SignalReceived() if event.escalates and event.signum in before.policy.stop_signals:
                 self._on_stop_signal(event, before)
@@ -176,7 +176,7 @@ class Reporter:
         """Say that the workers are stopped, or killed at once, by a signal that came to this node."""
         plan = self.story.plan
         # the coordinator has begun this stop: the signal is no second one
-        is_first = before.why is Why.COORDINATOR and not before.end.signum
+        is_first = before.why is Why.COORDINATOR and not before.end.stop_signal
         # it goes to that worker, and stops nothing
         is_of_debugger = event.signum == signal.SIGINT and before.terminal_holder
         if is_first or is_of_debugger:
