@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import *
-from ddplaunch.launcher.decide.job.step import REGROUP
+from ddplaunch.launcher.decide.job.node_loss import REGROUP
 from ddplaunch.spec.outcome import StartFailure, Why
 from tests.unit.supervise.job_histories import (
     ELASTIC,

@@ -1,4 +1,4 @@
-"""How a generation ends, and what follows: another one after a pause, or the end of the job with its status. Pure."""
+"""How a generation (one start of all workers) ends, and what follows: another one, or the job's end and status. Pure."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ NO_FAILURE = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are n
 def stop_nodes(
     state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False
 ) -> Result:
-    """Order all nodes to stop their workers, except for the node `but`, which does so already."""
+    """Order all nodes to stop their workers, except for the node `but`, which does so already; None: all.
+
+    What follows is decided when no process is left on any node: another generation, or the end of the job.
+    """
     ids = tuple(id for id in state.members.running if id != but)
     state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum), at)
     return state, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
 
 
 def halt(state: State) -> State:
-    """Return the state after which nothing is started again."""
+    """Return the state after which no generation begins: the job ends once the workers have."""
     return replace(state, end=replace(state.end, no_restart=True))
 
 
@@ -48,23 +51,28 @@ def go_on_if_ended(state: State, at: float) -> Result:
     if state.phase is not Phase.STOPPING:
         return state, ()
     generation = state.generation
-    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *NO_FAILURE) and not generation.lost
-    have_started = all(generation.node_exits.values()) and all(  # also those on nodes that have left
-        len(generation.node_exits.get(member.id, ())) == member.workers for member in state.members.taking_part
-    )
-    ended_by_themselves = all(exit.stopped_with is None for exit in generation.exits)
-    if no_failure and have_started and ended_by_themselves:
+    stop_came_from_no_worker = state.why in (Why.TIMED_OUT, Why.HUNG, *NO_FAILURE) and not generation.lost
+    if stop_came_from_no_worker and _ended_without_stop(state):
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
         return end_job(replace(state, why=Why.FAILED if generation.failure else Why.FINISHED))
     return _restart_or_end(state, at)
 
 
+def _ended_without_stop(state: State) -> bool:
+    """Whether all workers of all nodes were started, and none was asked to end, also on nodes that have left."""
+    node_exits, taking_part = state.generation.node_exits, state.members.taking_part
+    none_is_unknown = all(node_exits.values())  # () is of a node that was lost while it left
+    have_started = all(len(node_exits.get(member.id, ())) == member.workers for member in taking_part)
+    return none_is_unknown and have_started and all(end.stopped_with is None for end in state.generation.exits)
+
+
 def _restart_or_end(state: State, at: float) -> Result:
-    """Start another generation where that is allowed and may help; else end the job."""
+    """Start another generation where that is allowed and may help; else end the job. No process is left on any node."""
     if _notice_obeyed(state):
         return _end_after_notice(state)
     state = replace(state, why=_why_in_the_end(state))
-    if state.end.no_restart or state.generation.start_failure is not None or state.why not in MAY_RESTART:
+    could_not_start = state.generation.start_failure is not None
+    if state.end.no_restart or could_not_start or state.why not in MAY_RESTART:
         return end_job(state)
     if state.why not in NO_FAILURE:
         return _restart_after_failure(state, at)
@@ -90,8 +98,9 @@ def _restart_after_failure(state: State, at: float) -> Result:
     if policy.max_restarts > 0 or not costs_restart:  # else the failure ends the job, whatever steps were made
         state = replace(state, restarts=state.restarts.after_steps(generation, policy.max_no_progress))
     restarts = state.restarts
-    is_allowed = not restarts.are_used_up(policy, at) and (policy.nodes_are_replaceable or not too_few)
-    if costs_restart and not is_allowed and not restarts.gave_up:
+    can_have_enough = policy.nodes_are_replaceable or not too_few
+    is_allowed = can_have_enough and not restarts.are_used_up(policy, at)
+    if costs_restart and not is_allowed and not restarts.gave_up:  # that the job made no progress is said below
         return end_job(state)
     if reason := restarts.why_not_again(policy, state.why, generation):
         return _with_line(f"not started again: {reason}", end_job(state))
@@ -126,7 +135,7 @@ def _restart(state: State, at: float, *, costs_restart: bool = False) -> Result:
 
     The more generations in a row failed at once, the longer the pause. `costs_restart`: the restart counts for --max-restarts.
     """
-    own = state.members.get(SELF_ID)
+    own = state.members.get(SELF_ID)  # None: the coordinator is in the command that started all agents, on no node
     if own is not None and own.is_leaving:
         if len(state.members) > 1:
             return leave_job(state, own.leave_signal)
@@ -134,8 +143,8 @@ def _restart(state: State, at: float, *, costs_restart: bool = False) -> Result:
     restarts = state.restarts.after_generation(state.why, state.generation, at)
     if costs_restart:
         restarts = restarts.with_restart(at, state.policy.max_restarts)
-    seconds = 0.0 if state.why is Why.NODE_JOINED else pause_after(restarts.short_lives)
-    return _begin_pause(replace(state, restarts=restarts), at, seconds)
+    pause = 0.0 if state.why is Why.NODE_JOINED else pause_after(restarts.short_lives)
+    return _begin_pause(replace(state, restarts=restarts), at, pause)
 
 
 def _begin_pause(state: State, at: float, seconds: float) -> Result:
@@ -182,7 +191,7 @@ def _reasons_to_end(state: State) -> tuple[Phase, Why | None, int, bool]:
 
 
 def _status(state: State, requeue: int) -> int:
-    """Return the exit status of the job, which goes back into the queue after the notice `requeue`, unless that is 0."""
+    """Return the exit status of the job; `requeue` is the notice after which the job is queued again; 0: it is not."""
     if requeue:
         return exitcodes.of_signal(requeue)
     if state.restarts.gave_up:

@@ -1,4 +1,4 @@
-"""The nodes of a job: what the user decided about them, and those that have joined.
+"""The nodes of a job, as its coordinator knows them: what the user decided about them, and those that have joined.
 
 Thousands of nodes join and end one by one, each in a new state: so the members are a mapping that never changes.
 """
@@ -176,9 +176,9 @@ class Policy(Struct, frozen=True, kw_only=True):
     hang_timeout: float | None = None  # seconds in which no worker makes progress
     debugs: bool = False  # a debugger of the user may hold workers of any node
     straggler_check: float = 0.0  # seconds from one check for stragglers to the next; 0: that is not done
-    nodes_are_replaceable: bool = False  # whether another agent may be started in place of a lost one
-    nodes_may_leave: bool = False  # whether SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
-    dispatched: bool = False  # whether one command has started all agents (`launcher/elsewhere/lead.py`)
+    nodes_are_replaceable: bool = False  # another agent may be started in place of a lost one
+    nodes_may_leave: bool = False  # SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
+    dispatched: bool = False  # one command has started all agents (`launcher/elsewhere/lead.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
     # seconds from the last renewal of a lost node by which its workers have been killed; 0: the job needs all its nodes
     lease: float = 0.0
