@@ -48,7 +48,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
         return self.traces.shm is not None and self.traces.shm[0] <= _SMALL_SHM
 
 
-Found = Mapping[str, str]  # values for the advice
+Found = Mapping[str, str]  # values for the advice, and "line": the text that fitted
 Predicate = Callable[[WorkerExit, Evidence], Found | None]
 
 
@@ -385,7 +385,7 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
         "rank": end.rank,
         "workers": facts.workers,
         "program": facts.program,
-        "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",
+        "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",  # whose memory is full
         "signal": signal_name(end.signal or 0),
         "memory": size(end.peak_rss),
         "kills": count(facts.traces.oom_kills, "kill"),
@@ -393,7 +393,8 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
         "shm": f"{size(shm_free)} of {size(shm_size)} free",
     }
     for row in CAUSES:
-        if (found := row.predicate(end, facts)) is not None:
+        found = row.predicate(end, facts)
+        if found is not None:
             advice = row.advice.format(**values | dict(found))
             return Cause(name=row.name, advice=advice, line=found.get("line", ""), fault=row.fault)
     return None
