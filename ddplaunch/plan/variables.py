@@ -160,7 +160,10 @@ def init_file(plan: Plan, generation: int) -> str | None:
 def common(
     spec: JobSpec, caller: Mapping[str, str], *, run_id: str, backend: str, address: str, omp: int | None
 ) -> dict[str, str]:
-    """Return the variables that all workers of the job share; `omp` is their number of threads (None: the caller's)."""
+    """Return the variables that all workers of the job share; the first five are torchrun's and torch's, too.
+
+    `address` is MASTER_ADDR, `omp` the number of threads of a worker; None: OMP_NUM_THREADS stays as the caller has it.
+    """
     found = {
         **dict(spec.env),
         "MASTER_ADDR": address,

@@ -111,8 +111,10 @@ def groups(root: Root, controller: str) -> Iterator[Group]:
         hierarchy, controllers, path = line.split(":", 2)
         is_v2 = hierarchy == "0" and not controllers
         for mount in mounted:
-            shows_v1 = mount.kind == "cgroup" and controller in mount.options and controller in controllers.split(",")
-            if mount.kind == "cgroup2" if is_v2 else shows_v1:
+            shows_v2 = is_v2 and mount.kind == "cgroup2"
+            is_of_v1 = not is_v2 and mount.kind == "cgroup"
+            shows_v1 = is_of_v1 and controller in mount.options and controller in controllers.split(",")
+            if shows_v1 or shows_v2:
                 yield Group(is_v2=is_v2, folders=tuple(_folders(mount, path)))
 
 
