@@ -268,7 +268,7 @@ class JobReporter:
                 stopped = (end.stopped_at for end in stopped_now if end.stopped_at is not None)
                 # the workers may have been asked to end before, as after the loss of a node
                 at = min(stopped, default=now) if self.story.signalled_at is None else self.story.signalled_at
-                after = at - began if state.has_begun else None
+                after = at - began if state.workers_may_have_begun else None
                 reason = f"{ending.text}: " if ending.text else ""
                 return reason + closing.render_stopped(state.signum, after, stopped_now)
             case Why.TIMED_OUT:

@@ -334,7 +334,7 @@ WERE_STARTED: dict[str, tuple[list[Event], bool]] = {
 def test_workers_were_started(sentence: str) -> None:
     events, has_begun = WERE_STARTED[sentence]
     state, _ = history(THREE, events)
-    assert (state.phase, state.has_begun) == (Phase.ENDED, has_begun)
+    assert (state.phase, state.workers_may_have_begun) == (Phase.ENDED, has_begun)
 
 
 def test_no_generation_begins_beside_a_process_that_could_not_be_ended() -> None:
@@ -431,7 +431,7 @@ def test_to_other_nodes_a_killed_command_is_a_lost_node(number: int, status: int
 def test_what_ends_a_job_between_two_generations_ended_no_worker() -> None:
     between = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2)]
     state, _ = history(replace(THREE, max_restarts=3), [*between, NodeStopping(1, Why.SIGNALLED, SIGINT, 2.5)])
-    assert (state.end.status, state.end.between_generations, state.has_begun) == (130, True, True)
+    assert (state.end.status, state.end.between_generations, state.workers_may_have_begun) == (130, True, True)
 
 
 # --- the time of the job

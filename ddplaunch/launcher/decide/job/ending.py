@@ -68,7 +68,7 @@ def _ended_without_stop(state: State) -> bool:
 
 def _restart_or_end(state: State, at: float) -> Result:
     """Start another generation where that is allowed and may help; else end the job. No process is left on any node."""
-    if _notice_obeyed(state):
+    if _notice_obeyed(state):  # the end of the job was announced, and all workers have saved and exited
         return _end_after_notice(state)
     state = replace(state, why=_why_in_the_end(state))
     could_not_start = state.generation.start_failure is not None

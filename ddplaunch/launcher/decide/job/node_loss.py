@@ -30,7 +30,7 @@ from ddplaunch.system.words import signal_name
 
 # seconds from SIGTERM to a node until the next generation: somebody who deletes the whole job does not reach all nodes at
 # once, and node 0, with which the job ends, may be the last
-REGROUP = 2.0
+PAUSE_AFTER_LEAVE = 2.0
 
 
 # --- a node that is lost
@@ -59,7 +59,7 @@ def on_agent_lost(state: State, lost: events.AgentLost) -> Result:
 
 def _on_running_node_lost(state: State, member: Member, reason: str, at: float) -> Result:
     """Stop all other nodes, since workers of the lost node may have been running; during a stop, wait for one node fewer."""
-    state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
+    state = replace(state, workers_may_have_begun=True)
     if member.is_leaving:
         # the others start again without it in any case: its loss is no failure, but how its workers have ended is not known
         node_exits = state.generation.node_exits.with_item(member.id, ())
@@ -123,8 +123,9 @@ def on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     lacking = state.policy.min_nodes - _number_staying(state, id)
     when = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
     line = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {when}")
+    # the signal may still be on its way to further nodes: no generation begins before
     members = state.members.with_member(replace(member, leave_signal=event.signum))
-    state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + REGROUP))
+    state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + PAUSE_AFTER_LEAVE))
     if not member.runs:
         all_start_again = state.phase in (Phase.STOPPING, Phase.PAUSING)  # else the line would not be true
         state, then = on_agent_lost(state, events.AgentLost(id, OWN_END, at))

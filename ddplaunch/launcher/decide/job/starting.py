@@ -68,6 +68,7 @@ def _start_with(state: State, ordered: Sequence[Member], at: float) -> Result:
 
     Where some are new, warn of differences between the nodes.
     """
+    # without a node rank a member has taken no part in the last generation
     newcomers = [(rank, member) for rank, member in enumerate(ordered) if member.node_rank is None]
     ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
     taking_part = {member.id for member in ranked}

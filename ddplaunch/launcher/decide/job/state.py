@@ -77,7 +77,7 @@ class State(Struct, frozen=True, kw_only=True):
     members: Members = Members.of(())
     why: Why | None = None  # why the generation, or the job, is to end
     signum: int = 0  # the signal that is the reason
-    has_begun: bool = False  # workers were started, or may have been
+    workers_may_have_begun: bool = False  # in any generation; a lost node has not said whether it had started any
 
     rendezvous: Rendezvous = Rendezvous()
     generation: Generation = Generation()

@@ -51,7 +51,10 @@ EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are na
 
 
 def step(state: State, event: events.Event) -> Result:
-    """Return the state after `event`, and the actions to carry out."""
+    """Return the state after `event`, and the actions to carry out.
+
+    Reports of nodes that are no members any more, or on which nothing of the generation is left, are dropped.
+    """
     if state.phase is Phase.ENDED:
         if isinstance(event, events.Joined):
             return state, (actions.Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),)
@@ -138,7 +141,7 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
     state = replace(state, members=members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
         return start_if_enough(state, at, is_restart=not state.generation.is_before_first)
-    if state.spares:
+    if state.spares:  # more nodes are here than a generation has
         return state, (actions.Print(IS_A_SPARE.format(member.host)),)
     has_finished_anywhere = any(other.has_ended for other in state.members.values())
     if state.phase is Phase.RUNNING and not has_finished_anywhere:
@@ -241,8 +244,8 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     """Note how the workers of this node ended; after the last node, decide what follows (`go_on_if_ended`)."""
     member, generation = state.members[event.id], state.generation
     generation = replace(generation, node_exits=generation.node_exits.with_item(event.id, event.exits))
-    has_begun = state.has_begun or bool(event.exits or event.leftovers)
-    state = replace(state, generation=generation, has_begun=has_begun)
+    may_have_begun = state.workers_may_have_begun or bool(event.exits or event.leftovers)
+    state = replace(state, generation=generation, workers_may_have_begun=may_have_begun)
     if member.is_leaving and event.id != SELF_ID:
         state = replace(state, members=state.members.without(event.id))
         state, then = go_on_if_ended(state, event.at)
@@ -289,7 +292,8 @@ def _on_node_ended_unstopped(state: State, member: Member, event: events.NodeEnd
 
 def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
     """Note for how long a node has made no progress. If no node has for too long, stop all workers, or print a line."""
-    if state.phase is not Phase.RUNNING or state.limits.suspended_at is not None or state.is_debugged:
+    limits_wait = state.limits.suspended_at is not None or state.is_debugged  # for Ctrl-Z, or for a debugger
+    if state.phase is not Phase.RUNNING or limits_wait:
         return state, ()
     before, limit = state.idleness, state.policy.hang_timeout or limits.IDLE_LINE_AFTER
     idleness, all_idle_for = before.after_report(event.id, event.since, event.at, state.members, limit)
@@ -323,7 +327,7 @@ def _on_resumed(state: State, at: float) -> State:
 def _on_deadline(state: State, at: float, *, is_first_silent: bool) -> Result:
     """Do what is due at this time: stop the job, start, end a rendezvous in vain, or print what the job waits for.
 
-    `is_first_silent`: node 0 does not answer the coordinator; only a partition asks.
+    `is_first_silent`: node 0 does not answer the coordinator, which matters in a partition alone.
     """
     if not is_due(state.deadline, at):
         return state, ()
@@ -332,9 +336,8 @@ def _on_deadline(state: State, at: float, *, is_first_silent: bool) -> Result:
     if is_due(state.phase_deadline, at):
         if state.phase is Phase.RENDEZVOUS:  # enough nodes are here, and no further one has joined in time
             return start_generation(state, at)
-        return start_if_enough(
-            wait_for_nodes(state, at), at, is_restart=True
-        )  # the pause between two generations is over
+        # the pause between two generations is over
+        return start_if_enough(wait_for_nodes(state, at), at, is_restart=True)
     if state.phase is Phase.RENDEZVOUS:
         return on_rendezvous_due(state, at)
     if state.phase is Phase.RUNNING and is_due(state.partition.due, at):

@@ -98,7 +98,7 @@ class Debugging(Struct, frozen=True, kw_only=True):
     was_debugged: bool = False  # that rank has left its debugger, and ends
     queued: tuple[int, ...] = ()  # ranks that failed as well, and wait until that rank has left its debugger
     attached: frozenset[int] = frozenset()  # ranks that `ddplaunch attach` holds, or a client of debugpy
-    interrupted: bool = False  # Ctrl-C went to the rank at the terminal
+    got_ctrl_c: bool = False  # Ctrl-C went to the rank at the terminal
 
 
 class Teardown(Struct, frozen=True, kw_only=True):

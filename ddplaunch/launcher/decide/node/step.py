@@ -157,7 +157,7 @@ def _on_signal(state: State, event: events.SignalReceived) -> Result:
     elif signum == SIGINT and state.terminal_holder:
         # Ctrl-C at a debugger's prompt is for the debugger, and stops nothing
         more = (actions.ForwardSignal(signum, state.terminal_holder),)
-        state = replace(state, debugging=replace(state.debugging, interrupted=True))
+        state = replace(state, debugging=replace(state.debugging, got_ctrl_c=True))
     elif signum in state.policy.stop_signals:
         state, more = _on_stop_signal(state, event)
     elif state.alive and not workers_have_it:
@@ -301,7 +301,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
     limits_go_on = (actions.PauseLimits(False),) if limits_waited and not state.limits_wait else ()
     had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
-    died_of_ctrl_c = state.debugging.interrupted and had_terminal and exit.signal == SIGINT
+    died_of_ctrl_c = state.debugging.got_ctrl_c and had_terminal and exit.signal == SIGINT
     if died_of_ctrl_c and not state.is_ending:
         # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
         state, then = teardown.stop(_with_stop_signal(state, SIGINT), Why.SIGNALLED, SIGINT, at, shows_stacks=False)

@@ -16,7 +16,7 @@ from ddplaunch.system.loop.deadline import is_due
 
 SWEEP_GRACE = 1.0  # seconds that processes left behind get after a clean end
 TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of shared memory ends 2 s after its users
-EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
+CLUSTER_SIGNALS_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
 SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that hangs
 SLOW_STOP = 5.0  # seconds of a long stop after which the workers that still run are named, and again
 # seconds that Ctrl-C waits at most for stacks, which come in a tenth of one unless the machine is busy
@@ -52,7 +52,7 @@ def stop(
         return replace(state, why=why), then
     state = _with_grace_period(replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING), at)
     if by_cluster and is_ordered and state.alive:
-        delayed = DelayedStop(signum=signum, until=at + EXPECTED_WITHIN)
+        delayed = DelayedStop(signum=signum, until=at + CLUSTER_SIGNALS_WITHIN)
         return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), resumes
     wants_stacks = (shows_stacks or signum == SIGINT) and why in _REPORTED_WITH_STACKS and not by_cluster
     is_at_prompt = bool(state.terminal_holder)  # a debugger has the terminal
@@ -82,6 +82,7 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
     delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
     state = _with_grace_period(state, at + within)
     state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed, job_hangs=job_hangs))
+    # with --hang-timeout (its checks have an interval) the stacks are wanted anyway, else only where workers may wait for others
     if_in_group = shows_stacks and state.why in _STACKS_ONLY_IN_GROUP and not interval
     return state, (actions.CaptureStacks(within, if_in_group=if_in_group, ras=job_hangs, silently=not shows_stacks),)
 
