@@ -94,7 +94,7 @@ def _headline(report: FailureReport) -> list[str]:
         how.insert(0, first.how)
     if len(rest) > _MESSAGE_LINES:
         rest = [*rest[:_MESSAGE_LINES], f"... and {count(len(rest) - _MESSAGE_LINES, 'more line')} in its log"]
-    who = f"{report.ended_by}: {who}" if report.ended_by else who
+    who = f"{report.ended_by}: {who}" if report.ended_by else who  # "out of walltime: rank 3"
     return [f"{who} failed: {what}   ({', '.join(how)})", *rest]
 
 

@@ -248,10 +248,8 @@ class JobReporter:
     def _closing_line(self, state: State, ending: ClusterEnding) -> str | None:
         """Return the line that closes a job which did not fail; None if the job failed."""
         now, began, taking_part = self._reporter.clock(), self.story.began, state.members.taking_part
-        exits, requeue = (
-            state.generation.exits,
-            state.end.requeue,
-        )  # the notice after which the job is queued again, or 0
+        exits = state.generation.exits
+        requeue = state.end.requeue  # the notice after which the job is queued again; 0: it is not
         stopped_now = () if state.end.between_generations else exits
         match state.why:
             case Why.FAILED | Why.FINISHED if requeue:

@@ -366,7 +366,7 @@ class Reporter:
         news = folder.leave(on) if leaves else folder.news(on)
         if news is None:
             return
-        if not leaves:  # else the record of events is closed
+        if not leaves:
             self.emit("notice", text=news)
         self.print(news)
 

@@ -34,7 +34,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
     chosen: list[Device] = []
     left_out = []
     for entry in dict.fromkeys(part.strip() for part in value.split(",")):
-        card, _, tile = entry.partition(".")  # "1.0": the first tile of the second card
+        card, _, tile = entry.partition(".")
         if card in by_token and (not tile or tile.isdigit()):
             whole = by_token[card]
             pci = None if tile else whole.pci

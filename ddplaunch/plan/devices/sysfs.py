@@ -234,7 +234,7 @@ def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:
     }
     found: list[Core] = []
     placed: set[int] = set()
-    caches: dict[int, int] = {}
+    caches: dict[int, int] = {}  # of each CPU, by the lowest CPU that shares its highest-level cache
     first_of_package: dict[int, int] = {}
     for cpu in sorted(cpus):
         if cpu in placed:
