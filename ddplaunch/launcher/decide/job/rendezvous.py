@@ -168,6 +168,7 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
             ranked[rank] = member
         else:
             rest.append(member)
+    # a rank that is too high for this number of nodes still orders them
     rest.sort(key=lambda member: (_or_last(member.requested_rank), _or_last(member.node_rank), member.id))
     free = (rank for rank in range(number) if rank not in ranked)
     ranked.update(zip(free, rest, strict=True))

@@ -40,10 +40,11 @@ def first_state(policy: Policy, at: float, first_term: int) -> State:
 def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
     """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
     policy, members, deadline = state.policy, state.members, state.rendezvous.deadline
-    if state.rendezvous.is_complete(policy, members) or (len(members) >= policy.min_nodes and is_restart):
+    is_enough = len(members) >= policy.min_nodes
+    if state.rendezvous.is_complete(policy, members) or (is_enough and is_restart):
         return start_generation(state, at)
-    if len(members) < policy.min_nodes:
-        return replace(state, phase_deadline=None), ()
+    if not is_enough:
+        return replace(state, phase_deadline=None), ()  # the deadline of the rendezvous runs
     waits_until = max(at + policy.last_call, state.may_begin_at)
     return replace(state, phase_deadline=waits_until if deadline is None else min(waits_until, deadline)), ()
 

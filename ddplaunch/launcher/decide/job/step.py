@@ -181,7 +181,8 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
 
 def _stop_all_nodes(state: State, event: events.NodeStopping) -> Result:
     """Stop all nodes as this one has; between two generations, end the job; during a stop, see what follows it."""
-    why, signum, is_failure = event.why, event.signum, event.why is Why.FAILED
+    why, is_failure = event.why, event.why is Why.FAILED
+    signum = event.signum  # 0: the reason is no signal
     if state.phase is Phase.RUNNING:
         return stop_nodes(state, why, signum or SIGTERM, event.at, but=event.id, by_cluster=event.by_cluster)
     if state.phase in BETWEEN_GENERATIONS:
