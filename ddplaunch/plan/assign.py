@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 # --- which devices each worker owns
 
 
-Owned = tuple[tuple[Device, ...], ...]
+Owned = tuple[tuple[Device, ...], ...]  # the devices of each local worker, by local rank
 
 
-def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
-    """Return the devices of each local worker, by local rank.
+def divide_devices(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
+    """Return the devices of each local worker, by local rank: one in turn, unless options say otherwise.
 
     Raises:
         LaunchError: --gpus-per-worker or --workers-per-gpu cannot be met by these devices.
@@ -100,31 +100,33 @@ _ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"  # CUDA pro
 
 
 def choose_pin(spec: JobSpec, owned: Owned) -> tuple[str, str]:
-    """Return "device", "visible" or "none" and the reason.
+    """Return how workers are kept to their devices, and the reason.
+
+    "device": all are visible, and the worker's own is torch's current one; "visible": the worker sees no other; "none": nothing.
 
     Raises:
         LaunchError: --pin device where it cannot work.
     """
     devices = {device for own in owned for device in own}
-    mig = any(device.is_mig for device in devices)
-    command = spec.program.kind is ProgramKind.COMMAND
+    has_mig = any(device.is_mig for device in devices)
+    is_command = spec.program.kind is ProgramKind.COMMAND
     if spec.virtual_local_rank:
         return "visible", spec.origin("virtual_local_rank")
-    if spec.pin == "device" and command:
+    if spec.pin == "device" and is_command:
         raise LaunchError(
             f"{spec.typed('pin', spec.pin)}: it works inside python, but --no-python runs a command",
             hint="--pin visible",
         )
-    if spec.pin == "device" and mig and len(devices) > 1:
+    if spec.pin == "device" and has_mig and len(devices) > 1:
         raise LaunchError(f"{spec.typed('pin', spec.pin)}: {_ONE_INSTANCE}", hint="--pin visible")
     if spec.pin:
         return spec.pin, spec.origin("pin")
     if any(len(own) > 1 for own in owned):
         return "visible", "each worker has several devices"  # these can be handed over only as a set
-    if mig:
+    if has_mig:
         return "visible", _ONE_INSTANCE
     # a command is most often a wrapper around a Python script that counts on seeing every device
-    return ("none", "default for a command") if command else ("device", "default")
+    return ("none", "default for a command") if is_command else ("device", "default")
 
 
 def bind_device(
@@ -136,19 +138,19 @@ def bind_device(
     """
     if not own:
         return "cpu", {}
-    hidden = hardware.visible_variable
+    visibility = hardware.visible_variable  # "CUDA_VISIBLE_DEVICES"
     if pin == "visible":
-        return f"{own[0].kind}:0", {hidden: ",".join(device.token for device in own)}
-    result = {}
+        return f"{own[0].kind}:0", {visibility: ",".join(device.token for device in own)}
+    variables = {}
     index = own[0].index
     # where CUDA chooses the order of the devices, tokens are UUIDs, and only a list of them makes an index certain
     if spec.devices is not None or not all(device.token.isdigit() for device in devices):
-        result[hidden] = ",".join(device.token for device in devices)
+        variables[visibility] = ",".join(device.token for device in devices)
         index = devices.index(own[0])
-    mine = f"{own[0].kind}:{index}"
+    name = f"{own[0].kind}:{index}"
     if pin == "device":
-        result["DDPLAUNCH_PIN_DEVICE"] = mine
-    return mine, result
+        variables["DDPLAUNCH_PIN_DEVICE"] = name
+    return name, variables
 
 
 def pin_notes(spec: JobSpec, pin: str, owned: Owned) -> list[str]:
@@ -175,7 +177,7 @@ def choose_backend(owned: Sequence[Sequence[Device]], build: TorchBuild | None) 
 
     `owned[i]` are the devices of local worker i; `build` is what the workers' torch was built with, None if unknown.
     """
-    gpus = [{_gpu(device) for device in own} for own in owned]
+    gpus = [{_gpu(device) for device in own} for own in owned]  # of each worker
     different = len(set().union(*gpus))
     if not different:
         return "gloo", "no accelerator"
@@ -217,18 +219,18 @@ def check_granted(spec: JobSpec, allocation: Allocation, node: Node, owned: Owne
     Raises:
         LaunchError: it does not ask for the CPUs, so that it would train there unnoticed; or its backend needs devices.
     """
-    granted, needs_devices = node.hardware.granted, spec.backend in ("nccl", "xccl")
-    why = _why_unusable(spec, node) if granted or needs_devices else None
-    if needs_devices and (why or not all(owned)):
-        reason = why or f"there is no accelerator for {'some workers' if any(owned) else 'the workers'}"
+    granted, needs_devices = node.hardware.granted, spec.backend in ("nccl", "xccl")  # "CUDA_VISIBLE_DEVICES=0,1"
+    why_unusable = _why_unusable(spec, node) if granted or needs_devices else None
+    if needs_devices and (why_unusable or not all(owned)):
+        reason = why_unusable or f"there is no accelerator for {'some workers' if any(owned) else 'the workers'}"
         raise LaunchError(f"{spec.typed('backend', spec.backend)}: {reason}", hint="--backend gloo")
-    if not granted or not why:
+    if not granted or not why_unusable:
         return ""
-    text = why if granted in why else f"{why}, although {granted}"
+    text = why_unusable if granted in why_unusable else f"{why_unusable}, although {granted}"
     workers = allocation.nproc_per_node if spec.nproc_per_node is None else spec.nproc_per_node
     # the user has said how many workers there are, or what they use, so that this depends on no accelerator
-    is_meant = isinstance(workers, int) or workers == "cpu" or spec.devices == ("cpu",) or spec.backend != "auto"
-    if not is_meant:
+    may_use_cpus = isinstance(workers, int) or workers == "cpu" or spec.devices == ("cpu",) or spec.backend != "auto"
+    if not may_use_cpus:
         install = "install a torch that is built for these devices; " if node.hardware.devices else ""
         raise LaunchError(text, hint=f"{install}to train on the CPUs all the same: --devices cpu")
     return text
@@ -238,9 +240,9 @@ def _why_unusable(spec: JobSpec, node: Node) -> str | None:
     """Return why workers cannot use accelerators here: "torch 2.13.0+cpu is a CPU build"; None if they can."""
     found = node.hardware.devices
     if not found:
-        source = node.hardware.device_source
+        source, notes = node.hardware.device_source, node.hardware.notes
         none_found = "this node has no accelerator" if source == "none found" else source
-        return node.hardware.notes[0] if node.hardware.notes else none_found
+        return notes[0] if notes else none_found  # a note says which were left out
     # a command may bring another torch, as a container does
     if node.build is None or spec.program.kind is ProgramKind.COMMAND:
         return None
@@ -257,7 +259,7 @@ MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 def check_mps(spec: JobSpec, owned: Owned, control: str | None, *, started_per_rank: bool) -> None:
-    """Refuse what cannot work; `control` is the path of NVIDIA's command.
+    """Refuse --mps (NVIDIA's Multi-Process Service) where it cannot work; `control` is the path of NVIDIA's command, or None.
 
     Raises:
         LaunchError: there is no NVIDIA GPU, no such command, or no agent that serves all workers of the node.

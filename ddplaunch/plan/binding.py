@@ -55,30 +55,33 @@ def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequenc
     cores = sorted(cores, key=lambda core: (core.numa_node, core.package, core.cache, core.cpus))
     used = set(chain.from_iterable(owned))
     devices = sorted(used | set(all_devices), key=lambda device: device.index)
-    numa_nodes, notes = _place(devices, cores, used, guess=mode in TORCHRUN_MODES)
+    numa_nodes, notes = _find_numa_nodes(devices, cores, used, guess=mode in TORCHRUN_MODES)
     if mode == "exclusive" and all(owned):
-        shares = _exclusive(flag, owned, cores, numa_nodes)
+        shares = _divide_among_devices(flag, owned, cores, numa_nodes)
     elif mode in ("cores", "exclusive"):
-        shares, more = _disjoint(flag, owned, cores, numa_nodes)
+        shares, more = _divide_among_workers(flag, owned, cores, numa_nodes)
         notes += more
     else:
-        shares = _whole(mode, owned, cores, numa_nodes)
+        shares = _share_parts(mode, owned, cores, numa_nodes)
     cpus = tuple(tuple(sorted(cpu for core in share for cpu in core.cpus)) for share in shares)
     return Binding(cpus=cpus, notes=tuple(notes))
 
 
-def _place(
+def _find_numa_nodes(
     devices: Iterable[Device], cores: Sequence[Core], used: Container[Device], *, guess: bool
 ) -> tuple[NumaNodes, list[str]]:
-    """Return the NUMA node near each device that has allowed CPUs, and notes; `guess` node 0 where the node is unknown."""
+    """Return the NUMA node near each device that has allowed CPUs, and notes on those of the devices that are `used`.
+
+    `guess`: take node 0 where the node of a device is not known, if CPUs of that are allowed.
+    """
     nodes = {core.numa_node for core in cores}
     guess = guess and 0 in nodes
     numa_nodes: dict[Device, int] = {}
-    away, unknown = [], []
+    without_cpus, unknown = [], []
     for device in devices:
         near = {core.numa_node for core in cores if not set(device.cpus).isdisjoint(core.cpus)}
         if device.cpus and not near:
-            away.append(device)
+            without_cpus.append(device)
             continue
         # Linux lists all CPUs for a device whose node it does not know (pci_dev_show_local_cpu in pci-sysfs.c)
         candidates = near or nodes
@@ -89,9 +92,9 @@ def _place(
         if guess:
             numa_nodes[device] = 0
     notes = []
-    if names := _names(away, used):
-        allowed = _threads(cores)
-        notes.append(f"no CPU near {names} is among the {count(allowed, 'CPU')} allowed here: others are used")
+    if names := _names(without_cpus, used):
+        allowed = count(_count_cpus(cores), "CPU")
+        notes.append(f"no CPU near {names} is among the {allowed} allowed here: others are used")
     if names := _names(unknown, used):
         instead = "NUMA node 0 is used, as torchrun does" if guess else "any of the allowed are used"
         notes.append(f"which CPUs are near {names} is not known: {instead}")
@@ -109,7 +112,7 @@ def _without(flag: str) -> str:
 # whole NUMA nodes, sockets, core complexes
 
 
-def _whole(mode: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
+def _share_parts(mode: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
     """Give each worker all cores of the NUMA node, socket or core complex near its devices; workers may share them."""
 
     def part(core: Core) -> tuple[int, ...]:
@@ -129,9 +132,10 @@ def _whole(mode: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes
     for local_rank, own in enumerate(owned):
         placed = [device for device in own if device in numa_nodes]
         if not placed:
+            # spread over the machine: the workers' first cores are equally far apart
             parts = {part(cores[local_rank * len(cores) // len(owned)])}
         elif mode == "core-complex":
-            parts = {_complex(device, cores, numa_nodes) for device in placed}
+            parts = {_core_complex(device, cores, numa_nodes) for device in placed}
         else:
             nodes = {numa_nodes[device] for device in placed}
             parts = {part(core) for core in cores if core.numa_node in nodes}
@@ -139,11 +143,14 @@ def _whole(mode: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes
     return shares
 
 
-def _complex(device: Device, cores: Iterable[Core], numa_nodes: NumaNodes) -> tuple[int, int]:
-    """Return the cache of a device: the i-th device of a node gets its i-th largest cache, by allowed CPUs, and so on in turn."""
+def _core_complex(device: Device, cores: Iterable[Core], numa_nodes: NumaNodes) -> tuple[int, int]:
+    """Return the NUMA node and the last-level cache of a device, as `part` names a core complex.
+
+    The i-th device of a node gets the node's i-th largest cache, by allowed CPUs; after the last cache comes the first again.
+    """
     node = numa_nodes[device]
     neighbours = [other for other, numa_node in numa_nodes.items() if numa_node == node]
-    sizes: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()  # allowed CPUs of each cache
     for core in cores:
         if core.numa_node == node:
             sizes[core.cache] += len(core.cpus)
@@ -154,37 +161,39 @@ def _complex(device: Device, cores: Iterable[Core], numa_nodes: NumaNodes) -> tu
 # disjoint shares
 
 
-def _disjoint(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> tuple[list[Share], list[str]]:
+def _divide_among_workers(
+    flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes
+) -> tuple[list[Share], list[str]]:
     """Divide each NUMA node among the workers with a device near it; without devices, all cores among all workers."""
     near = [{numa_nodes[device] for device in own if device in numa_nodes} for own in owned]
     if not any(near):
-        return _spread(flag, cores, len(owned)), []
-    _assign_rest(near, cores)
+        return _divide_evenly(flag, cores, len(owned)), []
+    near = _with_nodes_for_all(near, cores)
     for node, workers in Counter(chain.from_iterable(near)).items():
-        cpus = _threads(core for core in cores if core.numa_node == node)
+        cpus = _count_cpus(core for core in cores if core.numa_node == node)
         if cpus < workers:
             note = (
                 f"{workers} workers share NUMA node {node}, of which the job may use only {count(cpus, 'CPU')}: "
                 "all allowed cores are divided evenly instead"
             )
-            return _spread(flag, cores, len(owned)), [note]
-    return _by_node(near, cores), []
+            return _divide_evenly(flag, cores, len(owned)), [note]
+    return _divide_nodes(near, cores), []
 
 
-def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
+def _divide_among_devices(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
     """Divide each NUMA node among the devices near it, then each device's share among the workers that own the device."""
     # a device that has no node here and that no worker uses gets nothing
     devices = list(dict.fromkeys(chain(numa_nodes, *owned)))
-    near = [{numa_nodes[device]} if device in numa_nodes else set() for device in devices]
-    _assign_rest(near, cores)
+    near: list[set[int]] = [{numa_nodes[device]} if device in numa_nodes else set() for device in devices]
+    near = _with_nodes_for_all(near, cores)
     # torchrun cuts a node in the order of its CPU numbers
     cores = sorted(cores, key=lambda core: core.cpus)
     shares: list[Share] = [[] for _ in owned]
-    for device, share in zip(devices, _by_node(near, cores), strict=True):
+    for device, share in zip(devices, _divide_nodes(near, cores), strict=True):
         owners = [local_rank for local_rank, own in enumerate(owned) if device in own]
-        if _threads(share) < len(owners):
+        if _count_cpus(share) < len(owners):
             raise LaunchError(
-                f"{flag}: {device} gets {count(_threads(share), 'CPU')} of those near it, "
+                f"{flag}: {device} gets {count(_count_cpus(share), 'CPU')} of those near it, "
                 f"too few for its {count(len(owners), 'worker')}",
                 hint="--numa-binding node",
             )
@@ -194,17 +203,21 @@ def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaN
     return shares
 
 
-def _assign_rest(near: Sequence[set[int]], cores: Iterable[Core]) -> None:
-    """Add to each empty set the NUMA node with the most cores for each set that names it."""
+def _with_nodes_for_all(near: Sequence[set[int]], cores: Iterable[Core]) -> list[set[int]]:
+    """Return these sets of NUMA nodes, with one node in place of each empty set: that with the most cores for each user of it."""
     sizes = Counter(core.numa_node for core in cores)
-    demand = Counter(chain.from_iterable(near))
+    users = Counter(chain.from_iterable(near))
+    completed = []
     for nodes in near:
+        chosen = nodes or {max(sizes, key=lambda node: sizes[node] / (users[node] + 1))}
         if not nodes:
-            nodes.add(max(sizes, key=lambda node: sizes[node] / (demand[node] + 1)))
-            demand.update(nodes)
+            users.update(chosen)
+        completed.append(chosen)
+    return completed
 
 
-def _by_node(near: Sequence[set[int]], cores: Sequence[Core]) -> list[Share]:
+def _divide_nodes(near: Sequence[set[int]], cores: Sequence[Core]) -> list[Share]:
+    """Divide each NUMA node among those near it: `near[i]` are the nodes of which the i-th share has a part."""
     shares: list[Share] = [[] for _ in near]
     for node in sorted(set().union(*near)):
         sharing = [i for i, nodes in enumerate(near) if node in nodes]
@@ -214,30 +227,30 @@ def _by_node(near: Sequence[set[int]], cores: Sequence[Core]) -> list[Share]:
     return shares
 
 
-def _spread(flag: str, cores: Sequence[Core], workers: int) -> list[Share]:
+def _divide_evenly(flag: str, cores: Sequence[Core], workers: int) -> list[Share]:
     """Cut all cores into equal shares; each share is on one NUMA node if sizes then differ by at most one core."""
-    cpus = _threads(cores)
+    cpus = _count_cpus(cores)
     if cpus < workers:
         raise LaunchError(
             f"{flag}: {workers} workers need CPUs of their own, but the job may use only {count(cpus, 'CPU')}",
             hint=_without(flag),
         )
     units = _units(cores, workers)
-    pools = [[unit for unit in units if unit.numa_node == node] for node in sorted({unit.numa_node for unit in units})]
-    each = len(units) // workers
-    lowest = [-(-len(pool) // (each + 1)) for pool in pools]
-    highest = [len(pool) // each for pool in pools]
-    spare = workers - sum(lowest)
-    fits = all(low <= high for low, high in zip(lowest, highest, strict=True)) and 0 <= spare <= sum(highest) - sum(
-        lowest
-    )
-    if not fits:
+    nodes = sorted({unit.numa_node for unit in units})
+    pools = [[unit for unit in units if unit.numa_node == node] for node in nodes]
+    size = len(units) // workers  # of a share; some may have one unit more
+    # how many workers the units of a node can be cut for: the fewest if all shares are large, the most if all are small
+    fewest = [-(-len(pool) // (size + 1)) for pool in pools]
+    most = [len(pool) // size for pool in pools]
+    each_node_can = all(low <= high for low, high in zip(fewest, most, strict=True))
+    if not each_node_can or not sum(fewest) <= workers <= sum(most):
         return _cut(units, workers)
+    unplaced = workers - sum(fewest)
     shares = []
-    for pool, low, high in zip(pools, lowest, highest, strict=True):
-        extra = min(spare, high - low)
-        spare -= extra
-        shares += _cut(pool, low + extra)
+    for pool, low, high in zip(pools, fewest, most, strict=True):
+        further = min(unplaced, high - low)
+        unplaced -= further
+        shares += _cut(pool, low + further)
     return shares
 
 
@@ -256,5 +269,5 @@ def _units(cores: Sequence[Core], parts: int) -> list[Core]:
     return [replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus]
 
 
-def _threads(cores: Iterable[Core]) -> int:
+def _count_cpus(cores: Iterable[Core]) -> int:
     return sum(len(core.cpus) for core in cores)

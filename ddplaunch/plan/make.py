@@ -1,4 +1,4 @@
-"""Makes the plan of a job. Pure: what the machine has comes in as `Node`, nothing is inspected here."""
+"""Makes the plan of a job, on each node for its workers. Pure: what the machine has comes in as `Node`, nothing is inspected."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ def make_plan(
     agents: tuple[PlannedAgent, ...] | None = None,
     ranks: Sequence[range] | None = None,
 ) -> Plan:
-    """Decide everything about the job. Until `agreed` is known, all other nodes count as equal to this node.
+    """Decide everything about the job. Until it is known what the nodes `agreed` on, all others count as equal to this one.
 
-    `interface` is the network interface that leads to the other nodes. `agents` are all that were agreed on, and
-    `ranks` theirs, from a caller that makes the plans of many nodes and counts them once.
+    `interface` is the network interface that leads to the other nodes; None: it is not chosen. `agents` are all that were
+    agreed on, and `ranks` theirs, from a caller that makes the plans of many nodes and counts them once; None: they are counted.
 
     Raises:
         LaunchError: what was asked for does not fit this node.
     """
     workers, workers_reason = count_workers(spec, allocation, node)
     task = allocation.task
-    owned = assign.own(spec, workers, node.devices) if task is None else assign.of_task(task, node.devices)
-    backend, backend_reason = _backend(spec, allocation, node, owned, agreed)
-    here = _here(spec, allocation, node, owned, agreed, agents, ranks)
+    owned = assign.divide_devices(spec, workers, node.devices) if task is None else assign.of_task(task, node.devices)
+    backend, backend_reason = _choose_backend(spec, allocation, node, owned, agreed)
+    here = _decide_here(spec, allocation, node, owned, agreed, agents, ranks)
     omp, threads_reason = threads(spec, here.cpus.usable, here.cpus.sharing, here.caller.get("OMP_NUM_THREADS"))
     common = variables.common(spec, here.caller, run_id=run_id, backend=backend, address=here.address, omp=omp)
     if interface is not None:
         common.update(variables.socket_interface_variables(interface, here.caller))
-    shares: Sequence[Mapping[str, str]] = [{}] * workers
+    of_each: Sequence[Mapping[str, str]] = [{}] * workers
     if spec.mps:
         assign.check_mps(spec, owned, node.mps_control, started_per_rank=task is not None)
-        shares = assign.mps_shares(owned, here.caller)
-    plans = tuple(_worker(here, index, {**common, **share}) for index, share in enumerate(shares))
-    start = _start(here, plans)
+        of_each = assign.mps_shares(owned, here.caller)
+    plans = tuple(_plan_worker(here, index, {**common, **own}) for index, own in enumerate(of_each))
+    start = _choose_start(here, plans)
     init_method = spec.init_method
     if init_method.startswith("file:"):
         init_method = f"file:{os.path.abspath(init_method.removeprefix('file:'))}"
@@ -86,7 +86,7 @@ def plan_of_job(
 ) -> Plan:
     """Return the plan of a job as the command has it that starts all agents: without workers, for these are on the hosts.
 
-    `python` runs the program there. Until `agreed` is known, each host counts for one worker.
+    `python` runs the program there. Until it is known what the nodes `agreed` on, each host counts for one worker.
     """
     hosts, endpoint = [host.address for host in allocation.start], allocation.endpoint
     agents = tuple(PlannedAgent(host, 1) for host in hosts) if agreed is None else agreed.agents
@@ -113,6 +113,7 @@ def _reasons(here: _Here, start: _Start, *, workers: str, backend: str, threads:
     """Return why each value of the plan is as it is, in the order in which `ddplaunch plan` shows the values."""
     spec, endpoint, hardware = here.spec, here.allocation.endpoint, here.node.hardware
     used, found = len({device for own in here.owned for device in own}), len(hardware.devices)
+    # shown behind the number of devices that are used
     devices = hardware.device_source if used == found else f"of {found} ({hardware.device_source})"
     return {
         "workers": workers,
@@ -127,19 +128,26 @@ def _reasons(here: _Here, start: _Start, *, workers: str, backend: str, threads:
     }
 
 
-def _backend(
+def _choose_backend(
     spec: JobSpec, allocation: Allocation, node: Node, owned: assign.Owned, agreed: Agreed | None
 ) -> tuple[str, str]:
-    """Return the backend and the reason: what the nodes agreed on, else what was asked for, else what suits the devices."""
+    """Return the backend and the reason: what the nodes agreed on, else what was asked for, else what suits the devices.
+
+    Raises:
+        LaunchError: the workers of this node cannot use its accelerators, though the job needs them; agreed or not.
+    """
+    warning = assign.check_granted(spec, allocation, node, owned)
+    if agreed is not None:
+        return agreed.backend, agreed.backend_reason
     if spec.backend != "auto":
         chosen, reason = spec.backend, spec.origin("backend")
     else:
         chosen, reason = assign.choose_backend(owned, node.build)
         if node.shared and chosen in ("nccl", "xccl"):
             chosen, reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
-    if warning := assign.check_granted(spec, allocation, node, owned):
-        reason = f"{'' if reason in warning else f'{reason}; '}warning: {warning}"
-    return (chosen, reason) if agreed is None else (agreed.backend, agreed.backend_reason)
+    if warning:
+        reason = f"warning: {warning}" if reason in warning else f"{reason}; warning: {warning}"
+    return chosen, reason
 
 
 def _check_named_ranks(spec: JobSpec, *, world_size: int) -> None:
@@ -156,16 +164,16 @@ class _Cpus(Struct, frozen=True):
     """The CPUs of the workers of this node."""
 
     of_workers: Sequence[tuple[int, ...]]  # by local index; () for a worker that is not bound
-    usable: int  # by all that share the node's CPUs
-    sharing: int  # how many these are
+    usable: int  # how many CPUs the workers can use that share those of the node
+    sharing: int  # how many workers these are
     notes: tuple[str, ...]
 
 
-def _cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Owned) -> _Cpus:
-    """Bind the workers to CPUs, and count the CPUs that all workers can use."""
-    # commands that were started for each rank share the CPUs of the node, and each binds its own worker only
-    of_all = assign.sharing_workers(task, node.hardware, node.devices) if task is not None else None
-    sharing = of_all or owned
+def _bind_to_cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Owned) -> _Cpus:
+    """Bind the workers to CPUs, and count the CPUs that they can use together; `owned` are their devices."""
+    # where a command was started for each rank, all commands share the CPUs of the node, and each binds its own worker only
+    of_all_commands = assign.sharing_workers(task, node.hardware, node.devices) if task is not None else None
+    sharing = of_all_commands or owned
     mode, notes = spec.numa_binding or spec.cpu_bind, tuple[str, ...]()
     bound: tuple[tuple[int, ...], ...] = ((),) * len(sharing)
     if mode != "none":
@@ -173,10 +181,10 @@ def _cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Owned) -> 
 
         binding = bind(mode, sharing, node.cores, all_devices=node.hardware.devices)
         bound, notes = binding.cpus, binding.notes
-    # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
-    are_apart = spec.cpu_bind == "cores" or spec.numa_binding == "exclusive"
-    own_cpus = [len(share) for share in bound] if are_apart else []
-    usable = min([node.hardware.usable_cpus, *(len(sharing) * number for number in own_cpus)])
+    usable = node.hardware.usable_cpus
+    if spec.cpu_bind == "cores" or spec.numa_binding == "exclusive":
+        # each worker has CPUs of its own, and cannot use more than the smallest share has, however many the node has
+        usable = min([usable, *(len(sharing) * len(share) for share in bound)])
     own = bound if task is None or sharing is owned else (bound[task.local_rank],)
     return _Cpus(own, usable, len(sharing), notes)
 
@@ -201,7 +209,7 @@ class _Here(Struct, frozen=True, kw_only=True):
     caller: Mapping[str, str]  # the variables that workers would have without ddplaunch
 
 
-def _here(
+def _decide_here(
     spec: JobSpec,
     allocation: Allocation,
     node: Node,
@@ -210,8 +218,9 @@ def _here(
     agents: tuple[PlannedAgent, ...] | None,
     ranks: Sequence[range] | None,
 ) -> _Here:
-    """Decide where this node is in the job, and how its workers are bound to devices and CPUs."""
-    index, task = agreed.index if agreed is not None else agent_index(allocation), allocation.task
+    """Decide where this node is in the job, and how its workers are bound to devices and CPUs; parameters as of `make_plan`."""
+    task = allocation.task
+    index = agreed.index if agreed is not None else agent_index(allocation)
     if agents is None:
         agents = agreed.agents if agreed is not None else agents_like(allocation, index, node, len(owned))
     if ranks is None:
@@ -225,8 +234,8 @@ def _here(
         agents=agents,
         ranks=ranks[index],
         owned=owned,
-        cpus=_cpus(spec, task, node, owned),
-        world_size=ranks[-1].stop,
+        cpus=_bind_to_cpus(spec, task, node, owned),
+        world_size=ranks[-1].stop,  # the ranks of the last agent are the highest
         node_rank=index if task is None else task.node_rank,
         nnodes=len(agents) if task is None else task.nnodes,
         host=agents[index].host or host_of(allocation, node.host),
@@ -237,13 +246,14 @@ def _here(
     )
 
 
-def _worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
+def _plan_worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPlan:
     """Return the plan of the worker with this index on this node; `common` are the variables that all workers get."""
     spec, node, task = here.spec, here.node, here.allocation.task
     rank, owned = here.ranks[index], here.owned[index]
     local_rank = index if task is None else task.local_rank
-    others_debug = spec.debug_rank not in (None, rank) and "PYTHONBREAKPOINT" not in here.caller
-    debugging = {"PYTHONBREAKPOINT": "0"} if others_debug else {}  # breakpoint() stops only the rank of --debug
+    another_is_debugged = spec.debug_rank not in (None, rank)
+    ignores_breakpoints = another_is_debugged and "PYTHONBREAKPOINT" not in here.caller
+    debugging = {"PYTHONBREAKPOINT": "0"} if ignores_breakpoints else {}  # breakpoint() stops only the rank of --debug
     device, pinned = assign.bind_device(spec, here.pin, owned, node.devices, node.hardware)
     identity = variables.of_place(
         rank=rank,
@@ -279,40 +289,43 @@ class _Start(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def _start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
+def _choose_start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
     """Decide whether a fork server starts the workers, and whether that server stays for the next run."""
     spec, node, usable = here.spec, here.node, here.cpus.usable
-    # workers that have a CPU each import at the same time: to fork them saves nothing
-    may = len(plans) > usable and b"torch" in node.script and not (node.hardware.devices or node.hardware.granted)
-    is_considered = spec.start_method == "forkserver" or (spec.start_method == "auto" and may)
+    # workers that have a CPU each import at the same time: to fork them saves nothing. With GPUs, none is tried
+    has_gpus = bool(node.hardware.devices or node.hardware.granted)
+    fork_may_help = len(plans) > usable and b"torch" in node.script and not has_gpus
+    is_considered = spec.start_method == "forkserver" or (spec.start_method == "auto" and fork_may_help)
     if not is_considered and spec.keep_warm is None:
         return _Start()
     from ddplaunch.plan import start_method  # few jobs need it
 
-    preload, why_fresh, keep_warm, why_cold = None, None, None, ""
+    preload, why_fresh = start_method.Preload(None)
     if is_considered:
-        preload, why_fresh = start_method.modules(spec, plans, here.caller, node.script, is_followed=node.is_followed)
-    if spec.keep_warm is not None:
-        keep_warm, why_cold = start_method.keep_warm(spec, preload, here.allocation, here.caller)
-        why_cold = why_fresh or why_cold
+        preload, why_fresh = start_method.choose_preload(
+            spec, plans, here.caller, node.script, is_followed=node.is_followed
+        )
+    warm = start_method.choose_keep_warm(spec, preload, here.allocation, here.caller)
+    why_cold = why_fresh or warm.why_not
     reasons = {}
     if preload is not None:
         shared = f"{len(plans)} workers share {count(usable, 'CPU')}"
         reasons["start"] = shared if spec.start_method == "auto" else spec.origin("start_method")
     elif why_fresh:
         reasons["start"] = why_fresh
-    if why_cold:
+    if spec.keep_warm is not None and why_cold:
         reasons["warm"] = why_cold
     notes = (f"{start_method.asked(spec)} has no effect: {why_fresh}",) if why_fresh else ()
-    return _Start(preload=preload, keep_warm=keep_warm, reasons=reasons, notes=notes)
+    return _Start(preload=preload, keep_warm=warm.seconds, reasons=reasons, notes=notes)
 
 
 def _notes(here: _Here) -> tuple[str, ...]:
     """Return what a reader of the plan should know."""
     spec, workers, usable = here.spec, len(here.ranks), here.cpus.usable
-    build, unusable = here.node.build, []
-    if build is not None and any(here.owned) and (why := assign.cannot_use(build, here.owned[0][0].kind)):
-        unusable = [f"{why}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
+    build, unusable = here.node.build, []  # the workers' torch
+    why_unusable = assign.cannot_use(build, here.owned[0][0].kind) if build is not None and any(here.owned) else None
+    if why_unusable:
+        unusable = [f"{why_unusable}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
     is_crowded = workers > _MOST_ON_A_CPU * usable  # a number that was hardly meant
     crowded = f"{workers} workers share {count(usable, 'CPU')}; `--nproc-per-node cpu` starts one for each"
     return (
@@ -353,7 +366,7 @@ def is_shown_as_it_is(spec: JobSpec, world_size: int) -> bool:
 
     So the single worker has the terminal itself, if there is one.
     """
-    asked = (
+    asks_otherwise = (
         "output" in spec.origins
         or spec.timestamps
         or spec.live
@@ -363,4 +376,4 @@ def is_shown_as_it_is(spec: JobSpec, world_size: int) -> bool:
         or spec.duplicate_stdout_filters
         or spec.duplicate_stderr_filters
     )
-    return world_size == 1 and not asked
+    return world_size == 1 and not asks_otherwise

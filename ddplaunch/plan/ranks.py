@@ -1,4 +1,4 @@
-"""How many workers each node has. Pure."""
+"""How many workers each node has, and so the ranks of all workers. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from ddplaunch.system.words import count
 def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[int, str]:
     """Return how many workers this agent has, and what decided that: the cluster, an option or the number of devices.
 
+    --nproc-per-node is a number, "gpu" (by the devices), "cpu" (one for each), or "auto": "gpu" if there are devices, else "cpu".
+    Without it, the cluster decides if it says how many; else it is as "auto", but one worker on a node without devices.
+
     Raises:
         LaunchError: "gpu" on a node without accelerators, or fewer devices than one worker needs.
     """
@@ -29,7 +32,7 @@ def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[in
         return allocation.tasks_per_node, f"no accelerator: as many as tasks per node in {allocation.cluster}"
     if isinstance(asked, int):
         return asked, spec.origin("nproc_per_node")
-    origin = f"{spec.typed('nproc_per_node', asked)}: " if asked else ""
+    origin = f"{spec.typed('nproc_per_node', asked)}: " if asked else ""  # "--nproc-per-node auto: "
     if asked == "gpu" and not devices:
         raise LaunchError(
             f"{origin}this node has no accelerator ({hardware.device_source})", hint="--nproc-per-node cpu, or a number"

@@ -1,4 +1,4 @@
-"""What a fork server is to import before it forks workers, or why there can be none, and whether it is kept warm. Pure."""
+"""What a fork server (which forks all workers of a node) imports, or why there is none, and whether it stays warm. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import _ast  # what `ast` is made of, without the import of `re`
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
 
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.cluster import Allocation
@@ -23,38 +25,46 @@ _OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFI
 _OF_EACH_PROCESS = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
 
 
-def modules(
+class Preload(NamedTuple):
+    """What a fork server imports before it forks workers."""
+
+    modules: tuple[str, ...] | None  # None: there is no fork server, workers are fresh processes
+    why_fresh: str = ""  # although the user asked for a fork server; "": the user did not
+
+
+def choose_preload(
     spec: JobSpec,
     workers: Sequence[WorkerPlan],
     caller: Mapping[str, str],
     script: bytes = b"",
     *,
     is_followed: bool = False,
-) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the modules that a fork server imports; or None, and why workers are fresh although the user asked for a fork.
+) -> Preload:
+    """Return what a fork server imports. By `auto` there is one only if the script shows that a fork changes nothing.
 
-    `is_followed`: a debugger around the command gets into the workers.
+    `script` is the text of the program, `is_followed`: a debugger around the command gets into the workers.
     """
     if spec.start_method == "auto":
-        changes = (
+        fork_may_change_workers = (
             is_followed
             or any(worker.terminal or worker.cpus or worker.wrap for worker in workers)
             or any(map(caller.get, _OF_EACH_PROCESS))
         )
-        if changes or not import_torch(script):
-            return None, None
-        return PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS, None
+        if fork_may_change_workers or not import_torch(script):
+            return Preload(None)
+        return Preload(PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS)
     if spec.program.kind is ProgramKind.COMMAND:
-        return None, "a command cannot be forked from an interpreter"
+        return Preload(None, "a command cannot be forked from an interpreter")
     if is_followed:
-        return None, "the debugger around this command gets into fresh processes only"
+        return Preload(None, "the debugger around this command gets into fresh processes only")
     if any(worker.wrap for worker in workers):
-        return None, "a worker of --wrap is a fresh process"
+        return Preload(None, "a worker of --wrap is a fresh process")
     if any(worker.terminal for worker in workers):
-        return None, "the worker that has the terminal is a fresh process"
-    if any(worker.cpus for worker in workers) and (names := [name for name in _OPENMP_BINDING if caller.get(name)]):
-        return None, f"{names[0]} and CPUs of its own for each worker need fresh processes"
-    return PRELOAD if spec.preload is None else spec.preload, None
+        return Preload(None, "the worker that has the terminal is a fresh process")
+    openmp_binding = [name for name in _OPENMP_BINDING if caller.get(name)]
+    if openmp_binding and any(worker.cpus for worker in workers):
+        return Preload(None, f"{openmp_binding[0]} and CPUs of its own for each worker need fresh processes")
+    return Preload(PRELOAD if spec.preload is None else spec.preload)
 
 
 # set in a batch job, whose end is to be the end of all that it has started
@@ -66,24 +76,32 @@ _OF_A_JOB = (
 _OF_A_WORKER = ("TORCHELASTIC_RUN_ID", "DDPLAUNCH_RUN_ID")
 
 
-def keep_warm(
+class KeptWarm(NamedTuple):
+    """Whether a fork server stays after the job, with what it has imported, for the next run."""
+
+    seconds: int | None = None  # for which it stays, unused; None: it ends with the job
+    why_not: str = ""  # although the user asked for it; "": the user did not, or there is no fork server
+
+
+def choose_keep_warm(
     spec: JobSpec, preload: Sequence[str] | None, allocation: Allocation, caller: Mapping[str, str]
-) -> tuple[int | None, str]:
-    """Return for how many seconds the fork server stays, and ""; or None, and why it does not stay although the user asked."""
+) -> KeptWarm:
+    """Return for how long the fork server stays, if --keep-warm asks for that; `preload` is None where there is none."""
     if spec.keep_warm is None or preload is None:
-        return None, ""
+        return KeptWarm()
     why = ""
-    if names := [name for name in _OF_A_JOB if caller.get(name)]:
-        why = f"nothing may outlive a batch job, and {names[0]} is set"
+    of_a_batch_job = [name for name in _OF_A_JOB if caller.get(name)]
+    if of_a_batch_job:
+        why = f"nothing may outlive a batch job, and {of_a_batch_job[0]} is set"
     elif allocation.cluster != "local" or allocation.nnodes != (1, 1):
         why = "a warm interpreter serves only jobs on this machine"
     elif any(map(caller.get, _OF_A_WORKER)):
         why = "nothing may outlive the job whose worker has started this one"
     elif caller.get("SUDO_UID"):
         why = "no process of another user is to stay after sudo"
-    elif caller.get("DDPLAUNCH_CALL"):
+    elif caller.get("DDPLAUNCH_CALL"):  # set by `launch()` of a Python program
         why = "a warm interpreter cannot run a function"
-    return (None, why) if why else (60 * spec.keep_warm, "")
+    return KeptWarm(why_not=why) if why else KeptWarm(60 * spec.keep_warm)  # --keep-warm is in minutes
 
 
 def asked(spec: JobSpec) -> str:
@@ -122,18 +140,26 @@ def import_torch(text: bytes) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the workers show them
             tree = compile(text, "", "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
-        return isinstance(tree, _ast.Module) and bool(_before_torch(tree.body))
+        return isinstance(tree, _ast.Module) and _effect_of_all(tree.body) is _Effect.IMPORTS_TORCH
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
 
 
-def _before_torch(statements: Iterable[_ast.stmt]) -> bool | None:
-    """Return True if torch is imported after harmless statements alone, False if another comes first, None if neither comes."""
-    return next((step for step in map(_step, statements) if step is not None), None)
+class _Effect(Enum):
+    """What statements do as to torch."""
+
+    IMPORTS_TORCH = auto()
+    MAY_CHANGE_IT = auto()  # how torch is imported
+    NONE = auto()
 
 
-def _step(statement: _ast.stmt) -> bool | None:
-    """Return True if one statement imports torch, False if it might change how torch is imported, None if neither."""
+def _effect_of_all(statements: Iterable[_ast.stmt]) -> _Effect:
+    """Return the first effect that statements have which run one after the other."""
+    return next((effect for effect in map(_effect_of, statements) if effect is not _Effect.NONE), _Effect.NONE)
+
+
+def _effect_of(statement: _ast.stmt) -> _Effect:
+    """Return what one statement does as to torch; what is not known to be harmless may change how torch is imported."""
     imported: list[str] = []
     match statement:
         case _ast.Import(names=names):
@@ -145,26 +171,29 @@ def _step(statement: _ast.stmt) -> bool | None:
         case _ast.Assign(targets=[_ast.Name()], value=value) if _is_plain(value):
             pass
         case _ast.If(test=test, body=body, orelse=orelse) if _is_plain(test):
-            return _either(_before_torch(body), _before_torch(orelse))
+            return _effect_of_any(_effect_of_all(body), _effect_of_all(orelse))
         case _ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=last):
-            if (step := _before_torch(body)) is not None:
-                return step  # where torch cannot be imported there is no job
-            handled = (_before_torch(handler.body) for handler in handlers)
-            return _before_torch(last) if (step := _either(_before_torch(orelse), *handled)) is None else step
+            effect = _effect_of_all(body)
+            if effect is not _Effect.NONE:
+                return effect  # where torch cannot be imported there is no job
+            effect = _effect_of_any(_effect_of_all(orelse), *(_effect_of_all(handler.body) for handler in handlers))
+            return effect if effect is not _Effect.NONE else _effect_of_all(last)
         case _:
-            return False
+            return _Effect.MAY_CHANGE_IT
     for name in imported:
         package = name.partition(".")[0]
         if package == "torch":
-            return True
+            return _Effect.IMPORTS_TORCH
         if package not in _HARMLESS:
-            return False
-    return None
+            return _Effect.MAY_CHANGE_IT
+    return _Effect.NONE
 
 
-def _either(*branches: bool | None) -> bool | None:
-    """Return the same for statements of which some run: torch is imported if all of them import it."""
-    return False if False in branches else (True if all(branches) else None)
+def _effect_of_any(*branches: _Effect) -> _Effect:
+    """Return the effect of branches of which one runs: torch is imported if all of them import it."""
+    if _Effect.MAY_CHANGE_IT in branches:
+        return _Effect.MAY_CHANGE_IT
+    return _Effect.NONE if _Effect.NONE in branches else _Effect.IMPORTS_TORCH
 
 
 def _is_plain(expression: _ast.AST) -> bool:

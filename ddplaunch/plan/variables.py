@@ -121,7 +121,7 @@ def of_generation(
         # programs resume from a checkpoint if this is above 0: after a requeue too
         "TORCHELASTIC_RESTART_COUNT": str(plan.requeues + generation),
         "TORCHELASTIC_ERROR_FILE": error_file,
-        "DDPLAUNCH_INIT_METHOD": method or f"file://{init_file(plan, generation)}",
+        "DDPLAUNCH_INIT_METHOD": method or f"file://{init_file(plan, generation)}",  # --init-method file:PATH
         "DDPLAUNCH_LOG_DIR": log_dir,
         **({} if term is None else {"DDPLAUNCH_TERM": str(term)}),
     }
@@ -160,7 +160,10 @@ def init_file(plan: Plan, generation: int) -> str | None:
 def common(
     spec: JobSpec, caller: Mapping[str, str], *, run_id: str, backend: str, address: str, omp: int | None
 ) -> dict[str, str]:
-    """Return the variables that all workers of the job share; `omp` is their number of threads (None: the caller's)."""
+    """Return the variables that all workers of the job share: those of torchrun, and ddplaunch's own.
+
+    `address` is MASTER_ADDR, `omp` the number of threads of a worker; None: OMP_NUM_THREADS stays as the caller has it.
+    """
     found = {
         **dict(spec.env),
         "MASTER_ADDR": address,

@@ -61,7 +61,7 @@ class Bed:
         here = inspect(spec, {})
         facts = ClusterFacts(spec=spec, env={}, hostname=here.host, read=lambda _: "")
         draft = make_plan(spec, discover(facts), here, run_id="job-1")
-        policy = job.Policy(min_nodes=2, max_nodes=3, max_restarts=1_000_000, last_call=1.0, replaceable=True)
+        policy = job.Policy(min_nodes=2, max_nodes=3, max_restarts=1_000_000, last_call=1.0, nodes_are_replaceable=True)
         terms = Terms(
             keepalive=Keepalive(max_nodes=3, timeout=60.0),
             run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,),

@@ -64,8 +64,8 @@ def policy_of(where: str, least: int, most: int, heartbeat_timeout: float, **fie
         min_nodes=least,
         max_nodes=most,
         lease=heartbeat_timeout + job.KILLED_WITHIN if least < most else 0.0,
-        replaceable=where == "by hand",
-        may_leave=where == "by hand",
+        nodes_are_replaceable=where == "by hand",
+        nodes_may_leave=where == "by hand",
         dispatched=where == "command",
         **fields,
     )

@@ -151,8 +151,8 @@ class Simulation:
             return
         match kind:
             case "sigterm" | "signal":
-                is_decided_here = agent.link.coordinator is not None
-                agent.soon(lambda at: node.SignalReceived(fault.signum, at, is_decided_here=is_decided_here))
+                coordinator_is_here = agent.link.coordinator is not None
+                agent.soon(lambda at: node.SignalReceived(fault.signum, at, coordinator_is_here=coordinator_is_here))
             case "front":
                 agent.soon(node.FrontLost)
             case "start":

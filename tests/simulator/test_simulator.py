@@ -15,7 +15,7 @@ from tests.simulator.simulation import Simulation, failure_of, report, shrunk
 from tests.simulator.training import Storage
 
 SEEDS = 900
-step_of_job: Any = importlib.import_module("ddplaunch.launcher.decide.job.step")
+node_loss: Any = importlib.import_module("ddplaunch.launcher.decide.job.node_loss")
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -85,7 +85,7 @@ def without_wait(of_state, _lost):
 
 def at_once(policy, at, first_term, begin=job.first_state):
     began = begin(policy, at, first_term)
-    return replace(began, rendezvous=replace(began.rendezvous, earliest_if_incomplete=at))
+    return replace(began, rendezvous=replace(began.rendezvous, earliest_start_if_incomplete=at))
 
 
 def number_alone(generation, at, *, after=-1, after_term=-1, following=restarts.Generation.next):
@@ -99,7 +99,7 @@ def last_written(storage):
 BREAKS: dict[str, tuple[Scenario, Any, str, Any, str]] = {
     "no generation waits for a lease": (
         of("command", Fault(20.0, "reset", 2), slow=(2,), grace_period=30.0),
-        *(step_of_job, "_wait_for_lease", without_wait, "no two generations have living workers"),
+        *(node_loss, "_wait_for_lease", without_wait, "no two generations have living workers"),
     ),
     "no agent ends its workers when their lease is over": (
         of("by hand", CUT, slow=(2,), grace_period=30.0),

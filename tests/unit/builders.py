@@ -13,7 +13,7 @@ from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
 from ddplaunch.record.seen import Arrivals
 from ddplaunch.record.seen.arrivals import gaps
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
-from ddplaunch.spec.outcome import WorkerExit
+from ddplaunch.spec.outcome import Frame, WorkerExit
 from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
 from ddplaunch.system.errors import LaunchError
 
@@ -82,6 +82,18 @@ def worker_exit(
         **fields,
     }
     return WorkerExit(rank=rank, code=None if signal else code, signal=signal, at=at, **values)
+
+
+def frame(file: str, line: int = 1, function: str = "f", source: str = "") -> Frame:
+    """Return a line of a traceback."""
+    return Frame(file=file, line=line, function=function, source=source)
+
+
+def write_files(root: Path, files: Mapping[str, str]) -> None:
+    """Write the files of a machine, as /proc and /sys have them, below `root`."""
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
 
 
 def refusal(call: Callable[[], object]) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""DECIDE: which worker's end is the root cause, and whether a start would fail again. Pure; reads no log and no clock.
+"""Which worker's end is the root cause of a failure, and whether a start would fail again. Pure; reads no log and no clock.
 
 A worker whose peer has ended fails too, often before the agent has seen the peer's end. Such failures are recognized by
 their text, so that none is ever reported in place of its cause.
@@ -50,7 +50,7 @@ _NOT_BY_A_STOP = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIG
 
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", *_SYNTAX_ERRORS)
-_RUNPY = ("runpy.py", "<frozen runpy>")  # the files of `python -m`, which fails there if the module cannot be run
+_RUNPY = ("runpy.py", "<frozen runpy>")  # the files of `python -m`
 
 
 def first_failure(exits: Sequence[WorkerExit], raised: Mapping[int, WorkerError] | None = None) -> WorkerExit | None:
@@ -64,7 +64,9 @@ def first_failure(exits: Sequence[WorkerExit], raised: Mapping[int, WorkerError]
         replace(end, error=errors[end.rank]) if end.error is None and end.rank in errors else end for end in exits
     ]
     candidates = [end for end in complete if failed_itself(end) or ended_by_another_signal(end)]
-    uncertain: WorkerExit | None = None  # the first that we had asked to end, but that another signal ended
+    uncertain: WorkerExit | None = (
+        None  # the first that ddplaunch had asked to end, but that a signal of another sender ended
+    )
     following: WorkerExit | None = None  # the first that failed because a peer had ended
     for end in sorted(candidates, key=lambda end: (failed_at(end), end.rank)):
         if follows_another(end):
@@ -139,7 +141,7 @@ def import_failure(error: WorkerError | None) -> str:
     outermost = error.frames[0]
     file = outermost.file.rpartition("/")[2]
     if error.type == "SystemExit" and file in _RUNPY:
-        return error.message
+        return error.message  # `python -m` exits so, without a traceback of the import, where the module cannot be run
     if error.type not in _IMPORT_ERRORS or outermost.function != "<module>":
         return ""
     # SyntaxError names the file that cannot be compiled; if that is the program itself, none of its lines has run

@@ -287,7 +287,7 @@ class Coordinator:
             case job.Refuse(id, reason, status, hint, unfit):
                 self.refuse(id, reason, status, hint)
                 if unfit is not None:
-                    self._reporter.report_left_out(unfit, reason, self.state.policy.names)
+                    self._reporter.report_left_out(unfit, reason, self.state.policy.host_names)
             case job.Release(id, signum):
                 self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)

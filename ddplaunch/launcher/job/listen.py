@@ -151,10 +151,10 @@ def _policy(request: JoinRequest) -> job.Policy:
         job_policy(request.spec, min_nodes, max_nodes),
         spares=request.spec.spares,
         lease=request.spec.heartbeat_timeout + job.KILLED_WITHIN if allocation.is_elastic else 0.0,
-        replaceable=not allocation.has_one_screen,  # what starts all agents does so once
-        may_leave=not allocation.start and not allocation.has_front,
-        names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
-        command=_command_elsewhere(request),
+        nodes_are_replaceable=not allocation.has_one_screen,  # what starts all agents does so once
+        nodes_may_leave=not allocation.start and not allocation.has_front,
+        host_names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
+        command_elsewhere=_command_elsewhere(request),
     )
 
 

@@ -82,7 +82,7 @@ def job_policy(
         notices=frozenset(spec.notices),
         spares=spec.spares,
         dispatched=dispatched,
-        names=names,
+        host_names=names,
         lease=spec.heartbeat_timeout + job.KILLED_WITHIN if has_lease else 0.0,
     )
 

@@ -312,7 +312,7 @@ class Agent(BehindFront):
 
     def _on_order_to_begin(self, generation: orders.Generation) -> None:
         """Begin a generation; if it is a restart, once the node has passed its health check."""
-        is_ending = self._state.end.signum or self._state.end.front_lost
+        is_ending = self._state.end.stop_signal or self._state.end.front_lost
         if self._context.inputs.spec.health_check is None or generation.number == 0 or is_ending:
             self._begin(generation)
             return
@@ -357,7 +357,7 @@ class Agent(BehindFront):
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         if isinstance(event, node.SignalReceived):
-            event = replace(event, is_decided_here=self._coordinator is not None)
+            event = replace(event, coordinator_is_here=self._coordinator is not None)
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
             event = replace(event, silent=self._generations.silent)
         elif isinstance(event, node.StopOrdered) and self._generations.plan.nnodes > 1:
@@ -365,13 +365,13 @@ class Agent(BehindFront):
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)
-        self._rest.set(self._state.lazy_deadline)
+        self._rest.set(self._state.quiet_deadline)
         if not self._state.pending:
             self._generations.start_no_more()
         for action in actions:
             self._reporter.on_action(action)
             self.handle(action)
-        if self._state.end.signum or self._state.end.front_lost:
+        if self._state.end.stop_signal or self._state.end.front_lost:
             self._begin_unchecked()  # and that generation ends at once
 
     def _on_deadline(self) -> None:
@@ -435,7 +435,7 @@ class Agent(BehindFront):
             return False
         from ddplaunch.launcher.decide.job.ending import all_exited_after  # few jobs come here
 
-        return bool(state.notice) and all_exited_after(self._exits, state.notice, state.end.signum)
+        return bool(state.notice) and all_exited_after(self._exits, state.notice, state.end.stop_signal)
 
     def _exit(self, status: int) -> None:
         """Conclude: nothing is left, and this node ends with this status."""
@@ -449,7 +449,7 @@ class Agent(BehindFront):
         if end is None:  # the coordinator did not answer, and the user does not wait for it
             self._link.leave()
         if end is None or (end.why == "signalled" and self._link.coordinator is None and not end.text):
-            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped_line(self._state.end.signum))
+            end = self._link.end = JobEnd(status, "signalled", self._reporter.stopped_line(self._state.end.stop_signal))
         if end.why == "lost" and self._is_left_in_charge():
             end = self._link.end = replace(end, requeue=self._state.notice)
         self._conclude(end)

@@ -136,8 +136,8 @@ def _policy(spec: JobSpec, draft: Plan) -> Policy:
         debug_rank=spec.debug_rank,
         notices=frozenset(spec.requeue_on),
         progress_interval=(spec.hang_timeout or 0.0) / _CHECKS,  # 0: no --hang-timeout
-        lazy_progress_interval=_AT_REST,
-        stacks_within=_STACKS_WITHIN if writes_stacks else 0.0,
+        quiet_progress_interval=_AT_REST,
+        stacks_timeout=_STACKS_WITHIN if writes_stacks else 0.0,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -22,13 +23,20 @@ class Suspect(Struct, frozen=True):
     address: str | None
 
 
+class Fault(NamedTuple):
+    """What may be wrong with a machine."""
+
+    kind: str  # as in record/bad_nodes.py
+    why: str
+
+
 class Loss(Struct, frozen=True):
     """A node that this coordinator has lost."""
 
     suspect: Suspect
     reason: str  # "silent for 10 s"
     while_running: bool  # else it may have been lost because the job was ending
-    silent: int  # other nodes that were silent by then
+    silent: int  # how many other nodes were silent by then
     has_ended: bool  # as far as its kernel says so, over a network that works
 
 
@@ -51,40 +59,52 @@ def blamed(own: Suspect | None, others: int, losses: Sequence[Loss]) -> dict[Sus
     The lost nodes are at fault if fewer nodes are out of contact than in contact. If all others are out of contact, this one
     is at fault: its cable may be out. Of two nodes each has lost the other, unless one is known to have ended.
     """
-    out_of_contact = max(len(losses), 1 + losses[0].silent)
-    in_contact = 1 + others - out_of_contact
-    other_has_ended = out_of_contact == in_contact == 1 and losses[0].has_ended
-    if out_of_contact < in_contact or other_has_ended:
+    out_of_contact = max(len(losses), 1 + losses[0].silent)  # at the first loss further nodes may have been silent
+    in_contact = 1 + others - out_of_contact  # this one too
+    other_of_two_has_ended = out_of_contact == in_contact == 1 and losses[0].has_ended
+    if out_of_contact < in_contact or other_of_two_has_ended:
         return {loss.suspect: loss.reason for loss in losses if loss.while_running}
-    have_ended = out_of_contact == len(losses) and all(loss.has_ended for loss in losses)
-    if own is not None and in_contact == 1 < out_of_contact and not have_ended:
+    lost_all_others = in_contact == 1 and out_of_contact > 1
+    all_have_ended = out_of_contact == len(losses) and all(loss.has_ended for loss in losses)
+    if own is not None and lost_all_others and not all_have_ended:
         return {own: f"it lost all {out_of_contact} others: {losses[0].reason}"}
     return {}
 
 
+class _Losses(NamedTuple):
+    """The nodes that were lost in one generation."""
+
+    others: int  # how many nodes but this one the generation had
+    lost: list[Loss]
+
+
 class Faults:
-    """The machines that seem to be at fault, as a coordinator learns of them: for each a kind of record/bad_nodes.py, and why."""
+    """The machines that seem to be at fault, as a coordinator learns of them; of each machine the first fault counts."""
 
     def __init__(self) -> None:
-        self.found: dict[Suspect, tuple[str, str]] = {}
-        self._losses: dict[int, tuple[int, list[Loss]]] = {}  # by generation: how many others it had, which were lost
+        self.found: dict[Suspect, Fault] = {}
+        self._losses: dict[int, _Losses] = {}  # by the number of the generation
 
     def note_loss(self, member: Member, lost: AgentLost, before: State) -> None:
-        """Note the loss of a node for which a machine may be at fault."""
-        is_running, suspect = before.phase is Phase.RUNNING, suspect_of(member, before.policy.names)
+        """Note the loss of a node for which a machine may be at fault; `before` is the state in which it was lost.
+
+        Once one node is lost all workers are stopped: the next losses of that generation count only beside one of a running job.
+        """
+        was_running, suspect = before.phase is Phase.RUNNING, suspect_of(member, before.policy.host_names)
+        number = before.generation.number
         match kind_of(lost.reason):
             case "unfit":
-                self.found.setdefault(suspect, ("unfit", lost.reason))
-            case "lost" if is_running or before.generation.number in self._losses:
+                self.found.setdefault(suspect, Fault("unfit", lost.reason))
+            case "lost" if was_running or number in self._losses:
                 others = sum(id != SELF_ID for id in before.members)
-                _, losses = self._losses.setdefault(before.generation.number, (others, []))
+                losses = self._losses.setdefault(number, _Losses(others, []))
                 has_ended = lost.has_ended or lost.reason.startswith(CLOSED)
-                losses.append(Loss(suspect, lost.reason, is_running, lost.silent, has_ended))
+                losses.lost.append(Loss(suspect, lost.reason, was_running, lost.silent, has_ended))
 
-    def at_end(self, state: State) -> Mapping[Suspect, tuple[str, str]]:
+    def at_end(self, state: State) -> Mapping[Suspect, Fault]:
         """Return the faults, now that the job has ended."""
-        own = suspect_of(state.members[SELF_ID], state.policy.names) if SELF_ID in state.members else None
-        for others, losses in self._losses.values():
-            for suspect, why in blamed(own, others, losses).items():
-                self.found.setdefault(suspect, ("lost", why))
+        own = suspect_of(state.members[SELF_ID], state.policy.host_names) if SELF_ID in state.members else None
+        for losses in self._losses.values():
+            for suspect, why in blamed(own, losses.others, losses.lost).items():
+                self.found.setdefault(suspect, Fault("lost", why))
         return self.found

@@ -16,8 +16,8 @@ from ddplaunch.spec.outcome import OUT_OF_WALLTIME, PREEMPTED, Traces, WorkerExi
 from ddplaunch.system.net.addresses import WITHOUT_INTERFACE
 from ddplaunch.system.words import count, signal_name, size
 
-_HANDLED = "\nDuring handling of the above exception, another exception occurred:\n"
-_FRAME = r'^  File "[^"\n]{1,999}", line \d{1,9}.*\n(?:    .*\n)*'
+_WHILE_HANDLING = "\nDuring handling of the above exception, another exception occurred:\n"
+_FRAME_LINES = r'^  File "[^"\n]{1,999}", line \d{1,9}.*\n(?:    .*\n)*'
 _RENDEZVOUS = r'torch/distributed/rendezvous\.py"|\bDist(?:Network|Store)Error: |\[c10d\]|\bTCPStore\('
 _PORT = r"\bport: (\d{1,5})\b|connect to \([^()\n]{1,99}, (\d{1,5})\)"
 NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -48,7 +48,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
         return self.traces.shm is not None and self.traces.shm[0] <= _SMALL_SHM
 
 
-Found = Mapping[str, str]  # values for the advice
+Found = Mapping[str, str]  # values for the advice, and "line": the text that fitted
 Predicate = Callable[[WorkerExit, Evidence], Found | None]
 
 
@@ -66,7 +66,7 @@ def matches(pattern: str) -> Predicate:
 
     The lines of code in a traceback do not count: they may name an error that they handle.
     """
-    return lambda end, _: _search(pattern, failure_text(end), without=_FRAME)
+    return lambda end, _: _search(pattern, failure_text(end), without=_FRAME_LINES)
 
 
 def says_itself(pattern: str) -> Predicate:
@@ -78,9 +78,9 @@ def says_itself(pattern: str) -> Predicate:
     def fits(end: WorkerExit, _: Evidence) -> Found | None:
         error = end.error
         if error is not None and error.type != "SystemExit":
-            last = error.traceback.rpartition(_HANDLED)[2]
-            return _search(pattern, f"{error.type}: {error.message}\n{last}", without=_FRAME)
-        return _search(pattern, failure_text(end).rpartition(_HANDLED)[2], without=_FRAME)
+            last = error.traceback.rpartition(_WHILE_HANDLING)[2]
+            return _search(pattern, f"{error.type}: {error.message}\n{last}", without=_FRAME_LINES)
+        return _search(pattern, failure_text(end).rpartition(_WHILE_HANDLING)[2], without=_FRAME_LINES)
 
     return fits
 
@@ -385,7 +385,7 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
         "rank": end.rank,
         "workers": facts.workers,
         "program": facts.program,
-        "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",
+        "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",  # whose memory is full
         "signal": signal_name(end.signal or 0),
         "memory": size(end.peak_rss),
         "kills": count(facts.traces.oom_kills, "kill"),
@@ -393,7 +393,8 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
         "shm": f"{size(shm_free)} of {size(shm_size)} free",
     }
     for row in CAUSES:
-        if (found := row.predicate(end, facts)) is not None:
+        found = row.predicate(end, facts)
+        if found is not None:
             advice = row.advice.format(**values | dict(found))
             return Cause(name=row.name, advice=advice, line=found.get("line", ""), fault=row.fault)
     return None

@@ -122,18 +122,20 @@ def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:
 def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mapping[int, Traces], home: str) -> str:
     """Return the report of a hang: what is wrong, who is where, what became of the workers, where their stacks are.
 
-    Each node keeps the stacks of its workers: those of the node are named whose rank the others wait for.
+    `traces` are the facts of the nodes, by the ranks of their workers. Each node keeps its workers' stacks in its log folder:
+    the report names that of the rank for which the others wait, or else of the lowest rank.
     """
     what, lines = found.what, found.locations
     still = f"no worker had moved for {duration(timeout)}"
-    keeping = (rank for rank in (*found.awaited, *sorted(traces)) if rank in traces and traces[rank].log_folder)
-    rank = next(keeping, None) if lines else None
+    with_folder = (rank for rank in (*found.awaited, *sorted(traces)) if rank in traces and traces[rank].log_folder)
+    rank = next(with_folder, None) if lines else None
     stacks = []
     if rank is not None:
         hosts = {end.rank: end.host for end in state.generation.exits}
         on = f" on {hosts[rank]}" if rank in hosts and len(state.members.taking_part) > 1 else ""
         stacks = [f"stacks {tilde(traces[rank].log_folder or '', home)}/stacks/{state.generation.number}.txt{on}"]
-    stopped = [text] if (text := _ends(state.generation.exits).removeprefix("; ")) else []
+    how_ended = _ends(state.generation.exits).removeprefix("; ")
+    stopped = [how_ended] if how_ended else []
     sections = [
         [f"error: the job hangs: {what}   ({still})" if what else f"error: the job hangs: {still}"],
         [f"  {line}" for line in lines],

@@ -39,7 +39,7 @@ _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 
 
 class FailureReport(Struct, frozen=True, kw_only=True):
-    """All that the report needs."""
+    """All that the failure report needs."""
 
     first: WorkerExit  # as `first_failure` picked it
     exits: tuple[WorkerExit, ...]  # of all workers, the first failure's too
@@ -87,13 +87,14 @@ def _headline(report: FailureReport) -> list[str]:
     how = [f"after {duration(first.seconds)}"]
     if first.core_dumped:
         how.insert(0, "core dumped")
-    if first.error and first.stopped_with is not None and failed_itself(first):
-        how.insert(0, "stopped while it was exiting")  # the status says how we ended it, not how it failed
+    raised_before_stop = first.error is not None and first.stopped_with is not None and failed_itself(first)
+    if raised_before_stop:
+        how.insert(0, "stopped while it was exiting")  # the status says how ddplaunch ended it, not how it failed
     elif what != first.how:
         how.insert(0, first.how)
     if len(rest) > _MESSAGE_LINES:
         rest = [*rest[:_MESSAGE_LINES], f"... and {count(len(rest) - _MESSAGE_LINES, 'more line')} in its log"]
-    who = f"{report.ended_by}: {who}" if report.ended_by else who
+    who = f"{report.ended_by}: {who}" if report.ended_by else who  # "out of walltime: rank 3"
     return [f"{who} failed: {what}   ({', '.join(how)})", *rest]
 
 
@@ -103,10 +104,13 @@ def _location_lines(report: FailureReport) -> list[Line]:
     error = first.error
     if error is None:
         return _crash_lines(first, cwd)
-    if error.type in _SYNTAX_ERRORS:
-        where, *source = stack.syntax_error_lines(error.traceback) or [""]
-        return [(Words(short(where, cwd), CODE, where.rpartition(":")[0]),), *_source_lines(source)] if where else []
-    own, inner = stack.relevant_frames(frames_of(error))
+    if error.type in _SYNTAX_ERRORS:  # what cannot be compiled has no frame: the message names file and line
+        found = stack.syntax_error_lines(error.traceback)
+        if not found:
+            return []
+        where, *source = found
+        return [(Words(short(where, cwd), CODE, where.rpartition(":")[0]),), *_source_lines(source)]
+    own, inner = stack.relevant_frames(frames_of(error))  # in the user's code, and below it in a library
     if error.type == "SystemExit":
         # where a library calls sys.exit() explains nothing; what was printed before, as by argparse, does
         inner = None if own else inner
@@ -125,7 +129,8 @@ def _location_lines(report: FailureReport) -> list[Line]:
 def _raised_from(error: WorkerError, cwd: str) -> list[Line]:
     """Return a line for each exception from which this one was raised, the nearest first: what it was, and where."""
     lines: list[Line] = []
-    for text in error.traceback.split(_RAISED_FROM)[-2::-1][:_MOST_CAUSES]:
+    *causes, _ = error.traceback.split(_RAISED_FROM)  # Python prints the first cause first, and this error last
+    for text in causes[::-1][:_MOST_CAUSES]:
         after_header = text.rpartition("Traceback (most recent call last):\n")[2].split("\n")
         what = next((line for line in after_header if line and not line.startswith(" ")), "")  # its frames are indented
         frame = next(filter(None, stack.relevant_frames(frames_of(replace(error, frames=(), traceback=text)))), None)
@@ -150,13 +155,15 @@ def _crash_lines(first: WorkerExit, cwd: str) -> list[Line]:
     They are the stderr output, which says why, for an abort or without a stack; the collective that NCCL's watchdog names; and
     faulthandler's stacks, of the main thread too if another one has crashed.
     """
-    before, _, _ = first.stderr_tail.rpartition(FATAL)
+    is_abort = first.signal == SIGABRT
+    before_stacks, _, _ = first.stderr_tail.rpartition(FATAL)  # FATAL begins what faulthandler writes
     crash = parse_crash(first.stderr_tail) if first.signal in _DUMPED else Crash()
     has_stack = bool(crash.current or crash.main)
-    reason: list[Line] = _last_stderr(before) if first.signal == SIGABRT or not has_stack else []
+    reason: list[Line] = _last_stderr(before_stacks) if is_abort or not has_stack else []
     if not (has_stack or reason):
         reason = _last_stderr(first.stderr_tail)
-    collective: list[Line] = [text] if first.signal == SIGABRT and (text := _collective(before)) else []
+    by_watchdog = _collective(before_stacks) if is_abort else ""
+    collective: list[Line] = [by_watchdog] if by_watchdog else []
     sections = [
         reason,
         collective,
@@ -251,7 +258,10 @@ def _cut(line: str) -> str:
 
 
 def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) -> list[str]:
-    """Return one line for each group of other workers: failed alike, failed otherwise, followed, finished, stopped."""
+    """Return one line for each group of the other workers.
+
+    They failed alike, failed otherwise (later), failed because a peer had ended (followers), finished, or were stopped.
+    """
     others = sorted((end for end in exits if end.rank != first.rank), key=lambda end: end.rank)
     likeness = _likeness(first)
     alike, followers, later, finished, stopped = (list[WorkerExit]() for _ in range(5))
@@ -259,7 +269,7 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
         if failed_itself(end):
             group = alike if _likeness(end) == likeness else followers if follows_another(end) else later
         elif end.stopped_with is not None and _said_the_same(end, first):
-            group = alike  # it was stopped on its way out
+            group = alike  # ddplaunch stopped it on its way out
         else:
             group = finished if end.stopped_with is None else stopped
         group.append(end)
@@ -350,10 +360,11 @@ def _finished_lines(first: WorkerExit, finished: Sequence[WorkerExit]) -> list[s
     if not finished:
         return []
     who = these_ranks([end.rank for end in finished])
-    before = failed_at(first) - max(end.at for end in finished)
-    if follows_another(first) and before >= 0:
+    seconds_before = failed_at(first) - max(end.at for end in finished)
+    # the first failure is the loss of a peer: one that had left too early
+    if follows_another(first) and seconds_before >= 0:
         last = ", the last one" if len(finished) > 1 else ""
-        return [f"{who} had exited with status 0{last}, {duration(before)} before"]
+        return [f"{who} had exited with status 0{last}, {duration(seconds_before)} before"]
     return [f"{who} finished with status 0"]
 
 
@@ -370,7 +381,7 @@ def _stopped_lines(stopped: Sequence[WorkerExit], others: int) -> list[str]:
     who = f"{who} {'was' if len(stopped) == 1 else 'were'} stopped"
     if len(groups) == 1:
         return [f"{who} {_how_stopped(stopped)}"]
-    # those that had to be killed are named, the others are counted
+    # the largest group is counted, but never those that had to be killed: all others are named
     counted = max(groups.values(), key=lambda group: (group[0].stopped_with != SIGKILL, len(group)))
     parts = [
         f"{len(group) if group is counted else these_ranks([end.rank for end in group])} {_how_stopped(group)}"

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.decide.job import SELF_ID, Member, State
 from ddplaunch.launcher.tell import closing
-from ddplaunch.launcher.tell.blame import OUT_OF_CONTACT, Faults, suspect_of
+from ddplaunch.launcher.tell.blame import OUT_OF_CONTACT, Fault, Faults, suspect_of
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.job import Program, ProgramKind
@@ -39,7 +39,7 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 
 class JobReporter:
-    """Reports what concerns all nodes of a job, even if there is only one."""
+    """Reports, in the process of the coordinator, what concerns all nodes of a job, even if there is only one."""
 
     def __init__(self, reporter: Reporter) -> None:
         """Report the job through this node's `reporter`."""
@@ -52,16 +52,17 @@ class JobReporter:
         self._faults = Faults()
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
-        """Report to the readers what happened between the nodes."""
+        """Report to the readers what happened between the nodes; `before` and `after` are the states around the event."""
         emit = self._reporter.emit
         if isinstance(event, job.BeginFailed):
             failed = event.failure
             emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
-        if isinstance(event, job.NodeEnded) and SELF_ID not in before.members:
+        is_on_no_node = SELF_ID not in before.members  # the coordinator is in the command that started all agents
+        if isinstance(event, job.NodeEnded) and is_on_no_node:
             for end in event.exits:
-                self.story.note_exit(end)  # `Reporter` notes those of this node
-        is_stopped = after.why is Why.SIGNALLED or (after.end.halted and not before.end.halted)
-        if is_stopped and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
+                self.story.note_exit(end)  # on a node, `Reporter` notes those of its own workers
+        is_stopped_for_good = after.why is Why.SIGNALLED or (after.end.no_restart and not before.end.no_restart)
+        if is_stopped_for_good and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
             self._say_stopping(event, before)
         if before.policy.max_nodes > 1:
             self._emit_for_nodes(event, before, after)
@@ -75,6 +76,7 @@ class JobReporter:
                 Why.HUNG,
                 Why.TIMED_OUT,
             ):
+                # the coordinator itself stops the job, in the name of node 0
                 node_0 = next((one for one in before.members.values() if 0 in (one.node_rank, one.fixed_rank)), None)
                 if node_0 is not None:
                     emit("node_stopping", host=node_0.host, node_rank=0, why=after.why.value)
@@ -86,8 +88,8 @@ class JobReporter:
                 self._faults.note_loss(member, event, before)
             case job.OwnUnfit(reason) if after.phase is job.Phase.ENDED:
                 # the others wait for node 0: no other node reports that it is unfit
-                own = suspect_of(before.members[SELF_ID], before.policy.names)
-                self._faults.found.setdefault(own, ("unfit", f"its health check failed: {reason}"))
+                own = suspect_of(before.members[SELF_ID], before.policy.host_names)
+                self._faults.found.setdefault(own, Fault("unfit", f"its health check failed: {reason}"))
                 self._remember_faults(after)
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
@@ -99,15 +101,18 @@ class JobReporter:
             case job.Unreached() | job.DeadlineReached():
                 for id in before.members.keys() - after.members.keys():
                     self._emit_left_behind(before.members[id])
-            case job.NodeEnded(id) if (
-                id in before.members and before.members[id].left_behind and id not in after.members
-            ):
-                self._emit_left_behind(before.members[id])
-            case job.NodeEnded(id) if id in before.members and not before.members[id].is_leaving:
-                pass  # `report_left_out` reports it if its workers failed too often
-            case job.NodeStopping(id) | job.NodeEnded(id) if id in before.members and id not in after.members:
-                member = before.members[id]
-                self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
+            case job.NodeEnded(id) if id in before.members and id not in after.members:
+                if before.members[id].left_behind:
+                    self._emit_left_behind(before.members[id])
+                elif before.members[id].is_leaving:
+                    self._emit_left(before.members[id])
+                # else its workers failed too often, which `report_left_out` reports
+            case job.NodeStopping(id) if id in before.members and id not in after.members:
+                self._emit_left(before.members[id])
+
+    def _emit_left(self, member: Member) -> None:
+        """Emit that a node has left by itself."""
+        self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
 
     def _emit_left_behind(self, member: Member) -> None:
         """Report that the job goes on without a node which others do not hear."""
@@ -117,7 +122,7 @@ class JobReporter:
     def report_left_out(self, member: Member, reason: str, names: Sequence[str]) -> None:
         """Report that the job goes on without a node whose machine seems to be at fault; `names` are those of `suspect_of`."""
         self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
-        self._faults.found.setdefault(suspect_of(member, names), ("unfit", reason))
+        self._faults.found.setdefault(suspect_of(member, names), Fault("unfit", reason))
 
     def _say_stopping(self, event: job.Event, before: State) -> None:
         """Print that the job stops by a signal which came to another node, or to the command that has started the agents.
@@ -126,18 +131,18 @@ class JobReporter:
         """
         match event:
             case job.StopRequested(Why.SIGNALLED, signum):
-                pass
+                is_ctrl_c_here = signum == SIGINT
             case job.NodeStopping(id, Why.SIGNALLED, signum) if id != SELF_ID:
-                # without a command that has started all agents, Ctrl-C here would be the first, and kill nothing
-                signum = signum if before.policy.dispatched else 0
+                # without a command that has started all agents, a next Ctrl-C here would be the first, and kill nothing
+                is_ctrl_c_here = signum == SIGINT and before.policy.dispatched
             case job.NodeStopping(_, Why.SIGNALLED, signum) if before.phase is job.Phase.STOPPING:
-                pass
+                is_ctrl_c_here = signum == SIGINT
             case _:
                 return
         self.story.signalled_at = self._reporter.clock()
         running = [before.members[id] for id in before.members.running] or [*before.members.values()]
         workers = sum(member.workers for member in running)
-        self.print(closing.render_stopping(self._spec.grace_period, workers, len(running), is_ctrl_c=signum == SIGINT))
+        self.print(closing.render_stopping(self._spec.grace_period, workers, len(running), is_ctrl_c=is_ctrl_c_here))
 
     def report_idle(self, seconds: float, why: str) -> None:
         """Report that no worker has made progress for so long, and why if that is known."""
@@ -184,8 +189,8 @@ class JobReporter:
             rank = failure.rank if failure is not None else None
             self._reporter.emit("generation_failed", generation=number, rank=rank, wait=wait)
             spec, used = self._spec, len(state.restarts.spent)
-            before = used - 1  # the restart that follows is counted already
-            self._reporter.stderr.write(self._failure_report(findings, before))
+            used_before = used - 1  # the restart that follows is counted already
+            self._reporter.stderr.write(self._failure_report(findings, used_before))
             self.print(
                 closing.starting_again(wait, state.restarts.number, used, spec.max_restarts, spec.restart_window)
             )
@@ -196,7 +201,10 @@ class JobReporter:
         self.print(f"all workers start again on {count(nodes, 'node')}{when}")
 
     def report_end(self, findings: Findings) -> tuple[str, tuple[int, str] | None]:
-        """Report how the job ended; return the text for the other nodes, and the status and `why` if the cluster decides them."""
+        """Report how the job ended; return the text for the other nodes, and the status and `why` if the cluster decides them.
+
+        The cluster decides them where it has ended the job, as when its time was up; else they are None.
+        """
         state, ending = findings.state, findings.ending
         if findings.error:
             self._say_end(findings.error, is_report=True)
@@ -213,8 +221,8 @@ class JobReporter:
         state = findings.state
         line = self._closing_line(state, findings.ending)
         if line is not None:
-            explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
-            if explained and not state.end.without_workers:
+            may_have_hung = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
+            if may_have_hung and not state.end.between_generations:  # else `found` is of the generation before
                 for location in findings.found.locations:
                     self.print(location)
             self._say_end(line, is_report=False)
@@ -241,8 +249,9 @@ class JobReporter:
     def _closing_line(self, state: State, ending: ClusterEnding) -> str | None:
         """Return the line that closes a job which did not fail; None if the job failed."""
         now, began, taking_part = self._reporter.clock(), self.story.began, state.members.taking_part
-        exits, requeue = state.generation.exits, state.end.requeue
-        stopped_now = () if state.end.without_workers else exits
+        exits = state.generation.exits
+        requeue = state.end.requeue  # the notice after which the job is queued again; 0: it is not
+        stopped_now = () if state.end.between_generations else exits
         match state.why:
             case Why.FAILED | Why.FINISHED if requeue:
                 return closing.render_after_notice(len(exits), requeue, now - began, nodes=len(taking_part))
@@ -258,7 +267,7 @@ class JobReporter:
                 stopped = (end.stopped_at for end in stopped_now if end.stopped_at is not None)
                 # the workers may have been asked to end before, as after the loss of a node
                 at = min(stopped, default=now) if self.story.signalled_at is None else self.story.signalled_at
-                after = at - began if state.has_begun else None
+                after = at - began if state.workers_may_have_begun else None
                 reason = f"{ending.text}: " if ending.text else ""
                 return reason + closing.render_stopped(state.signum, after, stopped_now)
             case Why.TIMED_OUT:
@@ -266,7 +275,10 @@ class JobReporter:
         return None
 
     def _failure_report(self, findings: Findings, restarts: int) -> str:
-        """Return the report that fits how the job failed: a hang, a failed start, a lost node, or the first failure."""
+        """Return the report that fits how the job failed: a hang, a failed start, a lost node, or the first failure.
+
+        `restarts` is how many of --max-restarts were used before it.
+        """
         state = findings.state
         first, start_failure = state.generation.failure, state.generation.start_failure
         if state.why is Why.HUNG:
@@ -278,9 +290,9 @@ class JobReporter:
         if state.generation.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
         if first is None:
-            alone = state.policy.may_leave  # each node was started by a command of its own
-            whose = f"of {state.members[SELF_ID]}" if alone else "that had started the job"
-            hint = f"\nhint: {_WITHOUT_LOST}\n" if alone and not state.policy.is_elastic else ""
+            each_has_a_command = state.policy.nodes_may_leave  # a user started each node
+            whose = f"of {state.members[SELF_ID]}" if each_has_a_command else "that had started the job"
+            hint = f"\nhint: {_WITHOUT_LOST}\n" if each_has_a_command and not state.policy.is_elastic else ""
             return f"error: the ddplaunch {whose} was killed\n{hint}"
         try:
             return self._full_report(first, findings, restarts)
@@ -305,10 +317,10 @@ class JobReporter:
             chaos=any(fault.kind == "kill" and fault.target == first.rank for fault in spec.chaos),
         )
         cause = classify(first, facts)
-        if cause is not None and cause.fault:
+        if cause is not None and cause.fault:  # the machine may be the cause
             ids = [id for id, exits in state.generation.node_exits.items() if first in exits and id in state.members]
-            suspects = [suspect_of(state.members[id], state.policy.names) for id in ids]
-            self._faults.found.update(dict.fromkeys(suspects, (cause.fault, cause.line or cause.name)))
+            suspects = [suspect_of(state.members[id], state.policy.host_names) for id in ids]
+            self._faults.found.update(dict.fromkeys(suspects, Fault(cause.fault, cause.line or cause.name)))
         report = FailureReport(
             first=first,
             exits=tuple(state.generation.exits),
@@ -327,16 +339,16 @@ class JobReporter:
     def _remember_faults(self, state: State) -> None:
         """Write the machines that have failed to the file of bad nodes, now that all workers have ended."""
         faults, around, plan = self._faults.at_end(state), self._reporter.around, self.story.plan
-        if not faults or not around.bad_nodes or self._spec.chaos:
+        if not faults or not around.bad_nodes or self._spec.chaos:  # faults that --chaos made are no machine's
             return
         from ddplaunch.record.bad_nodes import Failure, remember_suspects
 
-        def failure(host: str, kind: str, why: str) -> Failure:
-            run_id, why = plan.run_id if plan is not None else "", piece(Redactor().text(why))
-            return Failure(host=host, kind=kind, at=now, run=run_id, why=why, in_slurm=bool(around.slurm_job))
-
-        now = time.time()
-        failures = [(failure(suspect.host, *fault), suspect.address) for suspect, fault in faults.items()]
+        now, run_id, in_slurm = time.time(), plan.run_id if plan is not None else "", bool(around.slurm_job)
+        failures = []
+        for suspect, fault in faults.items():
+            why = piece(Redactor().text(fault.why))  # without secrets, and of a length that fits the file
+            failure = Failure(host=suspect.host, kind=fault.kind, at=now, run=run_id, why=why, in_slurm=in_slurm)
+            failures.append((failure, suspect.address))
         remember_suspects(around.bad_nodes, failures, now)
 
 
@@ -351,11 +363,12 @@ def _as_typed(program: Program) -> str:
 
 def _node_lost(state: State) -> str:
     """Return the report of a job that ended because a node was lost."""
-    first, *others = state.generation.lost
+    first, *others = state.generation.lost  # "node 2 (c): silent for 10 s"
     lines = [f"error: {first.replace(': ', ' was lost: ', 1)}"]
     lines += [f"  then {other}" for other in others]
-    if ended := sum(end.stopped_with is not None for end in state.generation.exits):
-        lines += ["", f"  {count(ended, 'other worker')} of the job {'was' if ended == 1 else 'were'} stopped"]
+    stopped = sum(end.stopped_with is not None for end in state.generation.exits)
+    if stopped:
+        lines += ["", f"  {count(stopped, 'other worker')} of the job {'was' if stopped == 1 else 'were'} stopped"]
     is_out_of_contact = any(words in first for words in OUT_OF_CONTACT)
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if is_out_of_contact else ""
     hint = f"hint: {slow}{_WITHOUT_LOST}"
@@ -363,6 +376,6 @@ def _node_lost(state: State) -> str:
         hint = ""  # the loss alone did not end the job
     elif state.policy.is_elastic:
         hint = f"hint: {slow}{count(len(state.members), 'node')} left, and `--nnodes` wants {state.policy.min_nodes}"
-        if state.policy.command:  # users start the nodes
+        if state.policy.command_elsewhere:  # users start the nodes
             hint += ". Nodes that live wait for node 0: type its command again here"
     return "\n".join([*map(below, lines), *(["", hint] if hint else [])]) + "\n"

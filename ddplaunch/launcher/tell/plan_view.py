@@ -1,4 +1,4 @@
-"""The plan for people (tables), for programs (JSON) and for the shell (commands to paste). Pure."""
+"""The plan of a job, as `ddplaunch plan` shows it: as tables, as JSON, and as commands to paste into a shell. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def shell(plan: Plan) -> str:
     if plan.secret:
         lines.append(f"# export first, with their values, which are not shown: {' '.join(sorted(plan.secret))}")
     redactor = Redactor()
-    redactor.argv(plan.workers[0].argv)  # only to find out whether there is a secret
+    redactor.argv(plan.workers[0].argv)  # only to find out whether there is a secret: a command to paste hides none
     if redactor.hidden:
         lines.append("# the arguments of the script seem to hold a secret")
     for worker in plan.workers:
@@ -93,7 +93,7 @@ def shell(plan: Plan) -> str:
 
 
 def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> list[tuple[str, ...]]:
-    """Return the rows about the whole job: name, value, reason."""
+    """Return the rows about the whole job: name, value, reason; `warm` is what is known of the interpreter that is kept warm."""
     devices = {device for worker in plan.workers for device in worker.devices}
     threads = {worker.variables["OMP_NUM_THREADS"] for worker in plan.workers}
     where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
@@ -134,7 +134,8 @@ def _columns(
 ) -> tuple[dict[str, list[str]], list[Block]]:
     """Return the table of the workers by column, and lines on which of their variables have the same values as a column.
 
-    `changing` are the variables that each start sets anew.
+    A variable whose values differ from worker to worker, and are not those of a column, is a column itself. `shared` are the
+    variables of all workers, `changing` those that each start sets anew.
     """
     workers = plan.workers
     columns = {"rank": [str(worker.rank) for worker in workers]}
@@ -153,15 +154,15 @@ def _columns(
         columns["owns"] = [" ".join(short[device] for device in worker.devices) or "-" for worker in workers]
     if any(worker.cpus for worker in workers):
         columns["cpus"] = [compress(worker.cpus) or "any" for worker in workers]
-    holding: dict[str, list[str]] = {}
+    like_column: dict[str, list[str]] = {}
     for name in sorted({name for worker in workers for name in worker.variables} - shared.keys()):
         values = [worker.variables.get(name, "-") for worker in workers]
         same = next((column for column, others in columns.items() if others == values), None)
         if same is None:
             columns[name] = values
         else:
-            holding.setdefault(same, []).append(name)
-    lines = {**{f"its {column}": names for column, names in holding.items()}, "set at the start": sorted(changing)}
+            like_column.setdefault(same, []).append(name)
+    lines = {**{f"its {column}": names for column, names in like_column.items()}, "set at the start": sorted(changing)}
     widest = max(map(len, lines))
     return columns, [sentence(f"  {label.ljust(widest)}  ", " ".join(names), COMMAND) for label, names in lines.items()]
 
@@ -170,7 +171,8 @@ def _found_elsewhere(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]
     """Return the options that were found in variables and files: as they would be typed, and where they were found."""
     found = [one for one in spec.given if one.source not in (Source.COMMAND_LINE, Source.DEFAULT)]
     rows = [(shlex.join(redactor.argv(BY_NAME[one.name].words(one.text))), one.origin) for one in found]
-    if not spec.origin("env").startswith("-"):
+    is_env_typed = spec.origin("env").startswith("-")  # "--env"
+    if not is_env_typed:
         shown = (
             (name, HIDDEN if name in spec.secret or is_secret(name) else redactor.variable(name, value))
             for name, value in spec.env

@@ -1,4 +1,4 @@
-"""What the agent reports: every event to the readers, ddplaunch's own few lines to stderr, the summary to the run folder."""
+"""What the agent of a node reports: all events to the readers, its few lines to stderr, the summary to the run folder."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CallerReporter:
 
 
 class Reporter:
-    """Turns events and actions of the agent into public events and lines for the user."""
+    """Turns events and actions of a node's agent into public events (for its readers) and lines for the user."""
 
     def __init__(
         self,
@@ -98,7 +98,8 @@ class Reporter:
         """Prepare to report on a run of `spec`; `clock` gives CLOCK_MONOTONIC seconds.
 
         `reports_job` is whether this node reports the job as a whole, as the only or first one does. `caller`, if a program has
-        called `launch()`, takes how the job ended, in place of stderr.
+        called `launch()`, takes how the job ended, in place of stderr. Plan and folder come later (`use_plan`): what is reported
+        before waits in `_early` and `_untold`.
         """
         self.spec = spec
         self.stderr = stderr
@@ -110,12 +111,12 @@ class Reporter:
         self._folder: RunFolder | None = None
         self._readers: tuple[Reader, ...] = ()
         self._early: list[Event] = []  # from before there was a folder
-        self._has_terminal = False
-        self._kept_plan: Plan | None = None  # the one that the folder shows
-        self._has_warned = False
-        # has the coordinator say something about this node, where it shows the output of all, and whether that is a warning
+        self._has_terminal = False  # a worker of this node writes to the terminal itself
+        self._plan_in_folder: Plan | None = None  # the one that plan.json shows
+        self._has_warned_of_folder = False
+        # has the coordinator print a text about this node, where it shows the output of all; and whether the text is a warning
         self.tell_all: Callable[[str, bool], None] | None = None
-        self._untold: list[tuple[str, bool]] = []  # until it is known whether there are other nodes
+        self._untold: list[tuple[str, bool]] = []  # the same, until it is known whether there are other nodes
         self._dropped = 0  # bytes of output, as last reported
         self._pause: Pause | None = None  # the last one that was reported
         self._oom_kills_before = sysfs.oom_kills("/")
@@ -136,7 +137,7 @@ class Reporter:
         self._readers = (*self._readers, reader)
 
     def use_plan(self, plan: Plan, folder: RunFolder) -> None:
-        """Use the plan that is carried out from now on, and the folder that keeps its record."""
+        """Use the plan that is carried out from now on, and the folder that keeps the run's record, always the same one."""
         self.story.plan = plan
         self._has_terminal = any(worker.terminal for worker in plan.workers)
         if self._folder is None:
@@ -160,10 +161,14 @@ class Reporter:
     # --- events
 
     def on_event(self, event: node.Event, before: State) -> None:
-        """Report an event of this node's decision: its public event, and a line where the user has to know at once."""
+        """Report an event of this node's decision: its public event, and a line where the user has to know at once.
+
+        `before` is the state in which the event found the node.
+        """
         self._emit_row(event)
         match event:
-            case node.SignalReceived() if event.taken_for and (before.end.signum or not before.is_going):
+            case node.SignalReceived() if event.taken_for and (before.end.stop_signal or before.is_ending):
+                # it repeats a request to stop that has been obeyed already, and kills nobody
                 self.print(render_repeated(event, os.getppid()))
             case node.SignalReceived() if event.escalates and event.signum in before.policy.stop_signals:
                 self._on_stop_signal(event, before)
@@ -175,11 +180,11 @@ class Reporter:
     def _on_stop_signal(self, event: node.SignalReceived, before: State) -> None:
         """Say that the workers are stopped, or killed at once, by a signal that came to this node."""
         plan = self.story.plan
-        # the coordinator has begun this stop: the signal is no second one
-        is_first = before.why is Why.COORDINATOR and not before.end.signum
-        # it goes to that worker, and stops nothing
-        is_of_debugger = event.signum == signal.SIGINT and before.terminal_holder
-        if is_first or is_of_debugger:
+        # another node has reported the signal, and the coordinator has begun this stop: so this is no second signal
+        is_the_reported = before.why is Why.COORDINATOR and not before.end.stop_signal
+        # Ctrl-C at a debugger's prompt goes to that worker, and stops nothing
+        is_for_debugger = event.signum == signal.SIGINT and before.terminal_holder
+        if is_the_reported or is_for_debugger:
             return
         if before.phase is node.Phase.STOPPING:
             self.print("killing the workers at once")
@@ -196,13 +201,13 @@ class Reporter:
             self.print(action.text)
 
     def generation_started(self, number: int, term: int | None, port: int) -> None:
-        """Report that all workers are being started; the first time, announce the job."""
+        """Report that all workers are being started; the first time, announce the job. `term`: as in DDPLAUNCH_TERM."""
         plan, folder = self.story.plan, self._folder
         self.story.begin_generation(self.clock(), term, port)
         assert plan is not None
         assert folder is not None
-        if plan is not self._kept_plan:  # a later generation may have another
-            is_first, self._kept_plan = self._kept_plan is None, plan
+        if plan is not self._plan_in_folder:  # a later generation may have another
+            is_first, self._plan_in_folder = self._plan_in_folder is None, plan
             here = {"agent_pid": os.getpid(), "slurm_job": self.around.slurm_job}
             folder.write("plan.json", {**plan.data(self.spec.origins, self.stderr.redactor.known), **here})
             if is_first:
@@ -223,13 +228,13 @@ class Reporter:
         )
         if self.reports_job:
             on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
-            open_to_all = "" if plan.authenticated else ", no token"
+            no_token = "" if plan.authenticated else ", no token"
             backend = f"{plan.backend} ({plan.reasons['backend']})"
             # two lines, since one would not fit a terminal of 80 columns
-            self.print(f"{short(plan.run_id)}: {count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}")
+            self.print(f"{short(plan.run_id)}: {count(plan.world_size, 'worker')}{on}{no_token}, {backend}")
             if logs := self._where_output_goes(plan, folder):
                 self.print(logs)
-            if not plan.authenticated and 0 in plan.ranks:
+            if not plan.authenticated and 0 in plan.ranks:  # once for the job, where its users look
                 self.print(_NO_TOKEN)
         if folder.warning is not None:
             self.warn(folder.warning)
@@ -240,17 +245,18 @@ class Reporter:
     def _where_output_goes(self, plan: Plan, folder: RunFolder) -> str:
         """Return "logs in FOLDER", or which rank has the terminal; "" if there is nothing to say."""
         where = ""
-        if folder.path is not None and folder.is_made:  # homes need not be shared, and the user may be on another host
+        if folder.path is not None and folder.is_made:
+            # with the host: homes need not be shared, and the user may be on another host
             where = f"{tilde(folder.path, self.around.home)}{self._on_this_host(plan)}"
-        text = f"logs in {where}" if where else ""
         if self._has_terminal and plan.world_size == 1:
-            text = ""
-        elif self._has_terminal:
+            return ""  # all that the worker writes is on the terminal
+        text = f"logs in {where}" if where else ""
+        if self._has_terminal:
             rank = next(worker.rank for worker in plan.workers if worker.terminal)
             text = f"rank {rank} has the terminal" + (f", the others print to {where}" if where else "")
-        if where and 0 < self.stderr.paint.columns < len(f"ddplaunch: {text}"):
-            text = text.replace(f" {where}", f"\n{where}")  # a path that wraps cannot be copied
-        return text
+        is_too_wide = 0 < self.stderr.paint.columns < len(f"ddplaunch: {text}")
+        # a path that wraps cannot be copied
+        return text.replace(f" {where}", f"\n{where}") if where and is_too_wide else text
 
     def worker_started(self, rank: int, pid: int) -> None:
         """Report that a worker runs."""
@@ -287,15 +293,15 @@ class Reporter:
             self.stderr.write(f"ddplaunch: {line}\n")
 
     def report_pause(self, pause: Pause | None) -> None:
-        """Report that this node did not run for a while, unless it was reported before."""
+        """Report that this node did not run for a while, as where its machine was suspended, unless that was reported before."""
         if pause is None or pause is self._pause:
             return
         self._pause = pause
         self.emit("paused", seconds=round(pause.seconds, 3))
         if self.reports_job and pause.seconds >= _LONG:
             least, most = self.spec.nnodes
-            has_leases = least < most + self.spec.spares and self.spec.simulate is None
-            but = ", except --heartbeat-timeout: nodes may have been lost" if has_leases else ""
+            may_lose_nodes = least < most + self.spec.spares and self.spec.simulate is None
+            but = ", except --heartbeat-timeout: nodes may have been lost" if may_lose_nodes else ""
             self.print(f"paused for {duration(pause.seconds)}; no time limit ran meanwhile{but}")
 
     # --- the end
@@ -346,25 +352,28 @@ class Reporter:
             self.print(f"warning: {what}" if is_warning else what)
 
     def report_folder(self, *, leaves: bool = False) -> None:
-        """Report news of the run folder that were not reported yet; `leaves`: what could not be written in the end."""
+        """Report news of the run folder that were not reported yet; `leaves`: what could not be written, at the run's end."""
         folder, plan = self._folder, self.story.plan
         if folder is None or plan is None:
             return
-        if folder.problem and not self._has_warned:  # once for the whole job
-            self._has_warned = True
+        if folder.problem and not self._has_warned_of_folder:  # once for the whole job
+            self._has_warned_of_folder = True
             self.emit("notice", text=folder.problem)
             self.warn(folder.problem)
         while folder.notices:
             self.print(folder.notices.pop(0))
         on = self._on_this_host(plan)
-        if (text := folder.leave(on) if leaves else folder.news(on)) is not None:
-            if not leaves:
-                self.emit("notice", text=text)
-            self.print(text)
+        news = folder.leave(on) if leaves else folder.news(on)
+        if news is None:
+            return
+        if not leaves:
+            self.emit("notice", text=news)
+        self.print(news)
 
     # ---
 
     def _emit_row(self, happening: node.Event | node.Action) -> None:
+        """Emit the public event for an event or an action of the decision, if it has one."""
         row = row_of(happening)
         if row is not None:
             name, fields = row

@@ -1,4 +1,4 @@
-"""The story of a run: what has happened so far, and what the public record says of it: rows of events, `summary.json`. Pure."""
+"""What has happened in a run so far (its story), and what the public record says of it: rows of events, `summary.json`. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from signal import SIGWINCH
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.plan import Plan
@@ -17,6 +18,14 @@ from ddplaunch.system.words import compress, signal_name
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.record.time_spent import Spent
     from ddplaunch.spec.outcome import Intent
+
+
+class Attempted(Struct, frozen=True, kw_only=True):
+    """A generation (one start of all workers), and how far the workers of this node came. Times are of CLOCK_MONOTONIC."""
+
+    began: float
+    farthest: Progress | None = None  # of the worker that came farthest; None: none has said its steps
+    farthest_ended: float = 0.0  # when that worker ended
 
 
 class Ended(Struct, frozen=True, kw_only=True):
@@ -37,8 +46,7 @@ class Story(Struct, kw_only=True):
     plan: Plan | None = None  # of the generation that runs, or of the last one
     term: int | None = None  # of that generation
     master_port: int | None = None  # of that generation
-    # of each generation: its start, and the end and progress of the worker of this node that came farthest
-    generations: list[tuple[float, float, Progress | None]] = []
+    generations: list[Attempted] = []
     signalled_at: float | None = None  # when a signal ended the job, if the job's reporter has said so
     first_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
     left_after: Mapping[str, Any] | None = None  # the notice after which all workers left, as the public record has it
@@ -52,15 +60,15 @@ class Story(Struct, kw_only=True):
     def begin_generation(self, at: float, term: int | None, port: int) -> None:
         """Note that all workers are being started, in this term and at this MASTER_PORT."""
         self.term, self.master_port = term, port
-        self.generations.append((at, 0.0, None))
+        self.generations.append(Attempted(began=at))
 
     def note_exit(self, exit: WorkerExit) -> None:
         """Note how far a worker of this node came, if no other one of its generation came farther."""
         if exit.progress is None or not self.generations:
             return
-        began, _, farthest = self.generations[-1]
-        if farthest is None or exit.progress.step > farthest.step:
-            self.generations[-1] = began, exit.at, exit.progress
+        last = self.generations[-1]
+        if last.farthest is None or exit.progress.step > last.farthest.step:
+            self.generations[-1] = replace(last, farthest=exit.progress, farthest_ended=exit.at)
 
     def note_left_after(self, notice: int, intent: Intent | None = None, failed: str | None = None) -> None:
         """Note that all workers left after a notice, and whether the job was requeued; None: another process does that."""
@@ -79,10 +87,10 @@ class Story(Struct, kw_only=True):
             from ddplaunch.record.time_spent import Attempt, attempt, time_spent  # most jobs have no restart
         except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
             return None
-        ends = [*(began for began, _, _ in self.generations[1:]), now]
+        ends = [*(one.began for one in self.generations[1:]), now]
         attempts = [
-            attempt(began, end, at, reached) if reached is not None else Attempt(began, end)
-            for (began, at, reached), end in zip(self.generations, ends, strict=True)
+            attempt(one.began, end, one.farthest_ended, one.farthest) if one.farthest else Attempt(one.began, end)
+            for one, end in zip(self.generations, ends, strict=True)
         ]
         return time_spent(attempts, self.began, now, self.queued)
 
@@ -93,7 +101,7 @@ class Story(Struct, kw_only=True):
         """
         first = self.first_failure
         if first is None and ended.why == "failed" and self.left_after is None:
-            first = ended.failure
+            first = ended.failure  # no coordinator has said which was the first of all nodes
         return {
             "v": 1,
             "status": ended.status,

@@ -11,6 +11,7 @@ from ddplaunch.plan.devices.choose import listed
 from ddplaunch.plan.devices.sysfs import Root, names, number, read
 
 VARIABLE = "HIP_VISIBLE_DEVICES"
+_OUTER = "ROCR_VISIBLE_DEVICES"
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _VRAM = ("1", "2")  # HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE
 
@@ -26,19 +27,20 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
     if not devices:
         return None
     source, notes = _NODES, []
-    for variable in ("ROCR_VISIBLE_DEVICES", VARIABLE if VARIABLE in env else "CUDA_VISIBLE_DEVICES"):
+    inner = VARIABLE if VARIABLE in env else "CUDA_VISIBLE_DEVICES"
+    for variable in (_OUTER, inner):
         value = env.get(variable)
         if value is None:
             continue
         visible = listed(value, [(device.uuid,) if device.uuid else () for device in devices], len(devices))
         devices = [devices[position] for position in visible.positions]
         source = variable if devices else f"{variable}={value}"
-        if variable == "ROCR_VISIBLE_DEVICES":
-            # what follows counts anew in what this left
+        if variable == _OUTER:
+            # the inner variable counts anew in what this left
             devices = [replace(device, token=str(index)) for index, device in enumerate(devices)]
         if visible.problem:
-            outer = None if variable == "ROCR_VISIBLE_DEVICES" else env.get("ROCR_VISIBLE_DEVICES")
-            within = f"; it counts within ROCR_VISIBLE_DEVICES={outer}" if outer is not None else ""
+            is_narrowed = variable != _OUTER and _OUTER in env
+            within = f"; it counts within {_OUTER}={env[_OUTER]}" if is_narrowed else ""
             notes.append(f"{variable}={value}: {visible.problem}{within}")
     return Hardware(
         devices=tuple(replace(device, index=index) for index, device in enumerate(devices)),

@@ -99,6 +99,7 @@ def listed(value: str, names: Sequence[tuple[str, ...]], count: int) -> Listed:
             digits = re.match(r"\+?([0-9]+)", entry)
             matches = [int(digits[1])] if digits and int(digits[1]) < count else []
         elif entry.startswith(_UUID_PREFIXES):
+            # a whole UUID, else the beginning of one
             matches = [position for position, own in enumerate(names) if entry in own] or [
                 position for position, own in enumerate(names) if any(name.startswith(entry) for name in own)
             ]

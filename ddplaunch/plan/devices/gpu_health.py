@@ -76,7 +76,7 @@ def read() -> Machine:
         pynvml.nvmlInit()
         handles = {index: _handle(index) for index in range(pynvml.nvmlDeviceGetCount())}
         version = ask_nvml(pynvml.nvmlSystemGetCudaDriverVersion) or 0  # 13000
-        known = {index: handle for index, handle in handles.items() if handle is not None}
+        known = {index: handle for index, handle in handles.items() if handle is not None}  # None: not this user's
         return Machine(
             driver=ask_nvml(pynvml.nvmlSystemGetDriverVersion) or "",
             cuda=(version // 1000, version % 1000 // 10),
@@ -112,11 +112,12 @@ def _health(index: int, handle: Any) -> Health:
     """Return the state of a GPU; what its driver does not know is None or 0."""
     memory = ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, handle)
     mode = ask_nvml(pynvml.nvmlDeviceGetComputeMode, handle)
-    remapped = ask_nvml(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
+    # rows of memory that were replaced after correctable and uncorrectable errors, and two flags
+    _, _, is_remap_pending, has_remap_failed = ask_nvml(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
     persistence = ask_nvml(pynvml.nvmlDeviceGetPersistenceMode, handle)
-    width = (
-        ask_nvml(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        ask_nvml(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+    width, most_width = (
+        ask_nvml(question, handle)
+        for question in (pynvml.nvmlDeviceGetCurrPcieLinkWidth, pynvml.nvmlDeviceGetMaxPcieLinkWidth)
     )
     return Health(
         index=index,
@@ -135,10 +136,11 @@ def _health(index: int, handle: Any) -> Health:
             pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
             pynvml.NVML_VOLATILE_ECC,
         ),
-        remap_pending=bool(remapped[2] or ask_nvml(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
-        remap_failed=bool(remapped[3]),
+        # older GPUs retire pages instead of remapping rows
+        remap_pending=bool(is_remap_pending or ask_nvml(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
+        remap_failed=bool(has_remap_failed),
         brakes=_brakes(ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0),
-        pci_width=(width[0], width[1]) if width[0] and width[1] else None,
+        pci_width=(width, most_width) if width and most_width else None,
         links=_links(handle),
         fabric_starts=_fabric_starts(handle),
         holders=tuple(Holder(one.pid, one.usedGpuMemory) for one in _processes(handle)),

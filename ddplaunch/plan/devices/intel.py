@@ -50,7 +50,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
 
 
 def _gpus(root: Root, *, by_tile: bool) -> list[Device]:
-    """Return Intel's discrete GPUs, or, `by_tile`, each of their tiles."""
+    """Return Intel's discrete GPUs, or, `by_tile`, each of their tiles; index and token count them, as Level Zero does."""
     found: list[Device] = []
     for card in names(root, _DRM, prefix="card"):
         if read(root, f"{_DRM}/{card}/device/vendor") != _INTEL:
@@ -64,8 +64,7 @@ def _gpus(root: Root, *, by_tile: bool) -> list[Device]:
         if facts.get("DRIVER") not in _DRIVERS or pci == _INTEGRATED:
             continue
         tiles = len(names(root, f"{_DRM}/{card}/device", prefix="tile")) if by_tile else 1
-        found += (
-            Device(kind="xpu", index=index, token=str(index), pci=pci or None)
-            for index in range(len(found), len(found) + max(1, tiles))
-        )
+        for _ in range(max(1, tiles)):  # a card without tiles has no such folder
+            index = len(found)
+            found.append(Device(kind="xpu", index=index, token=str(index), pci=pci or None))
     return found

@@ -22,7 +22,9 @@ _RECEIPTS = {"uv-receipt.toml": "uv", "pipx_metadata.json": "pipx"}
 
 
 def chosen(spec: JobSpec, env: Mapping[str, str], *, own: str = sys.executable, prefix: str = sys.prefix) -> JobSpec:
-    """Return the job with the interpreter of its workers, and as its origin the reason, where that is not ddplaunch's own.
+    """Return the job with the interpreter of its workers, and as its origin (shown by `ddplaunch plan`) the reason for that.
+
+    `own` is ddplaunch's interpreter, `prefix` its environment. Where ddplaunch's own has torch and is no tool's, nothing changes.
 
     The order is: --python, PYTHON_EXEC, or a file; else the activated environment, if ddplaunch is installed as a tool
     of uv or pipx, or if ddplaunch's interpreter has no torch while the activated one has; else ddplaunch's interpreter.
@@ -32,23 +34,23 @@ def chosen(spec: JobSpec, env: Mapping[str, str], *, own: str = sys.executable, 
     tool = next((tool for name, tool in _RECEIPTS.items() if os.path.exists(os.path.join(prefix, name))), None)
     if tool is None and find_torch(own) is not None:
         return spec
-    why = ""
+    why_own = ""
     for python, found in _activated(env):
         if os.path.abspath(python) == os.path.abspath(own):
             break
         has_torch = find_torch(python) is not None
-        # an activated environment is meant where ddplaunch has none of its own; any python on PATH is not
-        if has_torch or (tool is not None and found != "PATH"):
-            why = f"ddplaunch is a tool of {tool}" if tool else f"{own} has no torch"
-            origin = f"{found}, since {why}"
+        # an activated environment is meant where ddplaunch is a tool of its own environment; any python on PATH is not
+        is_meant = tool is not None and found != "PATH"
+        if has_torch or is_meant:
+            origin = f"{found}, since " + (f"ddplaunch is a tool of {tool}" if tool else f"{own} has no torch")
             return replace(
                 spec,
                 program=replace(spec.program, python=python),
                 origins={**spec.origins, "python": origin},
                 given=(*spec.given, Given.chosen("python", python, origin)),
             )
-        why = why or f"ddplaunch's own; neither it nor {python} ({found}) has torch"
-    return replace(spec, origins={**spec.origins, "python": why}) if why and tool is None else spec
+        why_own = why_own or f"ddplaunch's own; neither it nor {python} ({found}) has torch"
+    return replace(spec, origins={**spec.origins, "python": why_own}) if why_own and tool is None else spec
 
 
 def _activated(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -154,7 +156,11 @@ def _nccl_inside(package: str) -> bool:
 
 
 def _site_folders(python: str) -> Iterator[str]:
-    """Yield where this interpreter looks for packages, by the rules of the site module (and Debian's of dist-packages)."""
+    """Yield where this interpreter looks for packages, by the rules of the site module (and Debian's of dist-packages).
+
+    A pyvenv.cfg beside the interpreter, or above it, makes a virtual environment. Else the packages are below the prefix of the
+    interpreter, or, since its path may be a link, below that of the first path on the way which has a standard library.
+    """
     for folder in (os.path.dirname(python), os.path.dirname(os.path.dirname(python))):
         settings = read("/", f"{folder}/pyvenv.cfg")
         if settings is not None:
@@ -185,7 +191,7 @@ def _of_venv(prefix: str, settings: str) -> Iterator[str]:
 
 
 def _of_prefix(prefix: str, real_python: str) -> Iterator[str]:
-    """Yield the folders of packages below an installation's prefix."""
+    """Yield the folders of packages below an installation's prefix, for its interpreter (`real_python`, no link)."""
     number = re.search(r"python(3\.\d+)$", real_python)
     for lib in ("lib", "lib64"):
         for name in [f"python{number[1]}"] if number else names("/", f"{prefix}/{lib}"):

@@ -58,7 +58,7 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
 
 
 def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
-    """Ask the drivers that are present for their devices; import no module of another vendor."""
+    """Ask the drivers that are present for their devices; import no module of another vendor. None: no device is found."""
     found = None
     if has_nvidia(env, root):
         from ddplaunch.plan.devices import nvidia
@@ -99,7 +99,7 @@ _LONGEST_SCRIPT = 1 << 18  # bytes; to parse more takes a notable time
 
 
 def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> Node:
-    """Inspect this node; for simulated nodes, `divided_by` is how many of them share this machine.
+    """Inspect this node. Where nodes are simulated (--simulate), `divided_by` is how many of them share this machine.
 
     Raises:
         LaunchError: a device that was asked for is not there.
@@ -117,12 +117,13 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         host=os.uname().nodename,
         hardware=hardware,
         devices=devices,
+        # only what the job needs is looked for: each takes milliseconds
         cores=() if spec.cpu_bind == "none" and spec.numa_binding is None else cores("/", hardware.cpus),
         build=torch_build(spec) if devices else None,
         python=sys.executable,
         mps_control=mps_control,
         bootstrap=worker_program("bootstrap.py"),
-        script=_text(spec.program) if spec.start_method == "auto" else b"",
+        script=_script_text(spec.program) if spec.start_method == "auto" else b"",
         env=env,
         is_followed=is_followed(),
     )
@@ -133,7 +134,7 @@ def torch_build(spec: JobSpec) -> TorchBuild | None:
     return find_torch(spec.program.python or sys.executable)
 
 
-def _text(program: Program) -> bytes:
+def _script_text(program: Program) -> bytes:
     """Return the source of the script; empty if the program is no script, or too long."""
     try:
         if program.kind is not ProgramKind.SCRIPT or not stat.S_ISREG(os.stat(program.target).st_mode):

@@ -72,7 +72,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
 
 
 def _ask_driver() -> tuple[Gpu, ...]:
-    """Read NVML in a child: who asks a driver that hangs is in uninterruptible sleep."""
+    """Read NVML in a child process: a process that asks a driver which hangs is in uninterruptible sleep."""
     from ddplaunch.system.process.ask import AskedEnded, ask  # few machines need it
 
     try:
@@ -114,13 +114,14 @@ def through(
         LaunchError: CUDA_VISIBLE_DEVICES names a GPU that is lost.
     """
     same_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus if not gpu.lost}) <= 1
-    known = same_order and not any(gpu.lost for gpu in gpus)
+    index_is_certain = same_order and not any(gpu.lost for gpu in gpus)
     value = env.get(VARIABLE)
     if value is None:
-        devices, left_out = _all(gpus, by_index=known and all(gpu.instances is None for gpu in gpus))
+        none_is_in_mig_mode = all(gpu.instances is None for gpu in gpus)
+        devices, left_out = _all_devices(gpus, by_index=index_is_certain and none_is_in_mig_mode)
         notes += left_out
     else:
-        devices, problem = _named(value, gpus, known)
+        devices, problem = _named_devices(value, gpus, index_is_certain=index_is_certain)
         source = VARIABLE if devices else f"{VARIABLE}={value}"
         notes += (f"{VARIABLE}={value}: {problem}",) if problem else ()
     if len(devices) > 1 and not same_order:
@@ -132,8 +133,8 @@ def through(
     return Hardware(devices=numbered, device_source=source, visible_variable=VARIABLE, notes=notes)
 
 
-def _all(gpus: Sequence[Gpu], *, by_index: bool) -> tuple[list[Device], tuple[str, ...]]:
-    """Return the devices of all GPUs, and a note about each GPU that has none."""
+def _all_devices(gpus: Sequence[Gpu], *, by_index: bool) -> tuple[list[Device], tuple[str, ...]]:
+    """Return the devices of all GPUs, and a note about each GPU that has none; `by_index`: tokens are indices, not UUIDs."""
     found: list[Device] = []
     notes = []
     for index, gpu in enumerate(gpus):
@@ -148,15 +149,15 @@ def _all(gpus: Sequence[Gpu], *, by_index: bool) -> tuple[list[Device], tuple[st
     return found, tuple(notes)
 
 
-def _named(value: str, gpus: Sequence[Gpu], known: bool) -> tuple[list[Device], str | None]:
-    """Return the devices that `value` names and what is wrong with it; `known`: an index stands for a GPU that we know."""
+def _named_devices(value: str, gpus: Sequence[Gpu], *, index_is_certain: bool) -> tuple[list[Device], str | None]:
+    """Return the devices that `value` names and what is wrong with it; `index_is_certain`: CUDA counts the GPUs as NVML does."""
     instances = [(gpu, instance) for gpu in gpus for instance in gpu.instances or ()]
     uuids: list[tuple[str, ...]] = [(gpu.uuid,) if gpu.uuid else () for gpu in gpus]
     uuids += [(instance.uuid, instance.alias or instance.uuid) for _, instance in instances]
     positions, entries, problem = listed(value, uuids, len(gpus))
     found: list[Device] = []
     for position, entry in zip(positions, entries, strict=True):
-        if position >= len(gpus):
+        if position >= len(gpus):  # behind the GPUs stand the MIG instances of all
             found.append(_of_instance(*instances[position - len(gpus)]))
             continue
         gpu = gpus[position]
@@ -170,9 +171,9 @@ def _named(value: str, gpus: Sequence[Gpu], known: bool) -> tuple[list[Device], 
             found += (_of_instance(gpu, instance) for instance in gpu.instances)
         elif gpu.uuid and entry.startswith("GPU-"):
             found.append(_of_gpu(gpu, gpu.uuid))
-        elif known:
+        elif index_is_certain:
             found.append(_of_gpu(gpu, str(position)))
-        else:
+        else:  # which GPU that is, is not known
             found.append(Device(kind="cuda", index=0, token=str(position)))
     return list(dict.fromkeys(found)), problem
 
@@ -223,9 +224,9 @@ def _gpu(index: int) -> Gpu | None:
         if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
             return Gpu(lost=True)
         raise
-    mig, _pending = ask_nvml(pynvml.nvmlDeviceGetMigMode, handle) or (None, None)
+    mig_mode, _mode_after_reset = ask_nvml(pynvml.nvmlDeviceGetMigMode, handle) or (None, None)
     instances = None
-    if mig == pynvml.NVML_DEVICE_MIG_ENABLE:
+    if mig_mode == pynvml.NVML_DEVICE_MIG_ENABLE:
         slots = range(ask_nvml(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
         found = (ask_nvml(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot) for slot in slots)
         # the slot of an instance that was not created is empty

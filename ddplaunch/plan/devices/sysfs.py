@@ -111,8 +111,10 @@ def groups(root: Root, controller: str) -> Iterator[Group]:
         hierarchy, controllers, path = line.split(":", 2)
         is_v2 = hierarchy == "0" and not controllers
         for mount in mounted:
-            shows_v1 = mount.kind == "cgroup" and controller in mount.options and controller in controllers.split(",")
-            if mount.kind == "cgroup2" if is_v2 else shows_v1:
+            shows_v2 = is_v2 and mount.kind == "cgroup2"
+            is_of_v1 = not is_v2 and mount.kind == "cgroup"
+            shows_v1 = is_of_v1 and controller in mount.options and controller in controllers.split(",")
+            if shows_v1 or shows_v2:
                 yield Group(is_v2=is_v2, folders=tuple(_folders(mount, path)))
 
 
@@ -232,7 +234,7 @@ def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:
     }
     found: list[Core] = []
     placed: set[int] = set()
-    caches: dict[int, int] = {}
+    caches: dict[int, int] = {}  # of each CPU, by the lowest CPU that shares its highest-level cache
     first_of_package: dict[int, int] = {}
     for cpu in sorted(cpus):
         if cpu in placed:

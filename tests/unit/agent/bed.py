@@ -157,7 +157,10 @@ class Bed:
             opened.callback(sock.close)
         job = AgentJob(
             policy=Policy(
-                ranks=draft.ranks, stop_signals=asked.ending_signals, grace_period=asked.grace_period, stacks_within=1.0
+                ranks=draft.ranks,
+                stop_signals=asked.ending_signals,
+                grace_period=asked.grace_period,
+                stacks_timeout=1.0,
             ),
             inputs=inputs,
             link=lambda: partial(coordinate_alone, asked, draft),

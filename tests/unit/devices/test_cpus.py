@@ -4,6 +4,7 @@ import pytest
 
 from ddplaunch.plan.devices import Core, Hardware
 from ddplaunch.plan.devices.sysfs import cores, cpu_quota
+from tests.unit.builders import write_files
 
 V1_CPU = "31 30 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
 V1_MEMORY = "32 30 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
@@ -11,15 +12,9 @@ V2_ALONE = "30 23 0:28 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,
 V2_BESIDE = "33 30 0:31 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
 
 
-def make(root: Path, files: dict[str, str]) -> None:
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-
-
 def quota(root: Path, *, groups: str, mounts: str, limits: dict[str, str]) -> float | None:
-    make(root, {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
-    make(root, {f"sys/fs/cgroup/{path}": text for path, text in limits.items()})
+    write_files(root, {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
+    write_files(root, {f"sys/fs/cgroup/{path}": text for path, text in limits.items()})
     return cpu_quota(root)
 
 
@@ -113,7 +108,7 @@ def two_sockets(tmp_path: Path) -> Path:
     for cpu in range(16):
         core = cpu % 8
         pair = core // 2 * 2
-        make(
+        write_files(
             tmp_path / f"sys/devices/system/cpu/cpu{cpu}",
             {
                 "topology/thread_siblings_list": f"{core},{core + 8}\n",
@@ -129,7 +124,7 @@ def two_sockets(tmp_path: Path) -> Path:
                 "cache/index3/shared_cpu_list": f"{pair}-{pair + 1},{pair + 8}-{pair + 9}\n",
             },
         )
-    make(
+    write_files(
         tmp_path / "sys/devices/system/node",
         {"node0/cpulist": "0-3,8-11\n", "node1/cpulist": "4-7,12-15\n", "node2/cpulist": "\n", "possible": "0-2\n"},
     )

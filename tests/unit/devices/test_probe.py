@@ -6,14 +6,9 @@ import pytest
 from ddplaunch.plan.devices import Hardware
 from ddplaunch.plan.devices.node import probe
 from ddplaunch.plan.devices.nvidia import in_proc
+from tests.unit.builders import write_files
 
 SLURM = {"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1", "ZE_AFFINITY_MASK": "0,1"}
-
-
-def make(root: Path, files: dict[str, str]) -> None:
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
 
 
 def seen(hardware: Hardware) -> list[tuple[str, str]]:
@@ -36,13 +31,13 @@ def test_a_variable_alone_proves_no_device(tmp_path: Path) -> None:
 def information(root: Path, address: str, minor: int, **facts: str) -> None:
     lines = {"Model": "NVIDIA A100-SXM4-40GB", "Device Minor": str(minor), **facts}
     text = "".join(f"{key}: \t {value}\n" for key, value in lines.items())
-    make(root, {f"proc/driver/nvidia/gpus/{address}/information": text})
+    write_files(root, {f"proc/driver/nvidia/gpus/{address}/information": text})
 
 
 def test_the_driver_lists_its_gpus_in_proc(tmp_path: Path) -> None:
     information(tmp_path, "0000:3b:00.0", 1, **{"GPU UUID": "GPU-????????-????-????"})
     information(tmp_path, "0000:18:00.0", 0, **{"GPU UUID": "GPU-8932f937-d72c"})
-    make(tmp_path, {"dev/nvidia0": "", "dev/nvidia1": ""})
+    write_files(tmp_path, {"dev/nvidia0": "", "dev/nvidia1": ""})
     assert [(gpu.pci, gpu.uuid, gpu.name) for gpu in in_proc(tmp_path)] == [
         ("0000:18:00.0", "GPU-8932f937-d72c", "NVIDIA A100-SXM4-40GB"),
         ("0000:3b:00.0", None, "NVIDIA A100-SXM4-40GB"),
@@ -53,7 +48,7 @@ def test_gpus_of_the_host_that_a_container_was_not_given_do_not_count(tmp_path: 
     information(tmp_path, "0000:18:00.0", 0)
     information(tmp_path, "0000:3b:00.0", 1)
     information(tmp_path, "0000:5e:00.0", 2, **{"GPU Excluded": "Yes"})
-    make(tmp_path, {"dev/nvidia1": "", "dev/nvidia2": ""})
+    write_files(tmp_path, {"dev/nvidia1": "", "dev/nvidia2": ""})
     assert [gpu.pci for gpu in in_proc(tmp_path)] == ["0000:3b:00.0"]
 
 
@@ -61,9 +56,9 @@ def test_gpus_of_the_host_that_a_container_was_not_given_do_not_count(tmp_path: 
 def amd(tmp_path: Path) -> Path:
     """A CPU (node 0), four MI250-like GPUs (1-4) and one that this container may not use (5)."""
     nodes = "sys/class/kfd/kfd/topology/nodes"
-    make(tmp_path, {f"{nodes}/0/properties": "cpu_cores_count 64\nsimd_count 0\n", f"{nodes}/5/properties": ""})
+    write_files(tmp_path, {f"{nodes}/0/properties": "cpu_cores_count 64\nsimd_count 0\n", f"{nodes}/5/properties": ""})
     for number in range(1, 5):
-        make(
+        write_files(
             tmp_path,
             {
                 f"{nodes}/{number}/name": "aldebaran\n",
@@ -123,7 +118,7 @@ def intel(tmp_path: Path) -> Path:
     """The graphics of the processor, two discrete cards of two tiles, a card of another vendor."""
     cards = {"card0": "0000:00:02.0", "card1": "0000:3A:00.0", "card2": "0000:9a:00.0"}
     for card, address in cards.items():
-        make(
+        write_files(
             tmp_path,
             {
                 f"sys/class/drm/{card}/device/vendor": "0x8086\n",
@@ -132,7 +127,7 @@ def intel(tmp_path: Path) -> Path:
                 f"sys/class/drm/{card}/device/tile1/gt1/name": "",
             },
         )
-    make(
+    write_files(
         tmp_path,
         {
             "sys/class/drm/card1-DP-1/device/name": "card1\n",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.plan.assign import Owned, own, simulated
+from ddplaunch.plan.assign import Owned, divide_devices, simulated
 from ddplaunch.plan.cluster.by_flags import of_one_node
 from ddplaunch.plan.devices import Device, Hardware
 from ddplaunch.plan.devices.node import Node
@@ -73,15 +73,15 @@ def test_an_origin_is_named_as_it_is_written() -> None:
     ],
 )
 def test_devices_are_given_out_in_their_order(asked, workers: int, devices: int, expected: list[list[int]]) -> None:
-    assert indices(own(spec(**asked), workers, gpus(devices))) == expected
+    assert indices(divide_devices(spec(**asked), workers, gpus(devices))) == expected
 
 
 def test_a_job_for_the_cpus_owns_no_device() -> None:
-    assert own(spec(nproc_per_node="cpu"), 3, gpus(2)) == ((), (), ())
+    assert divide_devices(spec(nproc_per_node="cpu"), 3, gpus(2)) == ((), (), ())
 
 
 def test_without_devices_nobody_owns_one() -> None:
-    assert own(spec(), 2, ()) == ((), ())
+    assert divide_devices(spec(), 2, ()) == ((), ())
 
 
 REFUSED = [
@@ -138,7 +138,7 @@ def test_what_the_devices_do_not_allow_is_refused(fields, devices, message, hint
 
 
 def assign(asked: JobSpec, devices: int) -> Owned:
-    return own(asked, count(asked, gpus(devices), hardware(devices))[0], gpus(devices))
+    return divide_devices(asked, count(asked, gpus(devices), hardware(devices))[0], gpus(devices))
 
 
 nproc = st.one_of(st.none(), st.integers(1, 20), st.sampled_from(["gpu", "cpu", "auto"]))

@@ -7,7 +7,7 @@ import pytest
 
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.cluster import Allocation, Endpoint
-from ddplaunch.plan.start_method import PRELOAD, keep_warm, modules
+from ddplaunch.plan.start_method import PRELOAD, Preload, choose_keep_warm, choose_preload
 from ddplaunch.plan.variables import of_fork_server, of_place, of_warm_interpreter
 from ddplaunch.spec.job import ProgramKind
 from tests.unit import builders
@@ -28,12 +28,12 @@ WORKERS = (worker(0), worker(1))
 
 
 def test_torch_and_what_its_steps_import_are_imported() -> None:
-    assert modules(spec(), WORKERS, {}) == (PRELOAD, None)
+    assert choose_preload(spec(), WORKERS, {}) == Preload(PRELOAD)
 
 
 def test_the_user_chooses_what_is_imported() -> None:
-    assert modules(spec(preload=("numpy",)), WORKERS, {}) == (("numpy",), None)
-    assert modules(spec(preload=()), WORKERS, {}) == ((), None)
+    assert choose_preload(spec(preload=("numpy",)), WORKERS, {}) == Preload(("numpy",))
+    assert choose_preload(spec(preload=()), WORKERS, {}) == Preload(())
 
 
 @pytest.mark.parametrize(
@@ -50,31 +50,31 @@ def test_the_user_chooses_what_is_imported() -> None:
     ],
 )
 def test_it_is_said_why_workers_are_fresh_processes_nevertheless(asked, workers, caller, why):
-    assert modules(asked, workers, caller) == (None, why)
+    assert choose_preload(asked, workers, caller) == Preload(None, why)
 
 
 TORCH = b"import torch"
 
 
 def test_left_to_us_they_are_forked_if_the_script_imports_torch_first() -> None:
-    assert modules(spec(start_method="auto", preload=("json",)), WORKERS, {}, TORCH) == (PRELOAD[:-1], None)
-    assert modules(spec(start_method="auto"), WORKERS, {}, TORCH + b".optim") == (PRELOAD, None)
-    assert modules(spec(start_method="auto"), WORKERS, {}, b"print(1)\nimport torch") == (None, None)
+    assert choose_preload(spec(start_method="auto", preload=("json",)), WORKERS, {}, TORCH) == Preload(PRELOAD[:-1])
+    assert choose_preload(spec(start_method="auto"), WORKERS, {}, TORCH + b".optim") == Preload(PRELOAD)
+    assert choose_preload(spec(start_method="auto"), WORKERS, {}, b"print(1)\nimport torch") == Preload(None)
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "COVERAGE_PROCESS_START"])
 def test_left_to_us_they_are_fresh_where_each_process_begins_with_something(name: str) -> None:
-    assert modules(spec(start_method="auto"), WORKERS, {name: "x"}, TORCH) == (None, None)
+    assert choose_preload(spec(start_method="auto"), WORKERS, {name: "x"}, TORCH) == Preload(None)
 
 
 def test_left_to_us_they_are_fresh_if_they_have_the_terminal_or_cpus_of_their_own() -> None:
     for workers in ((worker(terminal=True),), (worker(cpus=(0,)), worker(1, cpus=(1,)))):
-        assert modules(spec(start_method="auto"), workers, {}, TORCH) == (None, None)
+        assert choose_preload(spec(start_method="auto"), workers, {}, TORCH) == Preload(None)
 
 
 @pytest.mark.parametrize(("cpus", "caller"), [((0,), {}), ((), {"OMP_PROC_BIND": "close"}), ((0,), {"OMP_PLACES": ""})])
 def test_one_of_openmps_binding_and_ours_does_no_harm(cpus: tuple[int, ...], caller: dict[str, str]) -> None:
-    assert modules(spec(), (worker(cpus=cpus),), caller) == (PRELOAD, None)
+    assert choose_preload(spec(), (worker(cpus=cpus),), caller) == Preload(PRELOAD)
 
 
 def test_the_server_has_what_all_workers_have_and_no_place_among_them() -> None:
@@ -87,9 +87,9 @@ def here(cluster: str = "local", **fields: Any) -> Allocation:
 
 
 def test_what_has_imported_is_kept_for_so_many_minutes_if_that_is_asked_for() -> None:
-    assert keep_warm(spec(keep_warm=5), PRELOAD, here(), {}) == (300, "")
-    assert keep_warm(spec(), PRELOAD, here(), {}) == (None, "")
-    assert keep_warm(spec(keep_warm=5), None, here(), {}) == (None, "")
+    assert choose_keep_warm(spec(keep_warm=5), PRELOAD, here(), {}) == (300, "")
+    assert choose_keep_warm(spec(), PRELOAD, here(), {}) == (None, "")
+    assert choose_keep_warm(spec(keep_warm=5), None, here(), {}) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_has_imported_is_kept_for_so_many_minutes_if_that_is_asked_for() ->
     ],
 )
 def test_nothing_is_kept_where_it_would_outlive_what_it_should_not(allocation, caller, why):
-    assert keep_warm(spec(keep_warm=5), PRELOAD, allocation, caller) == (None, why)
+    assert choose_keep_warm(spec(keep_warm=5), PRELOAD, allocation, caller) == (None, why)
 
 
 def test_what_is_kept_has_no_variable_that_differs_from_shell_to_shell() -> None:

@@ -112,7 +112,7 @@ class Remembered:
         )
         self.reporter = JobReporter(cast(Any, of_node))
         members = Members.of([member(SELF_ID, "a", 0), *(member(id, "lies", id) for id in range(1, 4))])
-        policy = job.Policy(min_nodes=4, max_nodes=4, names=tuple("abcd"))
+        policy = job.Policy(min_nodes=4, max_nodes=4, host_names=tuple("abcd"))
         self.state = job.State(policy=policy, phase=job.Phase.RUNNING, generation=Generation(number=0), members=members)
 
     def lose(self, id: int, reason: str = "silent for 10 s") -> None:

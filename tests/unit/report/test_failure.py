@@ -14,16 +14,12 @@ from ddplaunch.launcher.tell.failure import FailureReport, render
 from ddplaunch.spec.outcome import OUT_OF_WALLTIME, Frame, Progress, WorkerError, WorkerExit
 from ddplaunch.system.console.paint import Paint, Words, plain
 from ddplaunch.system.errors import visible
-from tests.unit.builders import of_node, worker_exit
+from tests.unit.builders import frame, of_node, worker_exit
 
 CWD = "/home/ada/digits"
 PEER_LOST = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9634."
 )
-
-
-def frame(file: str, line: int, function: str, source: str = "") -> Frame:
-    return Frame(file=file, line=line, function=function, source=source)
 
 
 MAIN = frame(f"{CWD}/train.py", 120, "<module>", "main()")

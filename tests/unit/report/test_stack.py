@@ -1,12 +1,8 @@
 import pytest
 
 from ddplaunch.record.seen.stack import frames_of, is_library, location, relevant_frames, short, syntax_error_lines
-from ddplaunch.spec.outcome import Frame, WorkerError
-
-
-def frame(file: str, line: int = 1, function: str = "f", source: str = "") -> Frame:
-    return Frame(file=file, line=line, function=function, source=source)
-
+from ddplaunch.spec.outcome import WorkerError
+from tests.unit.builders import frame
 
 LIBRARIES = [
     ("/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", "torch/nn/modules/linear.py"),

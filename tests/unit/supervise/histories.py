@@ -70,7 +70,7 @@ class OneNode:
         for action in actions:
             match action:
                 case job.BeginGeneration(number):
-                    self._act(node.GenerationBegun(number, self._ranks, at, alone=True), at)
+                    self._act(node.GenerationBegun(number, self._ranks, at, is_only_node=True), at)
                 case job.StopNodes(ids, signum) if SELF_ID in ids:
                     self._act(node.StopOrdered(signum, at, self.job.why or Why.COORDINATOR), at)
                 case job.KillNodes(ids) if SELF_ID in ids:

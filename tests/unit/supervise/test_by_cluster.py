@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.decide.node import *
-from ddplaunch.launcher.decide.node.teardown import EXPECTED_WITHIN, SLOW_STOP
+from ddplaunch.launcher.decide.node.teardown import CLUSTER_SIGNALS_WITHIN, SLOW_STOP
 from ddplaunch.spec.outcome import Why
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended
 from tests.unit.supervise.phases import job_step, node_step
@@ -48,8 +48,8 @@ def test_a_node_that_is_told_before_the_signal_comes_waits_for_it() -> None:
 
 
 def test_it_sends_the_signal_itself_if_that_does_not_come() -> None:
-    late = DeadlineReached(0.9 + EXPECTED_WITHIN)
-    assert follows(ORDER, DeadlineReached(0.8 + EXPECTED_WITHIN)) == []
+    late = DeadlineReached(0.9 + CLUSTER_SIGNALS_WITHIN)
+    assert follows(ORDER, DeadlineReached(0.8 + CLUSTER_SIGNALS_WITHIN)) == []
     assert follows(ORDER, late) == [SENT]
     assert follows(ORDER, late, TERM)[1:] == [ReportStopping(Why.SIGNALLED, SIGTERM)]
     assert follows(ORDER, TERM, late)[2:] == []

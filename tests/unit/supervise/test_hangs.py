@@ -28,7 +28,7 @@ from tests.unit.supervise.job_histories import THREE, history, met, stopping
 from tests.unit.supervise.job_histories import ended as node_ended
 from tests.unit.supervise.phases import job_step, node_step
 
-LOOKING = replace(POLICY, progress_interval=1.0, stacks_within=2.0)
+LOOKING = replace(POLICY, progress_interval=1.0, stacks_timeout=2.0)
 HUNG = {"policy": LOOKING, "hang_timeout": 4.0}
 
 
@@ -121,7 +121,7 @@ def test_after_ctrl_c_those_that_waited_for_others_are_looked_at_again_once_one_
 def test_so_are_they_once_all_workers_of_another_node_have_ended():
     told = (*STARTED, node.StopOrdered(SIGINT, 5.0), StacksCaptured(5.1, ALL, WAIT))
     ended_elsewhere = node.StopOrdered(SIGINT, 6.0, others_ended=True)
-    policy = replace(POLICY, stacks_within=2.0, grace_period=30.0)
+    policy = replace(POLICY, stacks_timeout=2.0, grace_period=30.0)
     assert one_node(*told, DeadlineReached(10.1), policy=policy)[0].node.teardown.stuck_deadline == 15.1
     assert one_node(*told, ended_elsewhere, DeadlineReached(10.1), policy=policy)[1] == [FindStuck(WAIT)]
 
@@ -212,7 +212,7 @@ def test_a_look_that_is_answered_while_the_workers_are_stopped_changes_nothing()
 
 def test_ctrl_c_while_a_job_that_hangs_is_stopped_means_no_restart():
     state, _ = one_node(*FIRST, *looks(2, 3, 4, 5), SignalReceived(SIGINT, 5.1), max_restarts=3, **HUNG)
-    assert state.job.end.halted
+    assert state.job.end.no_restart
 
 
 # --- several nodes
@@ -278,7 +278,7 @@ def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
 
 # --- without --hang-timeout
 
-AT_REST = {"policy": replace(POLICY, lazy_progress_interval=20.0)}
+AT_REST = {"policy": replace(POLICY, quiet_progress_interval=20.0)}
 
 
 def rested(*seconds: float, progressed: bool = False) -> tuple[node.Event, ...]:
@@ -291,12 +291,12 @@ def still_for(seconds: float, until: float = 500.0) -> list[job.Event]:
 
 def test_without_the_option_it_is_looked_now_and_then_with_no_deadline_and_nobody_is_asked_by_a_signal():
     state, actions = one_node(*STARTED, **AT_REST)
-    assert (actions, state.deadline, state.node.lazy_deadline) == ([], None, pytest.approx(20.1))
+    assert (actions, state.deadline, state.node.quiet_deadline) == ([], None, pytest.approx(20.1))
     assert one_node(*STARTED, DeadlineReached(20.0), **AT_REST)[1] == []
     assert one_node(*STARTED, DeadlineReached(21.0), **AT_REST)[1] == [CheckProgress(asks=False)]
     state, _ = one_node(*STARTED, *rested(21.0, progressed=True), **AT_REST)
-    assert (state.deadline, state.node.lazy_deadline) == (None, 41.0)
-    assert one_node(*STARTED, SignalReceived(SIGTSTP, 10.0), **AT_REST)[0].node.lazy_deadline is None
+    assert (state.deadline, state.node.quiet_deadline) == (None, 41.0)
+    assert one_node(*STARTED, SignalReceived(SIGTSTP, 10.0), **AT_REST)[0].node.quiet_deadline is None
 
 
 def test_a_job_in_which_nothing_moves_for_a_minute_is_named_once_until_something_moves_which_is_said():

@@ -120,10 +120,10 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "Ctrl-C between two generations ends the job": (Policy(min_nodes=2, max_nodes=2, max_restarts=3),
         [*met(2), *failing(1, 5), stopping(0, 6), NodeStopping(1, Why.SIGNALLED, SIGINT, 6)],
         [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), ReportFailure(0.0), EndJob(130)]),
-    "who leaves before the start may come again": (replace(THREE, replaceable=True),
+    "who leaves before the start may come again": (replace(THREE, nodes_are_replaceable=True),
         [*met(2), NodeStopping(1, Why.SIGNALLED, SIGINT, 3), Joined(member(3), 4), Joined(member(4), 5)],
         [Release(1, SIGINT), BeginGeneration(0, (0, 3, 4), 0)]),
-    "a node that is gone before the start is waited for if it can come again": (replace(THREE, replaceable=True),
+    "a node that is gone before the start is waited for if it can come again": (replace(THREE, nodes_are_replaceable=True),
         [*met(2), AgentLost(1, "connection closed", 3), Joined(member(3), 4), Joined(member(4), 5)],
         [BeginGeneration(0, (0, 3, 4), 0)]),
     "and if others can come": (ELASTIC,
@@ -171,15 +171,15 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [*met(2), DeadlineReached(30.1), AgentLost(1, "connection closed", 60), stopping(0, 61)],
         [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), EndJob(122)]),
     "with restarts left a lost node may be replaced": (
-        Policy(min_nodes=2, max_nodes=2, max_restarts=1, replaceable=True),
+        Policy(min_nodes=2, max_nodes=2, max_restarts=1, nodes_are_replaceable=True),
         [*met(2), AgentLost(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), Joined(member(2), 70)],
         [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), ReportFailure(0.0), BeginGeneration(1, (0, 2), 1)]),
     "a replacement that does not come ends the job": (
-        Policy(min_nodes=2, max_nodes=2, max_restarts=1, replaceable=True, rdzv_timeout=100),
+        Policy(min_nodes=2, max_nodes=2, max_restarts=1, nodes_are_replaceable=True, rdzv_timeout=100),
         [*met(2), AgentLost(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), DeadlineReached(161)],
         [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), ReportFailure(0.0),
         TOO_FEW]),
-    "nodes that do not join in time are named": (Policy(min_nodes=3, max_nodes=3, names=("a", "b", "c")),
+    "nodes that do not join in time are named": (Policy(min_nodes=3, max_nodes=3, host_names=("a", "b", "c")),
         [Joined(member(0, 0), 0), Joined(member(2, 2), 1), DeadlineReached(600)],
         [EndJob(121, "the rendezvous timed out: 2 of 3 nodes joined (a, c); missing: node 1 (b)")]),
     "whoever comes after the end is told so": (Policy(min_nodes=1, max_nodes=1),
@@ -198,7 +198,7 @@ def test_histories(sentence: str) -> None:
 
 
 def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
-    policy = Policy(min_nodes=3, max_nodes=3, names=("a", "b", "c"))
+    policy = Policy(min_nodes=3, max_nodes=3, host_names=("a", "b", "c"))
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(4.0)])
     assert actions == [Print("1 of 3 nodes joined (a) after 3 s of 10 min; waiting for node 1 (b), node 2 (c)")]
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(33.0)])
@@ -214,7 +214,7 @@ def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
     ],
 )
 def test_what_to_type_on_a_missing_node_is_said_where_users_start_it(nodes: int, command: str, said: str) -> None:
-    policy = Policy(min_nodes=nodes, max_nodes=nodes, command=tuple(command.split()))
+    policy = Policy(min_nodes=nodes, max_nodes=nodes, command_elsewhere=tuple(command.split()))
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0)])
     assert actions == [Print(f"1 of {nodes} nodes joined (a) after 3 s of 10 min; {said}")]
 
@@ -263,7 +263,11 @@ def events() -> st.SearchStrategy[list[Event]]:
 )
 def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happened, restarts, min_nodes, more, others):
     policy = Policy(
-        min_nodes=min_nodes, max_nodes=min_nodes + more, max_restarts=restarts, may_leave=others, replaceable=others
+        min_nodes=min_nodes,
+        max_nodes=min_nodes + more,
+        max_restarts=restarts,
+        nodes_may_leave=others,
+        nodes_are_replaceable=others,
     )
     state = job.first_state(policy, 0.0, 1)
     clock = 0.0
@@ -330,7 +334,7 @@ WERE_STARTED: dict[str, tuple[list[Event], bool]] = {
 def test_workers_were_started(sentence: str) -> None:
     events, has_begun = WERE_STARTED[sentence]
     state, _ = history(THREE, events)
-    assert (state.phase, state.has_begun) == (Phase.ENDED, has_begun)
+    assert (state.phase, state.workers_may_have_begun) == (Phase.ENDED, has_begun)
 
 
 def test_no_generation_begins_beside_a_process_that_could_not_be_ended() -> None:
@@ -427,7 +431,7 @@ def test_to_other_nodes_a_killed_command_is_a_lost_node(number: int, status: int
 def test_what_ends_a_job_between_two_generations_ended_no_worker() -> None:
     between = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2)]
     state, _ = history(replace(THREE, max_restarts=3), [*between, NodeStopping(1, Why.SIGNALLED, SIGINT, 2.5)])
-    assert (state.end.status, state.end.without_workers, state.has_begun) == (130, True, True)
+    assert (state.end.status, state.end.between_generations, state.workers_may_have_begun) == (130, True, True)
 
 
 # --- the time of the job

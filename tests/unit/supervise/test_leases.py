@@ -31,8 +31,8 @@ from ddplaunch.spec.outcome import Why
 from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 
 LEASE = 10.0 + KILLED_WITHIN
-BY_HAND = Policy(min_nodes=1, max_nodes=3, lease=LEASE, last_call=5.0, replaceable=True, may_leave=True)
-OVER_SSH = replace(BY_HAND, replaceable=False, may_leave=False, dispatched=True)
+BY_HAND = Policy(min_nodes=1, max_nodes=3, lease=LEASE, last_call=5.0, nodes_are_replaceable=True, nodes_may_leave=True)
+OVER_SSH = replace(BY_HAND, nodes_are_replaceable=False, nodes_may_leave=False, dispatched=True)
 
 
 def begun(policy: Policy, *events: Event) -> list[tuple[int, ...]]:
@@ -83,7 +83,7 @@ def test_a_node_that_has_reported_its_end_holds_nothing_back() -> None:
 
 
 def test_a_job_of_fixed_size_knows_no_lease() -> None:
-    fixed = Policy(min_nodes=2, max_nodes=2, replaceable=True, max_restarts=1)
+    fixed = Policy(min_nodes=2, max_nodes=2, nodes_are_replaceable=True, max_restarts=1)
     events = [*met(2), lost(1, 20.0), stopping(0, 20.1), DeadlineReached(20.1), Joined(member(2), 20.2)]
     assert begun(fixed, *events) == [(0, 1), (0, 2)]
 
@@ -290,7 +290,7 @@ def test_a_spare_steps_in_for_node_0() -> None:
 
 
 def test_it_waits_for_node_0_by_its_name_and_offers_its_rank() -> None:
-    policy = replace(OVER_SSH, names=("n1", "n2", "n3"), min_nodes=3)
+    policy = replace(OVER_SSH, host_names=("n1", "n2", "n3"), min_nodes=3)
     _, actions = history(policy, [*agents(2, 3), DeadlineReached(3.0)])
     assert actions == [Print("2 of 3 nodes joined (n2, n3) after 3 s of 10 min; waiting for node 0 (n1)")]
     _, actions = history(policy, [DeadlineReached(3.0)])

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import *
-from ddplaunch.launcher.decide.job.step import REGROUP
+from ddplaunch.launcher.decide.job.node_loss import PAUSE_AFTER_LEAVE
 from ddplaunch.spec.outcome import StartFailure, Why
 from tests.unit.supervise.job_histories import (
     ELASTIC,
@@ -21,8 +21,8 @@ from tests.unit.supervise.job_histories import (
     stopping,
 )
 
-SPOT = replace(ELASTIC, may_leave=True, replaceable=True)
-STEP = replace(SPOT, replaceable=False)  # tasks of Slurm are started once
+SPOT = replace(ELASTIC, nodes_may_leave=True, nodes_are_replaceable=True)
+STEP = replace(SPOT, nodes_are_replaceable=False)  # tasks of Slurm are started once
 BEGUN = BeginGeneration(0, (0, 1, 2), 0)
 
 
@@ -32,7 +32,7 @@ def term(id: int, at: float, **fields: bool) -> NodeStopping:
 
 def after(at: float) -> DeadlineReached:
     """Time enough for others to hear of the signal too."""
-    return DeadlineReached(at + REGROUP)
+    return DeadlineReached(at + PAUSE_AFTER_LEAVE)
 
 
 LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
@@ -53,7 +53,7 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     ),
     "nothing starts while the signal may be on its way to others": (
         SPOT,
-        [*met(), term(1, 60), stopping(1, 60), stopping(0, 60), stopping(2, 60), DeadlineReached(60 + REGROUP / 2)],
+        [*met(), term(1, 60), stopping(1, 60), stopping(0, 60), stopping(2, 60), DeadlineReached(60 + PAUSE_AFTER_LEAVE / 2)],
         [BEGUN, StopNodes((0, 2), SIGTERM), Release(1, SIGTERM)],
     ),
     "when node 0 has it too, those that stay wait for it": (
@@ -176,7 +176,7 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
             BEGUN,
             StopNodes((1, 2), SIGTERM),
             Release(1, SIGTERM),
-            ReportFailure(REGROUP - 0.75),
+            ReportFailure(PAUSE_AFTER_LEAVE - 0.75),
             BeginGeneration(1, (0, 2), 1),
         ],
     ),
@@ -221,7 +221,7 @@ ENDS: dict[str, tuple[Policy, Event]] = {
     "it came to node 0, which coordinates": (SPOT, term(0, 60)),
     "another signal came": (SPOT, NodeStopping(1, Why.SIGNALLED, SIGINT, 60)),
     "the cluster signals all processes of the job": (SPOT, term(1, 60, by_cluster=True)),
-    "a command has started the agents": (replace(SPOT, may_leave=False), term(1, 60)),
+    "a command has started the agents": (replace(SPOT, nodes_may_leave=False), term(1, 60)),
     "SIGTERM is the job's notice": (replace(SPOT, notices=frozenset({SIGTERM})), term(1, 60)),
 }
 

@@ -227,7 +227,7 @@ def test_the_first_stop_signal_in_the_sweep_after_workers_that_finished_stops_th
     assert after(*history, SignalReceived(SIGINT, 1.6))[1] == [Sweep(SIGKILL, sparing=False), Escalate(SIGINT)]
     assert after(*history, calm(SIGHUP, 1.6))[1] == []
     assert after(*history, NOTHING_LEFT)[1] == [ReportEnded()]
-    assert after(*history, NOTHING_LEFT, SignalReceived(SIGINT, 5.1, is_decided_here=True))[1] == [Escalate(SIGINT)]
+    assert after(*history, NOTHING_LEFT, SignalReceived(SIGINT, 5.1, coordinator_is_here=True))[1] == [Escalate(SIGINT)]
     assert after(*history, NOTHING_LEFT, JobEnded(130, 5.1))[1] == [Exit(130)]
 
 
@@ -249,7 +249,7 @@ def test_the_second_stop_signal_while_nothing_runs_waits_for_no_answer():
 
 def test_the_second_stop_signal_where_the_coordinator_is_kills_the_workers_of_the_others():
     finished = (*FIRST, ended(0), ended(1), ended(2), NOTHING_LEFT, SignalReceived(SIGINT, 9.0))
-    state, actions = after(*finished, SignalReceived(SIGINT, 9.5, is_decided_here=True))
+    state, actions = after(*finished, SignalReceived(SIGINT, 9.5, coordinator_is_here=True))
     assert actions == [Escalate(SIGINT)]
     assert state.phase is Phase.WAITING
 
@@ -317,7 +317,7 @@ def test_a_store_that_is_wanted_here_is_requested_and_hosted_once_a_generation_w
     assert after(*FIRST, order, *again, order)[1] == [node.HostStore()]
 
 
-EXPLAINING = replace(POLICY, stacks_within=2.0)
+EXPLAINING = replace(POLICY, stacks_timeout=2.0)
 TAKING = (*FIRST, ended(1, code=3))
 
 

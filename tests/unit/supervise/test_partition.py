@@ -182,7 +182,7 @@ def test_a_job_of_fixed_size_ends_whose_nodes_do_not_reach_each_other() -> None:
     state, done = played(fixed, 2, Unreached(((2, "connection refused"),), 32.0))
     assert done == [EndJob(exitcodes.NODE_LOST)]
     assert state.generation.lost == ("node 1 (c): it does not reach node 0 (b): connection refused",)
-    assert state.end.without_workers
+    assert state.end.between_generations
 
 
 def test_the_next_generation_forgets_who_did_not_hear_whom() -> None:

@@ -23,7 +23,7 @@ from ddplaunch.launcher.decide.job import (
 from ddplaunch.spec.outcome import Why, WorkerError
 from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 
-SPARE = Policy(min_nodes=2, max_nodes=3, spares=1, may_leave=True)
+SPARE = Policy(min_nodes=2, max_nodes=3, spares=1, nodes_may_leave=True)
 COMMANDED = Policy(min_nodes=2, max_nodes=3, spares=1, dispatched=True)
 
 
@@ -78,8 +78,11 @@ def test_node_ranks_beyond_the_job_are_those_of_spares_whoever_comes_first(order
 def test_a_node_that_does_not_come_in_time_or_takes_no_part_is_no_reason_to_wait_for_ever() -> None:
     others: list[Any] = [Joined(member(3, 2), 0), Joined(member(2, 1), 1)]
     assert begun(history(COMMANDED, others)[1]) == []
-    in_vain, withdrawn = DeadlineReached(1 + COMMANDED.last_call), Withdrawn("node 0 (a)", 0, "no ddplaunch", "", 2)
-    assert begun(history(COMMANDED, [*others, in_vain])[1]) == [(3, 2)]
+    without_new_step, withdrawn = (
+        DeadlineReached(1 + COMMANDED.last_call),
+        Withdrawn("node 0 (a)", 0, "no ddplaunch", "", 2),
+    )
+    assert begun(history(COMMANDED, [*others, without_new_step])[1]) == [(3, 2)]
     assert begun(history(COMMANDED, [*others, withdrawn])[1]) == [(3, 2)]
 
 
@@ -118,7 +121,7 @@ def test_a_spare_that_is_lost_or_stops_ends_nothing() -> None:
 
 def test_a_signal_to_the_command_that_started_all_nodes_stops_the_job_though_a_spare_has_it_first() -> None:
     signals: list[Any] = [NodeStopping(id, Why.SIGNALLED, 2, 5.0) for id in (2, 0, 1)]
-    over_ssh = replace(SPARE, dispatched=True, may_leave=False)
+    over_ssh = replace(SPARE, dispatched=True, nodes_may_leave=False)
     _, actions = history(over_ssh, [*met(3), *signals, stopping(0, 5.1), stopping(1, 5.2)])
     assert printed(actions) == ["c is a spare: it waits until a node is lost or leaves"]
     assert [action.status for action in actions if isinstance(action, EndJob)] == [130]

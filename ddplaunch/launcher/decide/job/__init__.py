@@ -2,6 +2,9 @@
 
 Pure, as `node` is for the workers of one node: events come in with their time, actions go out. Every agent, the
 coordinator's own included, is a member like any other; the times in its reports have been put on one clock before.
+
+`step` is the table of events. It begins a generation in `starting`, by the `rendezvous`; decides in `node_loss` and `partition`
+what the loss of nodes means, in `ending` what follows from the end of a generation, in `restarts` whether another one may help.
 """
 
 from __future__ import annotations

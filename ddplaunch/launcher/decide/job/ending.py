@@ -1,4 +1,4 @@
-"""How a generation ends, and what follows: another one after a pause, or the end of the job with its status. Pure."""
+"""How a generation (one start of all workers) ends, and what follows: another one, or the job's end and status. Pure."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from ddplaunch.launcher.decide.first_failure import (
 from ddplaunch.launcher.decide.job import actions
 from ddplaunch.launcher.decide.job.members import SELF_ID
 from ddplaunch.launcher.decide.job.restarts import pause_after
-from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
+from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
 from ddplaunch.spec.outcome import MAY_RESTART, Why, WorkerExit
 from ddplaunch.system import exitcodes
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
-HARMLESS = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
+NO_FAILURE = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
 
 
 def stop_nodes(
     state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False
 ) -> Result:
-    """Order all nodes to stop their workers, except for the node `but`, which does so already."""
+    """Order all nodes to stop their workers, except for the node `but`, which does so already; None: all.
+
+    What follows is decided when no process is left on any node: another generation, or the end of the job.
+    """
     ids = tuple(id for id in state.members.running if id != but)
     state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum), at)
     return state, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
 
 
 def halt(state: State) -> State:
-    """Return the state after which nothing is started again."""
-    return replace(state, end=replace(state.end, halted=True))
+    """Return the state after which no generation begins: the job ends once the workers have."""
+    return replace(state, end=replace(state.end, no_restart=True))
 
 
 def go_on_if_ended(state: State, at: float) -> Result:
@@ -48,25 +51,30 @@ def go_on_if_ended(state: State, at: float) -> Result:
     if state.phase is not Phase.STOPPING:
         return state, ()
     generation = state.generation
-    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS) and not generation.lost
-    have_started = all(generation.node_exits.values()) and all(  # also those on nodes that have left
-        len(generation.node_exits.get(member.id, ())) == member.workers for member in state.members.taking_part
-    )
-    ended_by_themselves = all(exit.stopped_with is None for exit in generation.exits)
-    if no_failure and have_started and ended_by_themselves:
+    stop_came_from_no_worker = state.why in (Why.TIMED_OUT, Why.HUNG, *NO_FAILURE) and not generation.lost
+    if stop_came_from_no_worker and _ended_without_stop(state):
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
         return end_job(replace(state, why=Why.FAILED if generation.failure else Why.FINISHED))
     return _restart_or_end(state, at)
 
 
+def _ended_without_stop(state: State) -> bool:
+    """Whether all workers of all nodes were started, and none was asked to end, also on nodes that have left."""
+    node_exits, taking_part = state.generation.node_exits, state.members.taking_part
+    none_is_unknown = all(node_exits.values())  # () is of a node that was lost while it left
+    have_started = all(len(node_exits.get(member.id, ())) == member.workers for member in taking_part)
+    return none_is_unknown and have_started and all(end.stopped_with is None for end in state.generation.exits)
+
+
 def _restart_or_end(state: State, at: float) -> Result:
-    """Start another generation where that is allowed and may help; else end the job."""
-    if _notice_obeyed(state):
+    """Start another generation where that is allowed and may help; else end the job. No process is left on any node."""
+    if _notice_obeyed(state):  # the end of the job was announced, and all workers have saved and exited
         return _end_after_notice(state)
     state = replace(state, why=_why_in_the_end(state))
-    if state.end.halted or state.generation.start_failure is not None or state.why not in MAY_RESTART:
+    could_not_start = state.generation.start_failure is not None
+    if state.end.no_restart or could_not_start or state.why not in MAY_RESTART:
         return end_job(state)
-    if state.why not in HARMLESS:
+    if state.why not in NO_FAILURE:
         return _restart_after_failure(state, at)
     return _restart(state, at)
 
@@ -75,7 +83,7 @@ def _why_in_the_end(state: State) -> Why | None:
     """Return why the generation has ended, now that the ends of all workers are known."""
     start_failure, failure = state.generation.start_failure, state.generation.failure
     if start_failure is not None:
-        return Why.FAILED if state.why in HARMLESS else state.why  # else another generation would follow
+        return Why.FAILED if state.why in NO_FAILURE else state.why  # else another generation would follow
     only_follows = failure is None or follows_another(failure)
     are_parted = bool(state.generation.lost or state.partition.nodes)
     return Why.NODE_LOST if state.why is Why.FAILED and are_parted and only_follows else state.why
@@ -90,10 +98,11 @@ def _restart_after_failure(state: State, at: float) -> Result:
     if policy.max_restarts > 0 or not costs_restart:  # else the failure ends the job, whatever steps were made
         state = replace(state, restarts=state.restarts.after_steps(generation, policy.max_no_progress))
     restarts = state.restarts
-    is_allowed = not restarts.are_spent(policy, at) and (policy.replaceable or not too_few)
-    if costs_restart and not is_allowed and not restarts.gave_up:
+    can_have_enough = policy.nodes_are_replaceable or not too_few
+    is_allowed = can_have_enough and not restarts.are_used_up(policy, at)
+    if costs_restart and not is_allowed and not restarts.gave_up:  # that the job made no progress is said below
         return end_job(state)
-    if reason := restarts.why_in_vain(policy, state.why, generation):
+    if reason := restarts.why_not_again(policy, state.why, generation):
         return _with_line(f"not started again: {reason}", end_job(state))
     sick_node = restarts.sick_node(policy, state.members, state.why, generation)
     if sick_node is None or generation.failure is None:
@@ -110,7 +119,7 @@ def _end_after_notice(state: State) -> Result:
     if _notice_obeyed(state):
         restarts = state.restarts.after_steps(state.generation, state.policy.max_no_progress)
         if restarts.gave_up:
-            reason = restarts.why_in_vain(state.policy, state.why, state.generation)
+            reason = restarts.why_not_again(state.policy, state.why, state.generation)
             return _with_line(f"not queued again: {reason}", end_job(replace(state, restarts=restarts)))
     return end_job(state)
 
@@ -126,24 +135,24 @@ def _restart(state: State, at: float, *, costs_restart: bool = False) -> Result:
 
     The more generations in a row failed at once, the longer the pause. `costs_restart`: the restart counts for --max-restarts.
     """
-    own = state.members.get(SELF_ID)
+    own = state.members.get(SELF_ID)  # None: the coordinator is in the command that started all agents, on no node
     if own is not None and own.is_leaving:
         if len(state.members) > 1:
-            return leave_job(state, own.leaves_by)
-        return end_job(replace(state, why=Why.SIGNALLED, signum=own.leaves_by))  # nobody is left to wait
+            return leave_job(state, own.leave_signal)
+        return end_job(replace(state, why=Why.SIGNALLED, signum=own.leave_signal))  # nobody is left to wait
     restarts = state.restarts.after_generation(state.why, state.generation, at)
     if costs_restart:
         restarts = restarts.with_restart(at, state.policy.max_restarts)
-    seconds = 0.0 if state.why is Why.NODE_JOINED else pause_after(restarts.short_lives)
-    return _begin_pause(replace(state, restarts=restarts), at, seconds)
+    pause = 0.0 if state.why is Why.NODE_JOINED else pause_after(restarts.short_lives)
+    return _begin_pause(replace(state, restarts=restarts), at, pause)
 
 
 def _begin_pause(state: State, at: float, seconds: float) -> Result:
     """Pause for so many seconds at least, and report the failure of the generation that has ended."""
-    wait = max(seconds, state.rendezvous.earliest - at)
+    wait = max(seconds, state.rendezvous.earliest_start - at)
     rendezvous = replace(state.rendezvous, port_deadline=None)
     state = replace(state, phase=Phase.PAUSING, phase_deadline=at + wait, rendezvous=rendezvous)
-    return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
+    return state, () if state.why in NO_FAILURE else (actions.ReportFailure(wait),)
 
 
 def leave_job(state: State, signum: int) -> Result:
@@ -160,8 +169,8 @@ def ended_here(state: State, status: int) -> State:
 def end_job(state: State, error: str = "", hint: str = "") -> Result:
     """End the job; `error` says what was wrong, if it is not in the state, and `hint` what to type."""
     requeue = 0 if state.restarts.gave_up else _notice_obeyed(state)
-    status, without_workers = _status(state, requeue), state.phase in BETWEEN
-    end = replace(state.end, status=status, requeue=requeue, without_workers=without_workers)
+    status, between_generations = _status(state, requeue), state.phase in BETWEEN_GENERATIONS
+    end = replace(state.end, status=status, requeue=requeue, between_generations=between_generations)
     return replace(state, phase=Phase.ENDED, end=end), (actions.EndJob(status, error, requeue, hint),)
 
 
@@ -172,17 +181,17 @@ def status_if_ending(before: State, after: State, at: float) -> int | None:
     """
     if after.phase is not Phase.STOPPING or _reasons_to_end(before) == _reasons_to_end(after):
         return None
-    is_spent = after.why in (Why.FAILED, Why.HUNG) and after.restarts.are_spent(after.policy, at)
-    is_ending = after.end.halted or after.why not in MAY_RESTART or is_spent
+    is_spent = after.why in (Why.FAILED, Why.HUNG) and after.restarts.are_used_up(after.policy, at)
+    is_ending = after.end.no_restart or after.why not in MAY_RESTART or is_spent
     return _status(after, 0) if is_ending else None
 
 
 def _reasons_to_end(state: State) -> tuple[Phase, Why | None, int, bool]:
-    return state.phase, state.why, state.signum, state.end.halted
+    return state.phase, state.why, state.signum, state.end.no_restart
 
 
 def _status(state: State, requeue: int) -> int:
-    """Return the exit status of the job, which goes back into the queue after the notice `requeue`, unless that is 0."""
+    """Return the exit status of the job; `requeue` is the notice after which the job is queued again; 0: it is not."""
     if requeue:
         return exitcodes.of_signal(requeue)
     if state.restarts.gave_up:

@@ -1,4 +1,4 @@
-"""Limits of time: how long the job may take, for how long workers make no progress, and when the limits wait. Pure."""
+"""The limits of time that a coordinator keeps: for the job, and for workers without progress (idle); when they wait. Pure."""
 
 from __future__ import annotations
 
@@ -79,9 +79,10 @@ class Idleness(Struct, frozen=True, kw_only=True):
         awaited = idleness.node_to_await(running, limit)
         if awaited is not None:
             return replace(idleness, awaits=awaited), None
-        start, end = max(spans[id][0] for id in running), min(spans[id][1] for id in running)
-        idleness = replace(idleness, progress_at=start)
-        return idleness, None if idleness.is_printed else end - start
+        # all nodes were idle from the last begin of their spans to the first end
+        all_idle_since, until = max(spans[id][0] for id in running), min(spans[id][1] for id in running)
+        idleness = replace(idleness, progress_at=all_idle_since)
+        return idleness, None if idleness.is_printed else until - all_idle_since
 
     @property
     def is_printed(self) -> bool:

@@ -1,4 +1,4 @@
-"""The nodes of a job: what the user decided about them, and those that have joined.
+"""The nodes of a job, as its coordinator knows them: what the user decided about them, and those that have joined.
 
 Thousands of nodes join and end one by one, each in a new state: so the members are a mapping that never changes.
 """
@@ -70,7 +70,9 @@ class Member(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left on its node
     left_behind: str = ""  # why the job goes on without its node after this generation: they do not hear each other
-    leaves_by: int = 0  # the signal at which it ends, when none of this generation is left there, and the others go on
+    leave_signal: int = (
+        0  # the signal at which it ends, when none of this generation is left there, and the others go on
+    )
     last_generation: int = -1  # that it has begun under a coordinator that is gone; -1: none
     last_term: int = -1  # the term of that generation
     was_left: bool = False  # a coordinator that it has reached is gone: other nodes may have begun a generation there
@@ -78,7 +80,7 @@ class Member(Struct, frozen=True, kw_only=True):
     @property
     def is_leaving(self) -> bool:
         """Whether its node leaves the job, which goes on."""
-        return self.leaves_by > 0
+        return self.leave_signal > 0
 
     @property
     def runs(self) -> bool:
@@ -174,14 +176,16 @@ class Policy(Struct, frozen=True, kw_only=True):
     hang_timeout: float | None = None  # seconds in which no worker makes progress
     debugs: bool = False  # a debugger of the user may hold workers of any node
     straggler_check: float = 0.0  # seconds from one check for stragglers to the next; 0: that is not done
-    replaceable: bool = False  # whether another agent may be started in place of a lost one
-    may_leave: bool = False  # whether SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
-    dispatched: bool = False  # whether one command has started all agents (`launcher/elsewhere/lead.py`)
+    nodes_are_replaceable: bool = False  # another agent may be started in place of a lost one
+    nodes_may_leave: bool = False  # SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
+    dispatched: bool = False  # one command has started all agents (`launcher/elsewhere/lead.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
     # seconds from the last renewal of a lost node by which its workers have been killed; 0: the job needs all its nodes
     lease: float = 0.0
-    names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
-    command: tuple[str, ...] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
+    host_names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
+    command_elsewhere: tuple[
+        str, ...
+    ] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
 
     @property
     def most_running(self) -> int:
@@ -196,4 +200,4 @@ class Policy(Struct, frozen=True, kw_only=True):
     @property
     def needs_all(self) -> bool:
         """Whether the job cannot go on without one of its nodes, since it has no other and gets none."""
-        return self.min_nodes == self.max_nodes and not self.replaceable
+        return self.min_nodes == self.max_nodes and not self.nodes_are_replaceable

@@ -1,9 +1,9 @@
-"""What the next generation waits for, which nodes may take part and with which node ranks, and what they should share. Pure."""
+"""What the coordinator waits for before the next generation, which nodes take part, with which ranks, what they share. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,25 +19,26 @@ PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
 class Rendezvous(Struct, frozen=True, kw_only=True):
     """What the next generation waits for: nodes, a signal on its way, a port. Times are of the coordinator's clock."""
 
-    given_up: tuple[int | None, ...] = ()  # node ranks of those that were given up before they joined; None: of no rank
+    given_up_ranks: frozenset[int] = frozenset()  # node ranks of nodes that were given up before they joined
+    given_up_unranked: int = 0  # how many further nodes were given up, whose users gave them no rank
     deadline: float | None = None  # when the job waits no longer for nodes; None: it does not wait
     line_at: float | None = None  # when to print which nodes the job waits for
     # no generation begins before: workers of a lost node may live, or a signal to leave may be on its way to further nodes
-    earliest: float = 0.0
+    earliest_start: float = 0.0
     # the same for the first generation while nodes are missing: these may follow a coordinator that has just ended
-    earliest_if_incomplete: float = 0.0
+    earliest_start_if_incomplete: float = 0.0
     port_deadline: float | None = None  # until when a restart waits for its port; None: no other process has had it
 
     def opened(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits for nodes from this time on."""
-        deadline = max(at + policy.rdzv_timeout, self.earliest, self.earliest_if_incomplete)
+        deadline = max(at + policy.rdzv_timeout, self.earliest_start, self.earliest_start_if_incomplete)
         return replace(self, deadline=deadline, line_at=at + FIRST_LINE)
 
     def postponed(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits until it may begin; a node that is lost again and again postpones it no more."""
         if self.deadline is None:
             return self.opened(policy, at)
-        return replace(self, deadline=max(self.deadline, self.earliest))
+        return replace(self, deadline=max(self.deadline, self.earliest_start))
 
     def closed(self) -> Rendezvous:
         """Return the rendezvous that waits for no nodes: enough are there, or the job has ended."""
@@ -45,44 +46,53 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
 
     def not_before(self, at: float) -> Rendezvous:
         """Return the rendezvous after which no generation begins before this time."""
-        return replace(self, earliest=max(self.earliest, at))
+        return replace(self, earliest_start=max(self.earliest_start, at))
 
     def without_port(self, at: float) -> Rendezvous:
         """Return the rendezvous after a generation found another process at its port."""
         return self if self.port_deadline is not None else replace(self, port_deadline=at + PORT_TIMEOUT)
 
     def without_node(self, node_rank: int | None) -> Rendezvous:
-        """Return the rendezvous that does not wait for a node, which may have said so before."""
-        is_known = node_rank is not None and node_rank in self.given_up
-        return self if is_known else replace(self, given_up=(*self.given_up, node_rank))
+        """Return the rendezvous that does not wait for a node, which may have said so before; None: a node without a rank."""
+        if node_rank is None:
+            return replace(self, given_up_unranked=self.given_up_unranked + 1)
+        return replace(self, given_up_ranks=self.given_up_ranks | {node_rank})
+
+    @property
+    def number_given_up(self) -> int:
+        """How many nodes were given up before they joined."""
+        return len(self.given_up_ranks) + self.given_up_unranked
 
     def is_complete(self, policy: Policy, members: Members) -> bool:
         """Whether the job waits for no further node: all are here except spares, if node ranks say which nodes are spares."""
-        expected = min(policy.most_running, policy.max_nodes - len(self.given_up))
+        expected = min(policy.most_running, policy.max_nodes - self.number_given_up)
         if len(members) < max(policy.min_nodes, expected):
             return False
-        if not policy.spares or any(member.fixed_rank is None for member in members.values()):
+        any_may_be_a_spare = any(member.fixed_rank is None for member in members.values())
+        if not policy.spares or any_may_be_a_spare:
             return True
-        waited_for = set(range(policy.most_running)).difference(self.given_up)
+        # the nodes of the highest ranks are the spares
+        waited_for = set(range(policy.most_running)) - self.given_up_ranks
         absent = sum(members.with_fixed_rank(rank) is None for rank in waited_for)
-        return absent <= self.given_up.count(None)
+        return absent <= self.given_up_unranked
 
     def status_line(self, policy: Policy, members: Members, at: float, leases_until: float | None = None) -> str:
         """Return a line on how many nodes have joined, how long the rendezvous waits or has waited, and for which.
 
-        `leases_until`: the rendezvous waits for no node, but until nodes that are not here can have no workers any more.
+        `leases_until`: the rendezvous waits for no node, but until nodes that are not here can have no workers any more; None: it
+        waits for nodes.
         """
         assert self.deadline is not None
-        here = len(members)
+        here, seconds_left = len(members), self.deadline - at
         if here >= policy.min_nodes:
             enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
             if leases_until is not None:
                 return f"{enough}; starting in {ceil(leases_until - at)} s: nodes that are not here may have workers until then"
-            within = min(policy.last_call, ceil(self.deadline - at))
+            within = min(policy.last_call, ceil(seconds_left))
             return f"{enough}; starting unless another joins within {within:g} s"
-        waited = duration(round(at - self.deadline + policy.rdzv_timeout))
+        waited = duration(round(policy.rdzv_timeout - seconds_left))
         after = f"{describe_joined(policy, members)} after {waited} of {duration(policy.rdzv_timeout)}"
-        if policy.command:
+        if policy.command_elsewhere:  # users start the nodes
             return f"{after}; on {_command_of_a_missing_node(policy, members)}"
         return f"{after}; waiting for {describe_missing(policy, members)}"
 
@@ -158,6 +168,7 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
             ranked[rank] = member
         else:
             rest.append(member)
+    # a rank that is too high for this number of nodes still orders them
     rest.sort(key=lambda member: (_or_last(member.requested_rank), _or_last(member.node_rank), member.id))
     free = (rank for rank in range(number) if rank not in ranked)
     ranked.update(zip(free, rest, strict=True))
@@ -165,8 +176,11 @@ def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
 
 
 def _command_of_a_missing_node(policy: Policy, members: Members) -> str:
-    """Return on which missing node to type which command: "node 1 run: ddplaunch ...; likewise on node 2"."""
-    command = policy.command
+    """Return on which missing node to type which command: "node 1 run: ddplaunch ...; likewise on node 2".
+
+    Where users give each node its rank, the word `--node-rank=` of the command lacks the number.
+    """
+    command = policy.command_elsewhere
     if "--node-rank=" not in command:
         absent = policy.min_nodes - len(members)
         return f"{_nodes(absent).replace(' ', ' more ')} run: {' '.join(command)}"
@@ -190,18 +204,19 @@ def describe_missing(policy: Policy, members: Members) -> str:
     taken = {member.fixed_rank for member in here}
     all_have_ranks = all(member.fixed_rank is not None for member in here)
     # node 0 alone, which has its rank in any case, does not show whether users give ranks to the others
-    are_ranks_given = bool(policy.names) or "--node-rank=" in policy.command or len(here) > 1
+    users_give_ranks = "--node-rank=" in policy.command_elsewhere
+    are_ranks_given = bool(policy.host_names) or users_give_ranks or len(here) > 1
     is_fixed_size = policy.min_nodes == policy.max_nodes
     if not (is_fixed_size and all_have_ranks and are_ranks_given):
         return f"{policy.min_nodes - len(here)} more"
     absent = [rank for rank in range(policy.max_nodes) if rank not in taken]
-    names = dict(enumerate(policy.names))
+    names = dict(enumerate(policy.host_names))
     shown = ", ".join(f"node {rank} ({names[rank]})" if rank in names else f"node {rank}" for rank in absent[:8])
     return f"{shown}{', ...' if len(absent) > 8 else ''}"
 
 
 def disagreements(members: Sequence[Member]) -> list[str]:
-    """Return a sentence for each value that differs between the nodes and should not."""
+    """Return a sentence for each value that differs between the nodes and should not, such as torch's version."""
     sentences = []
     for what in dict.fromkeys(name for member in members for name, _ in member.agreed):
         holders: dict[str, str] = {}
@@ -215,7 +230,8 @@ def disagreements(members: Sequence[Member]) -> list[str]:
 
 
 def _or_last(node_rank: int | None) -> float:
-    return float("inf") if node_rank is None else node_rank
+    """Return a key that sorts nodes without a rank behind all others."""
+    return inf if node_rank is None else node_rank
 
 
 def _nodes(number: int) -> str:

@@ -1,4 +1,4 @@
-"""How a generation ended, whether another one may help, and what it costs: kinds of failures, and steps made. Pure."""
+"""How a generation (one start of all workers) ended, whether another one may help, and what it costs of --max-restarts. Pure."""
 
 from __future__ import annotations
 
@@ -50,8 +50,13 @@ class Generation(Struct, frozen=True, kw_only=True):
     leftovers: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
 
     def next(self, at: float, *, after: int = -1, after_term: int = -1) -> Generation:
-        """Return the generation that begins at this time; some node has begun the one of number and term `after` already."""
+        """Return the generation that begins at this time; some node may have begun the one of number and term `after` already."""
         return Generation(number=max(self.number, after) + 1, term=max(self.term, after_term) + 1, began_at=at)
+
+    @property
+    def is_before_first(self) -> bool:
+        """Whether no generation has begun yet."""
+        return self.number < 0
 
     def with_lost(self, node: str) -> Generation:
         """Return the generation after another node was lost."""
@@ -69,14 +74,14 @@ class Generation(Struct, frozen=True, kw_only=True):
 
 
 class Restarts(Struct, frozen=True, kw_only=True):
-    """What restarts have cost and achieved so far, and what of one failure is compared with the next."""
+    """What restarts have cost and achieved so far, and the facts of the last failure with which the next one is compared."""
 
-    number: int = 0  # after failures, all in all
-    spent: tuple[float, ...] = ()  # when those were that count for --max-restarts, on the coordinator's clock
+    number: int = 0  # restarts after failures, all in all
+    spent: tuple[float, ...] = ()  # times of the restarts that count for --max-restarts, on the coordinator's clock
     best_step: int = -1  # that any worker has reached in any generation, as far as scripts report steps
     has_progressed: bool = False  # the last generation that failed had reached a new step
-    in_vain: int = 0  # generations in a row that failed without a new step
-    gave_up: bool = False  # `in_vain` is too many: the job ends, and is not queued again
+    without_new_step: int = 0  # generations in a row that failed without a new step
+    gave_up: bool = False  # `without_new_step` is too many: the job ends, and is not queued again
     short_lives: int = 0  # generations in a row that ended within SHORT_LIFE
     import_failure: str = ""  # the import in the first lines by which the last generation failed, with its host
     failed_machine: str = ""  # the host on which the last generation failed first, if the reason may be the machine's
@@ -96,6 +101,7 @@ class Restarts(Struct, frozen=True, kw_only=True):
     def after_steps(self, generation: Generation, max_no_progress: int | None) -> Restarts:
         """Return the restarts with the step that this generation reached; after a new step its restart is not counted.
 
+        `max_no_progress`: after so many generations without a new step the job gives up; None: never.
         Only steps that the script or a Trainer says count: many bars begin again with each epoch, collectives with each start.
         """
         reports = [end.progress for end in generation.exits if end.progress is not None]
@@ -104,21 +110,22 @@ class Restarts(Struct, frozen=True, kw_only=True):
             return self  # the worker that reports steps may have been on the lost node
         reached = max(steps, default=-1)
         if reached > self.best_step:
-            return replace(self, best_step=reached, has_progressed=True, in_vain=0, spent=self.spent[:-1])
-        in_vain = self.in_vain + 1
-        gave_up = max_no_progress is not None and in_vain >= max_no_progress
-        return replace(self, has_progressed=False, in_vain=in_vain, gave_up=gave_up)
+            given_back = self.spent[:-1]  # without the restart that began this generation
+            return replace(self, best_step=reached, has_progressed=True, without_new_step=0, spent=given_back)
+        without_new_step = self.without_new_step + 1
+        gave_up = max_no_progress is not None and without_new_step >= max_no_progress
+        return replace(self, has_progressed=False, without_new_step=without_new_step, gave_up=gave_up)
 
     def with_restart(self, at: float, max_restarts: int) -> Restarts:
         """Return the restarts with one more, of those that count for --max-restarts."""
         return replace(self, number=self.number + 1, spent=(*self.spent, at)[-max_restarts:])
 
-    def are_spent(self, policy: Policy, at: float) -> bool:
+    def are_used_up(self, policy: Policy, at: float) -> bool:
         """Whether the restarts of --max-restarts, within its time if it has one, are used."""
         window = policy.restart_window or inf
         return sum(at - spent < window for spent in self.spent) >= policy.max_restarts
 
-    def why_in_vain(self, policy: Policy, why: Why | None, generation: Generation) -> str:
+    def why_not_again(self, policy: Policy, why: Why | None, generation: Generation) -> str:
         """Return why no other generation should follow, in a sentence; "" if nothing says so."""
         if self.gave_up:
             return self._why_given_up()
@@ -130,19 +137,22 @@ class Restarts(Struct, frozen=True, kw_only=True):
         exits = generation.exits
         ranks = {1: "the only rank", 2: "both ranks"}.get(len(exits), f"all {len(exits)} ranks")
         where = "the same import in the first lines of the program"
-        if found := import_failure_on_host(failure):
-            # other ranks may have been stopped before they came that far: the file that one rank lacks, and another one was
-            # about to write, is there after a restart
-            if all_failed_at_same_import(exits):
-                return f"{ranks} failed at {where}, as at any further start"
-            if found == self.import_failure:
-                return f"rank {failure.rank} failed at {where} as before the restart"
-        elif (found := same_exception(exits)) and found == self.same_exception and not self.has_progressed:
-            return f"{ranks} failed by the same {found} as before the restart"
+        failed_import = import_failure_on_host(failure)
+        exception = "" if failed_import else same_exception(exits)
+        # one rank alone may lack a file that another rank was about to write: it is there after a restart
+        if failed_import and all_failed_at_same_import(exits):
+            return f"{ranks} failed at {where}, as at any further start"
+        if failed_import and failed_import == self.import_failure:
+            return f"rank {failure.rank} failed at {where} as before the restart"
+        if exception and exception == self.same_exception and not self.has_progressed:
+            return f"{ranks} failed by the same {exception} as before the restart"
         return ""
 
     def _why_given_up(self) -> str:
-        generations = "the last generation" if self.in_vain == 1 else f"{self.in_vain} generations in a row"
+        """Return how many generations made no new step, in a sentence."""
+        generations = (
+            "the last generation" if self.without_new_step == 1 else f"{self.without_new_step} generations in a row"
+        )
         steps = f"no step beyond {self.best_step:,}" if self.best_step >= 0 else "no step that ddplaunch knows of"
         return f"{generations} made {steps} (--max-no-progress)"
 
@@ -164,7 +174,7 @@ def pause_after(short_lives: int) -> float:
 
 
 def kind_of_failure(why: Why | None, failure: WorkerExit | None) -> str:
-    """Return what kind of failure ended a generation: a name that --restart-on takes."""
+    """Return what kind of failure ended a generation: a name that --restart-on takes. `failure` is the first one, if any."""
     if why is Why.NODE_LOST:
         return "node-lost"
     if why is Why.HUNG or failure is None:
@@ -193,24 +203,26 @@ def same_exception(exits: Iterable[WorkerExit]) -> str:
 
     Exceptions that may go away, such as those of files, networks and devices, do not count.
     """
-    found = set()
+    found: set[str] = set()
     for end in exits:
-        error = end.error
-        if (
-            error is None
-            or not error.frames
-            or not failed_itself(end)
-            or kind_of_failure(Why.FAILED, end) != "exception"
-        ):
-            return ""
-        python = getattr(builtins, error.type, None)
-        if isinstance(python, type) and issubclass(python, (OSError, MemoryError, KeyboardInterrupt)):
-            return ""
-        if _OF_NETWORKS.search(error.type):
-            return ""
-        innermost = error.frames[-1]
-        found.add(f"{error.type} in {innermost.file.rpartition('/')[2]}:{innermost.line}")
-    return found.pop() if len(found) == 1 else ""
+        found.add(_lasting_exception(end))
+        if "" in found or len(found) > 1:
+            return ""  # without a look at all others, which may be thousands
+    return found.pop() if found else ""
+
+
+def _lasting_exception(end: WorkerExit) -> str:
+    """Return the exception that ended one worker, and its line; "" if it ended otherwise, or by one that may go away."""
+    error = end.error
+    if error is None or not error.frames or not failed_itself(end):
+        return ""
+    builtin = getattr(builtins, error.type, None)
+    is_of_the_system = isinstance(builtin, type) and issubclass(builtin, (OSError, MemoryError, KeyboardInterrupt))
+    is_of_a_network = _OF_NETWORKS.search(error.type) is not None
+    if is_of_the_system or is_of_a_network or kind_of_failure(Why.FAILED, end) != "exception":
+        return ""
+    innermost = error.frames[-1]
+    return f"{error.type} in {innermost.file.rpartition('/')[2]}:{innermost.line}"
 
 
 def failed_machine(why: Why | None, failure: WorkerExit | None) -> str:

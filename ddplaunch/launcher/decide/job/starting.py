@@ -1,4 +1,4 @@
-"""How a coordinator begins, and how a generation starts: with which members, and after which announcement. Pure."""
+"""How a coordinator begins, and when and with which nodes a generation (one start of all workers) begins. Pure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,30 @@ _PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
 
 
 def first_state(policy: Policy, at: float, first_term: int) -> State:
-    """Return the first state, in which the job waits for the agents; `first_term` is that of the first generation."""
-    limits = Limits(job_deadline=None if policy.timeout is None else at + policy.timeout)
-    # where agents are started again one by one, nodes may have followed a coordinator that ended here just before
-    earliest_if_incomplete = at + policy.lease if policy.replaceable else at
+    """Return the first state, in which the job waits for the agents.
+
+    `first_term` is the term of the first generation: a number that rises with each generation, also from one coordinator to the
+    next (DDPLAUNCH_TERM).
+    """
+    # where agents are started again one by one, nodes may have followed a coordinator that ended here just before: their
+    # workers have been killed by the end of a lease
+    earliest_start_if_incomplete = at + policy.lease if policy.nodes_are_replaceable else at
     return State(
         policy=policy,
-        rendezvous=Rendezvous(earliest_if_incomplete=earliest_if_incomplete).opened(policy, at),
+        rendezvous=Rendezvous(earliest_start_if_incomplete=earliest_start_if_incomplete).opened(policy, at),
         generation=Generation(term=first_term - 1),
-        limits=limits,
+        limits=Limits(job_deadline=None if policy.timeout is None else at + policy.timeout),
     )
 
 
 def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
     """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
     policy, members, deadline = state.policy, state.members, state.rendezvous.deadline
-    if state.rendezvous.is_complete(policy, members) or (len(members) >= policy.min_nodes and is_restart):
+    is_enough = len(members) >= policy.min_nodes
+    if state.rendezvous.is_complete(policy, members) or (is_enough and is_restart):
         return start_generation(state, at)
-    if len(members) < policy.min_nodes:
-        return replace(state, phase_deadline=None), ()
+    if not is_enough:
+        return replace(state, phase_deadline=None), ()  # the deadline of the rendezvous runs
     waits_until = max(at + policy.last_call, state.may_begin_at)
     return replace(state, phase_deadline=waits_until if deadline is None else min(waits_until, deadline)), ()
 
@@ -60,12 +65,16 @@ def start_generation(state: State, at: float) -> Result:
 
 
 def _start_with(state: State, ordered: Sequence[Member], at: float) -> Result:
-    """Begin the next generation with these members; where some are new, warn of differences between the nodes."""
+    """Begin the next generation with these members, by node rank; all others are spares, which wait until one is lost or leaves.
+
+    Where some are new, warn of differences between the nodes.
+    """
+    # without a node rank a member has taken no part in the last generation
     newcomers = [(rank, member) for rank, member in enumerate(ordered) if member.node_rank is None]
     ranked = [replace(member, node_rank=rank, has_ended=False) for rank, member in enumerate(ordered)]
     taking_part = {member.id for member in ranked}
     spares = [replace(member, node_rank=None) for member in state.members.values() if member.id not in taking_part]
-    is_first = state.generation.number < 0
+    is_first = state.generation.is_before_first
     members = Members.of(sorted([*ranked, *spares], key=lambda member: member.id))
     state = state.next_generation(members, at)
     number = state.generation.number
@@ -84,6 +93,7 @@ def take_back_generation(state: State, at: float) -> State:
         state,
         phase=Phase.PAUSING,
         phase_deadline=at + _PORT_AGAIN,
+        # no node has processes of it; their node ranks stay, by which they come first in the next generation
         members=Members.of(replace(member, has_ended=True) for member in state.members.values()),
         generation=replace(state.generation, number=state.generation.number - 1),
         rendezvous=state.rendezvous.without_port(at),
@@ -96,10 +106,10 @@ def take_back_generation(state: State, at: float) -> State:
 def on_withdrawn(state: State, event: events.Withdrawn) -> Result:
     """Report that a node will not join; end a job that needs the node, or start if all other nodes are there."""
     policy, text = state.policy, f"{event.node} does not take part: {event.reason}"
-    if not policy.replaceable:
+    if not policy.nodes_are_replaceable:  # else another agent may come in its place
         state = with_given_up(state, event.node_rank)
-    is_enough = policy.max_nodes - len(state.rendezvous.given_up) >= policy.min_nodes
-    if state.phase is Phase.RENDEZVOUS and (policy.needs_all or not is_enough):
+    may_be_enough = policy.max_nodes - state.rendezvous.number_given_up >= policy.min_nodes
+    if state.phase is Phase.RENDEZVOUS and (policy.needs_all or not may_be_enough):
         return end_job(replace(state, why=Why.NOT_MET), text, event.hint)
     state, then = start_if_complete(state, event.at)
     return state, (actions.Print(text), *then)
@@ -117,16 +127,14 @@ def start_if_complete(state: State, at: float) -> Result:
 
 
 def on_rendezvous_due(state: State, at: float) -> Result:
-    """End a rendezvous in vain, or print which nodes it waits for."""
+    """Print which nodes the rendezvous (the wait for nodes) waits for; once it has waited long enough, end the job."""
     policy, members = state.policy, state.members
     if not is_due(state.rendezvous.deadline, at):
-        # enough nodes are here, and what is waited for is the end of leases, not a further node
-        waits_for_leases = state.phase_deadline == state.may_begin_at
-        line = state.rendezvous.status_line(policy, members, at, state.may_begin_at if waits_for_leases else None)
+        line = state.rendezvous.status_line(policy, members, at, state.waits_for_leases_until)
         return replace(state, rendezvous=replace(state.rendezvous, line_at=at + NEXT_LINE)), (actions.Print(line),)
     joined, missing = rendezvous.describe_joined(policy, members), rendezvous.describe_missing(policy, members)
     text = f"the rendezvous timed out: {joined}; missing: {missing}"
-    if state.generation.number < 0:
+    if state.generation.is_before_first:
         return end_job(replace(state, why=Why.NOT_MET), text)
     hint = "type the same command on another node in time, or allow fewer nodes, as `--nnodes MIN:MAX` does"
     return end_job(replace(state, why=Why.NODE_LOST), f"too few nodes are left, and {text}", hint)

@@ -41,18 +41,18 @@ class Phase(Enum):
     ENDED = auto()
 
 
-BETWEEN = (Phase.RENDEZVOUS, Phase.PAUSING)  # no process of any generation is left
+BETWEEN_GENERATIONS = (Phase.RENDEZVOUS, Phase.PAUSING)  # no process of any generation is left
 
 
 class End(Struct, frozen=True, kw_only=True):
     """Whether the job is to end, whatever becomes of its workers, and how it has ended."""
 
-    halted: bool = False  # nothing is started again
+    no_restart: bool = False  # no generation follows the one that runs, or is being stopped
     abandoned: bool = False  # the user has stopped the job: it is not queued again
     cut_off: bool = False  # node 0 leaves since the command that started it is lost, not by a signal
     status: int | None = None  # the exit status; None: the job has not ended
     requeue: int = 0  # the notice after which the job should go back into the queue
-    without_workers: bool = False  # it has ended between two generations: `State.generation` is the one before
+    between_generations: bool = False  # it has ended while no worker ran: `State.generation` is the one before
 
 
 class Partition(Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class State(Struct, frozen=True, kw_only=True):
     members: Members = Members.of(())
     why: Why | None = None  # why the generation, or the job, is to end
     signum: int = 0  # the signal that is the reason
-    has_begun: bool = False  # workers were started, or may have been
+    workers_may_have_begun: bool = False  # in any generation; a lost node has not said whether it had started any
 
     rendezvous: Rendezvous = Rendezvous()
     generation: Generation = Generation()
@@ -88,7 +88,10 @@ class State(Struct, frozen=True, kw_only=True):
     end: End = End()
 
     def next_generation(self, members: Members, at: float) -> State:
-        """Return the state in which the next generation runs with these members, every record as it is then."""
+        """Return the state in which the next generation runs with these members.
+
+        Its number and term are above those of any generation that a node has begun, also under a coordinator that is gone.
+        """
         return replace(
             self,
             phase=Phase.RUNNING,
@@ -109,16 +112,18 @@ class State(Struct, frozen=True, kw_only=True):
 
     @property
     def deadline(self) -> float | None:
-        """When `step` is to get `DeadlineReached` at the latest: the soonest time of all records."""
+        """When `step` is to get `DeadlineReached` at the latest: the soonest time of all records; None: at no time."""
         if self.phase is Phase.ENDED:
             return None
-        phase_goes_on = self.limits.suspended_at is None or self.phase is Phase.RENDEZVOUS
+        is_running = self.phase is Phase.RUNNING
+        # Ctrl-Z holds workers up, but no node that is to join
+        is_held_up = self.limits.suspended_at is not None and self.phase is not Phase.RENDEZVOUS
         return soonest(
             self.rendezvous.deadline,
             self.rendezvous.line_at,
-            self.generation.early_exits_at if self.phase is Phase.RUNNING else None,
-            self.partition.due if self.phase is Phase.RUNNING else None,
-            self.phase_deadline if phase_goes_on else None,
+            self.generation.early_exits_at if is_running else None,
+            self.partition.due if is_running else None,
+            None if is_held_up else self.phase_deadline,
             self.limits.job_deadline if self.has_time_limit else None,
         )
 
@@ -126,9 +131,15 @@ class State(Struct, frozen=True, kw_only=True):
     def may_begin_at(self) -> float:
         """When the next generation may begin: from then on no worker of another one can be left on any node."""
         rendezvous = self.rendezvous
-        if self.generation.number >= 0 or have_all_workers(self.policy, self.members):
-            return rendezvous.earliest
-        return max(rendezvous.earliest, rendezvous.earliest_if_incomplete)
+        if not self.generation.is_before_first or have_all_workers(self.policy, self.members):
+            return rendezvous.earliest_start
+        return max(rendezvous.earliest_start, rendezvous.earliest_start_if_incomplete)
+
+    @property
+    def waits_for_leases_until(self) -> float | None:
+        """Until when enough nodes wait for no further node, but for the end of leases of others; None: they do not."""
+        # `starting` sets the deadline of the phase to the end of the leases if nothing else is waited for
+        return self.may_begin_at if self.phase_deadline == self.may_begin_at else None
 
     @property
     def has_time_limit(self) -> bool:
@@ -156,6 +167,6 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def unneeded_spares(self) -> tuple[int, ...]:
         """The ids of the spares that have not taken part in any generation; () before the first one, when no node is a spare."""
-        if not self.policy.spares or self.generation.number < 0:
+        if not self.policy.spares or self.generation.is_before_first:
             return ()
         return tuple(one.id for one in self.members.values() if one.node_rank is None and one.last_generation < 0)

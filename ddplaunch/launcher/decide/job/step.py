@@ -1,27 +1,34 @@
-"""The decision about the job: a state and an event give the next state and the actions to carry out.
+"""What the coordinator decides about the job: a state and an event give the next state and the actions to carry out. Pure.
 
-`step` is the table of events. How a generation ends, and what follows, is in `ending`; how the next one starts, in `starting`.
+`step` is the table of events. What the loss of a node means is in `node_loss`; how a generation ends, and what follows, in
+`ending`; how the next one starts, in `starting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from signal import SIGHUP, SIGINT, SIGTERM
+from signal import SIGINT, SIGTERM
 
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import actions, events, limits, rendezvous
 from ddplaunch.launcher.decide.job.ending import (
-    HARMLESS,
+    NO_FAILURE,
     Result,
     end_job,
-    ended_here,
     go_on_if_ended,
     halt,
-    leave_job,
     stop_nodes,
 )
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
+from ddplaunch.launcher.decide.job.node_loss import (
+    is_ending,
+    leaves_job,
+    on_agent_lost,
+    on_node_0_leaving,
+    on_node_leaving,
+    on_own_unfit,
+    others_would_wait,
+)
 from ddplaunch.launcher.decide.job.partition import on_left_behind_ended, on_partition_due, on_unheard, on_unreached
 from ddplaunch.launcher.decide.job.starting import (
     IS_A_SPARE,
@@ -34,22 +41,20 @@ from ddplaunch.launcher.decide.job.starting import (
     wait_for_nodes,
     with_given_up,
 )
-from ddplaunch.launcher.decide.job.state import BETWEEN, Phase, State
-from ddplaunch.spec.outcome import MAY_RESTART, OWN_END, Why, WorkerExit
+from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
+from ddplaunch.spec.outcome import OWN_END, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.deadline import is_due
-from ddplaunch.system.words import signal_name
 
 _ENDED_THERE = "its workers were ended there, as when it is not heard for too long"
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
 
-# seconds from SIGTERM to a node until the next generation: somebody who deletes the whole job does not reach all nodes at
-# once, and node 0, with which the job ends, may be the last
-REGROUP = 2.0
-
 
 def step(state: State, event: events.Event) -> Result:
-    """Return the state after `event`, and the actions to carry out."""
+    """Return the state after `event`, and the actions to carry out.
+
+    Reports of nodes that are no members any more, or on which nothing of the generation is left, are dropped.
+    """
     if state.phase is Phase.ENDED:
         if isinstance(event, events.Joined):
             return state, (actions.Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),)
@@ -59,13 +64,13 @@ def step(state: State, event: events.Event) -> Result:
         case events.Joined(member, at):
             return _on_joined(state, member, at)
         case events.AgentLost(id):
-            return _on_agent_lost(state, event) if id in state.members else (state, ())
+            return on_agent_lost(state, event) if id in state.members else (state, ())
         case events.NodeGivenUp(node_rank, at):
             return start_if_complete(with_given_up(state, node_rank), at)
         case events.Withdrawn():
             return on_withdrawn(state, event)
         case events.OwnUnfit(reason):
-            return _on_own_unfit(state, reason)
+            return on_own_unfit(state, reason)
         # the generation
         case events.BeginFailed(failure):
             generation = replace(state.generation, start_failure=failure)
@@ -111,6 +116,7 @@ def _note_signal(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
     if signum in state.policy.notices:
         generation = state.generation
         return state if generation.notice else replace(state, generation=replace(generation, notice=signum))
+    # SIGTERM is what schedulers send too, and 0 is no signal
     return _abandon(state) if signum not in (0, SIGTERM) else state
 
 
@@ -123,101 +129,90 @@ def _abandon(state: State) -> State:
 
 
 def _on_joined(state: State, member: Member, at: float) -> Result:
-    """Refuse an agent that cannot take part; else start if enough agents have joined, or start again with the late agent."""
+    """Refuse an agent that cannot take part; else start if enough agents have joined, or start again with the late agent.
+
+    The late agent waits for the next generation if the job has its nodes, the workers of a node have finished, or all are being
+    stopped.
+    """
     policy, members = state.policy, state.members
     if (reason := rendezvous.why_refused(policy, members, member)) is not None:
         hint = rendezvous.hint_to_refused(policy, members, member)
         return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, hint),)
     state = replace(state, members=members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
-        return start_if_enough(state, at, is_restart=state.generation.number >= 0)
-    if state.spares:
+        return start_if_enough(state, at, is_restart=not state.generation.is_before_first)
+    if state.spares:  # more nodes are here than a generation has
         return state, (actions.Print(IS_A_SPARE.format(member.host)),)
-    if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
+    has_finished_anywhere = any(other.has_ended for other in state.members.values())
+    if state.phase is Phase.RUNNING and not has_finished_anywhere:
         state, then = stop_nodes(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
-
-
-def _wait_for_lease(state: State, lost: events.AgentLost) -> State:
-    """Begin no generation until the lease of a lost node is over, unless its workers are known to have ended: they may live."""
-    if not state.policy.lease or lost.has_ended or not state.members.runs(lost.id):
-        return state
-    renewed_at = lost.at if lost.renewed_at is None else lost.renewed_at
-    return replace(state, rendezvous=state.rendezvous.not_before(renewed_at + state.policy.lease))
-
-
-def _on_agent_lost(state: State, lost: events.AgentLost) -> Result:
-    """Go on without this agent, if the job can: start with the other agents, or stop what runs and decide then."""
-    member, reason, at = state.members[lost.id], lost.reason, lost.at
-    state = _wait_for_lease(state, lost)
-    state = replace(state, members=state.members.without(lost.id))
-    if state.phase in BETWEEN and _lacks_a_node(state):
-        # between generations it has no node rank: the report names it by the rank that its user gave it
-        named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
-        generation = replace(state.generation, lost=(f"{named}: {reason}",))
-        return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
-    if state.phase is Phase.RENDEZVOUS:
-        state, then = start_if_enough(state, at, is_restart=state.generation.number >= 0)
-        return state, (actions.Print(f"{member.host} has left: {reason}"), *then)
-    if not member.runs:
-        state, then = go_on_if_ended(state, at)
-        was_spare = state.policy.spares and member.node_rank is None
-        how = "has left" if reason == OWN_END else f"is lost: {reason}"
-        return state, (actions.Print(f"{member.host}, a spare, {how}"), *then) if was_spare else then
-    state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
-    if member.is_leaving:  # how its workers have ended is not known
-        unknown = replace(state.generation, node_exits=state.generation.node_exits.with_item(lost.id, ()))
-        return go_on_if_ended(replace(state, generation=unknown), at)
-    state = replace(state, generation=state.generation.with_lost(f"{member}: {reason}"))
-    if state.phase is Phase.RUNNING:
-        state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, at)
-    else:
-        why = Why.NODE_LOST if state.why in HARMLESS else state.why
-        state, then = go_on_if_ended(replace(state, why=why), at)
-    return state, (actions.Print(f"{member} is lost: {reason}"), *then)
-
-
-def _lacks_a_node(state: State) -> bool:
-    """Whether a job between two generations cannot go on without the node that was lost, since none comes in its place."""
-    policy = state.policy
-    has_too_few = state.generation.number >= 0 and len(state.members) < policy.min_nodes
-    return policy.needs_all or (has_too_few and not policy.replaceable)
 
 
 # --- the end of a generation
 
 
 def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
-    """Stop all other nodes too, unless the job goes on without this node."""
-    id, why, signum, at = event.id, event.why, event.signum, event.at
-    if state.members[id].is_leaving and _leaves_job(state, event):
+    """Decide what it means that a node stops its workers: all other nodes stop too, unless the job goes on without this one.
+
+    A node stops by itself after a failure, by a signal, or when its front (the command that its user typed) has ended.
+    """
+    id, member, front_is_lost = event.id, state.members[event.id], event.why is Why.FRONT_LOST
+    leaves = leaves_job(state, event)
+    if member.is_leaving and leaves:
         return state, ()  # it is leaving already
-    if id != SELF_ID:
-        # one command has started all agents: a signal to one is for the job
-        takes_no_part = state.members[id].node_rank is None and not state.policy.needs_all
-        concerns_it_alone = takes_no_part and not state.policy.dispatched
-        if why is Why.FRONT_LOST or concerns_it_alone:
-            state, then = _on_agent_lost(state, events.AgentLost(id, OWN_END, at))
-            # an agent that takes no part yet may come back with other options; one that has lost its front will not
-            return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
-        if _leaves_job(state, event):
-            return _on_node_leaving(state, event)
-    elif _is_waited_for(state) and _leaves_job(state, event):
-        return _on_node_0_leaving(state, event)
-    elif why is Why.FRONT_LOST and _is_waited_for(state):
-        return _leave_to_others(state, event)
+    if id == SELF_ID:
+        if others_would_wait(state) and leaves:
+            return on_node_0_leaving(state, event)
+        if others_would_wait(state) and front_is_lost:
+            return _leave_to_others(state, event)
+        return _stop_all_nodes(state, event)
+    # where one command has started all agents (`dispatched`), a signal to one of them is for the job
+    concerns_it_alone = member.node_rank is None and not state.policy.needs_all and not state.policy.dispatched
+    if front_is_lost or concerns_it_alone:
+        state, then = on_agent_lost(state, events.AgentLost(id, OWN_END, event.at))
+        # an agent that takes no part yet may come back with other options; one that has lost its front will not
+        return state, (*then, actions.Drop(id) if front_is_lost else actions.Release(id, event.signum))
+    if leaves:
+        return on_node_leaving(state, event)
+    return _stop_all_nodes(state, event)
+
+
+def _stop_all_nodes(state: State, event: events.NodeStopping) -> Result:
+    """Stop all nodes as this one has; between two generations, end the job; during a stop, see what follows it."""
+    why, is_failure = event.why, event.why is Why.FAILED
+    signum = event.signum  # 0: the reason is no signal
     if state.phase is Phase.RUNNING:
-        return stop_nodes(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
-    if state.phase in BETWEEN:
+        return stop_nodes(state, why, signum or SIGTERM, event.at, but=event.id, by_cluster=event.by_cluster)
+    if state.phase in BETWEEN_GENERATIONS:
         return end_job(replace(state, why=why, signum=signum))
-    if state.why is Why.NODE_JOINED or (why is not Why.FAILED and _was_to_go_on(state)):
+    if state.why is Why.NODE_JOINED or (_was_to_go_on(state) and not is_failure):
         state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
-    return state if why is Why.FAILED else halt(state), ()  # after a failure all may start again
+    return (state if is_failure else halt(state)), ()  # after a failure another generation may follow
+
+
+def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
+    """Have the others wait for node 0, since the command that started this one is lost or was killed; end the job here.
+
+    If the others heard of that before the workers here have ended, another node 0 might begin a generation beside these.
+    """
+    if state.members[SELF_ID].runs and not is_ending(state):
+        return on_node_0_leaving(replace(state, end=replace(state.end, cut_off=True)), event)
+    # its own workers may have ended with 0 while those of others hang
+    why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
+    # from here on node 0 decides as if it were the only node, so that its own job ends
+    alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
+    state, then = _on_node_stopping(alone, event)
+    state, ended = go_on_if_ended(state, event.at)
+    return state, (actions.LeaveJob(0), *then, *ended)
 
 
 def _on_escalated(state: State, id: int, signum: int) -> Result:
-    """Kill everywhere and end the job; a second SIGTERM to a node that leaves ends no job, and only node 0 waits for others."""
+    """Kill the workers of all nodes and end the job: a second signal came to this node, whose user does not want to wait.
+
+    A second SIGTERM to a node that leaves does not end the job. If that is node 0, the others are killed, for it waits for them.
+    """
     member = state.members.get(id)
     others = tuple(other for other in state.members.running if other != id)
     kills = (actions.KillNodes(others),) if others else ()
@@ -232,7 +227,7 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
     """Stop all nodes, and start nothing after it; end the job at once where no generation runs."""
     if state.phase is Phase.RUNNING:
         return stop_nodes(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
-    if state.phase in BETWEEN:
+    if state.phase in BETWEEN_GENERATIONS:
         return end_job(replace(state, why=why, signum=signum))
     if _was_to_go_on(state):
         state = replace(state, why=why, signum=signum)
@@ -243,19 +238,19 @@ def _was_to_go_on(state: State) -> bool:
     """Whether the workers are being stopped for what ends no job: nodes came or left, or were lost while enough remain."""
     policy = state.policy
     is_enough = policy.is_elastic and len(state.members) >= policy.min_nodes
-    return state.why in HARMLESS or (state.why is Why.NODE_LOST and is_enough)
+    return state.why in NO_FAILURE or (state.why is Why.NODE_LOST and is_enough)
 
 
 def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
-    """Note how the workers of this node ended; after the last node, decide what follows."""
+    """Note how the workers of this node ended; after the last node, decide what follows (`go_on_if_ended`)."""
     member, generation = state.members[event.id], state.generation
     generation = replace(generation, node_exits=generation.node_exits.with_item(event.id, event.exits))
-    has_begun = state.has_begun or bool(event.exits or event.leftovers)
-    state = replace(state, generation=generation, has_begun=has_begun)
+    may_have_begun = state.workers_may_have_begun or bool(event.exits or event.leftovers)
+    state = replace(state, generation=generation, workers_may_have_begun=may_have_begun)
     if member.is_leaving and event.id != SELF_ID:
         state = replace(state, members=state.members.without(event.id))
         state, then = go_on_if_ended(state, event.at)
-        return state, (actions.Release(event.id, member.leaves_by), *then)
+        return state, (actions.Release(event.id, member.leave_signal), *then)
     generation = replace(
         generation,
         start_failure=generation.start_failure or event.start_failure,
@@ -266,127 +261,50 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         state = halt(state)  # the next generation would run beside these processes
     if member.left_behind:
         return on_left_behind_ended(state, member, event.at)
-    if state.phase is Phase.RUNNING and not _have_finished(member, event.exits):
-        # as at the end of its lease: its agent has stopped them, and lives without this coordinator
-        state = replace(state, generation=generation.with_lost(f"{member}: {_ENDED_THERE}"))
-        state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, event.at)
-        return state, (actions.Print(f"{member} is lost: {_ENDED_THERE}"), *then)
-    is_first_after_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT and len(generation.node_exits) == 1
-    if is_first_after_ctrl_c and not state.members.have_ended:
+    if state.phase is Phase.RUNNING:
+        return _on_node_ended_unstopped(state, member, event)
+    was_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT
+    is_first_node = len(generation.node_exits) == 1
+    if was_ctrl_c and is_first_node and not state.members.have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
         return state, (actions.StopNodes(state.members.running, SIGINT, others_ended=True),)
-    if state.phase is Phase.RUNNING and generation.early_exits_at is None:
-        generation = replace(generation, early_exits_at=event.at + EARLY_EXIT_WARNING)
-    return go_on_if_ended(replace(state, generation=generation), event.at)
+    return go_on_if_ended(state, event.at)
 
 
-def _have_finished(member: Member, exits: Sequence[WorkerExit]) -> bool:
-    """Whether all workers of a node were started, and have ended well: a failure is reported before."""
-    return len(exits) == member.workers and all(end.status == 0 for end in exits)
+def _on_node_ended_unstopped(state: State, member: Member, event: events.NodeEnded) -> Result:
+    """Let the other nodes run on while this one has finished, and name it after a minute; if it did not finish, it is lost.
 
-
-# --- a node that leaves: SIGTERM came to one agent of an elastic job, as before a pod or spot machine is taken, or SIGHUP, since
-# --- its terminal was closed
-
-
-def _leaves_job(state: State, event: events.NodeStopping) -> bool:
-    """Whether this node leaves a job that goes on without it, or waits for another in its place; else the job ends."""
-    policy = state.policy
-    asks_to_leave = event.why is Why.SIGNALLED and event.signum in (SIGTERM, SIGHUP) and not event.by_cluster
-    may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
-    return asks_to_leave and may_leave and not _is_ending(state) and _goes_on_without(state, event.id)
-
-
-def _goes_on_without(state: State, id: int) -> bool:
-    return state.policy.replaceable or _number_staying(state, id) >= state.policy.min_nodes
-
-
-def _is_ending(state: State) -> bool:
-    """Whether no generation follows the one that is being stopped."""
-    return state.phase is Phase.STOPPING and (state.end.halted or state.why not in MAY_RESTART)
-
-
-def _number_staying(state: State, id: int) -> int:
-    """Return how many members stay when this one leaves."""
-    return sum(member.id != id and not member.is_leaving for member in state.members.values())
-
-
-def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
-    """Go on without this node: its agent ends once the generation has ended there, and all other nodes start again."""
-    id, at, member = event.id, event.at, state.members[event.id]
-    lacking = state.policy.min_nodes - _number_staying(state, id)
-    when = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
-    line = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {when}")
-    members = state.members.with_member(replace(member, leaves_by=event.signum))
-    state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + REGROUP))
-    if not member.runs:
-        starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
-        state, then = _on_agent_lost(state, events.AgentLost(id, OWN_END, at))
-        return state, (*((line,) if starts_again else ()), *then, actions.Release(id, event.signum))
-    if state.phase is Phase.RUNNING:
-        state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, at, but=id)
-        return state, (line, *then)
-    return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (line,)
-
-
-def _is_waited_for(state: State) -> bool:
-    """Whether the other nodes wait for node 0 to be started again, should it end."""
-    policy = state.policy
-    return policy.is_elastic and policy.replaceable and len(state.members) > 1
-
-
-def _on_node_0_leaving(state: State, event: events.NodeStopping) -> Result:
-    """Have the other nodes wait for node 0, once the workers have ended everywhere: all have the time to save something."""
-    own = replace(state.members[SELF_ID], leaves_by=event.signum)
-    how = f"{own} leaves ({signal_name(event.signum)}): the others wait until node 0 is started again"
-    state = replace(state, members=state.members.with_member(own))
-    if state.phase in BETWEEN:
-        state, then = leave_job(state, event.signum)
-    elif state.phase is Phase.RUNNING:
-        state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)
-    else:
-        state, then = replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), ()
-    return state, (actions.Print(how), *then)
-
-
-def _on_own_unfit(state: State, reason: str) -> Result:
-    """Leave the job to the other nodes if these wait for node 0, on which no worker has been started; else do nothing."""
-    if not _is_waited_for(state) or _is_ending(state):
-        return state, ()
-    return ended_here(state, exitcodes.NODE_LOST), (actions.LeaveJob(0, reason),)
-
-
-def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
-    """Have the others wait for node 0, since the command that started this one is lost or was killed; end the job here.
-
-    If the others heard of that before the workers here have ended, another node 0 might begin a generation beside these.
+    All its workers were started and ended with status 0, or its agent has stopped them without an order, as at the end of its
+    lease, and lives without this coordinator. A failure comes as `NodeStopping` before.
     """
-    if state.members[SELF_ID].runs and not _is_ending(state):
-        return _on_node_0_leaving(replace(state, end=replace(state.end, cut_off=True)), event)
-    # its own workers may have ended with 0 while those of others hang
-    why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
-    alone = replace(state, members=Members.of([state.members[event.id]]), why=why)  # as the job of this node alone
-    state, then = _on_node_stopping(alone, event)
-    state, ended = go_on_if_ended(state, event.at)
-    return state, (actions.LeaveJob(0), *then, *ended)
+    has_finished = len(event.exits) == member.workers and all(end.status == 0 for end in event.exits)
+    if not has_finished:
+        state = replace(state, generation=state.generation.with_lost(f"{member}: {_ENDED_THERE}"))
+        state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, event.at)
+        return state, (actions.Print(f"{member} is lost: {_ENDED_THERE}"), *then)
+    if state.generation.early_exits_at is None:
+        generation = replace(state.generation, early_exits_at=event.at + EARLY_EXIT_WARNING)
+        state = replace(state, generation=generation)
+    return go_on_if_ended(state, event.at)
 
 
 # --- time
 
 
 def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
-    """Note for how long a node has made no progress. If no node has for too long, stop all workers, or print it."""
-    if state.phase is not Phase.RUNNING or state.limits.suspended_at is not None or state.is_debugged:
+    """Note for how long a node has made no progress. If no node has for too long, stop all workers, or print a line."""
+    limits_wait = state.limits.suspended_at is not None or state.is_debugged  # for Ctrl-Z, or for a debugger
+    if state.phase is not Phase.RUNNING or limits_wait:
         return state, ()
     before, limit = state.idleness, state.policy.hang_timeout or limits.IDLE_LINE_AFTER
-    idleness, idle_for = before.after_report(event.id, event.since, event.at, state.members, limit)
-    if idle_for is None:
+    idleness, all_idle_for = before.after_report(event.id, event.since, event.at, state.members, limit)
+    if all_idle_for is None:  # too short, not known, or the user has read the line
         moves_again = before.is_printed and not idleness.is_printed
-        then = (actions.PrintProgress(event.at - idleness.printed_at),) if moves_again else ()
-        return replace(state, idleness=idleness), then
+        since_the_line = event.at - idleness.printed_at
+        return replace(state, idleness=idleness), (actions.PrintProgress(since_the_line),) if moves_again else ()
     if state.policy.hang_timeout is not None:
         return stop_nodes(replace(state, idleness=idleness), Why.HUNG, SIGTERM, event.at)
-    return replace(state, idleness=replace(idleness, printed_at=event.at)), (actions.PrintIdle(idle_for),)
+    return replace(state, idleness=replace(idleness, printed_at=event.at)), (actions.PrintIdle(all_idle_for),)
 
 
 def _on_limits_paused(state: State, id: int, *, paused: bool) -> Result:
@@ -408,14 +326,18 @@ def _on_resumed(state: State, at: float) -> State:
 
 
 def _on_deadline(state: State, at: float, *, is_first_silent: bool) -> Result:
-    """Do what is due at this time: stop the job, start, end a rendezvous in vain, or print what the job waits for."""
+    """Do what is due at this time: stop the job, start, end a rendezvous in vain, or print what the job waits for.
+
+    `is_first_silent`: node 0 does not answer the coordinator, which matters in a partition alone.
+    """
     if not is_due(state.deadline, at):
         return state, ()
     if is_due(state.limits.job_deadline, at) and state.has_time_limit:
         return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
     if is_due(state.phase_deadline, at):
-        if state.phase is Phase.RENDEZVOUS:  # no further node has joined in time
+        if state.phase is Phase.RENDEZVOUS:  # enough nodes are here, and no further one has joined in time
             return start_generation(state, at)
+        # the pause between two generations is over
         return start_if_enough(wait_for_nodes(state, at), at, is_restart=True)
     if state.phase is Phase.RENDEZVOUS:
         return on_rendezvous_due(state, at)

@@ -72,7 +72,7 @@ class SignalReceived(Struct, frozen=True):
     quit_kills: bool = False  # SIGQUIT would kill the workers now: it is neither ignored nor without that meaning
     by_cluster: bool = False  # it was sent to all processes of the job, so the workers have had it
     silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
-    is_decided_here: bool = False  # the coordinator is on this node, and answers
+    coordinator_is_here: bool = False  # the coordinator is on this node, and answers
 
 
 class FrontLost(Struct, frozen=True):
@@ -151,7 +151,7 @@ class GenerationBegun(Struct, frozen=True):
     generation: int
     ranks: frozenset[int]
     at: float
-    alone: bool = False  # no other node takes part
+    is_only_node: bool = False  # no other node takes part
 
 
 class StopOrdered(Struct, frozen=True, tag="stop"):

@@ -1,4 +1,4 @@
-"""What `step` decides from: the user's policy, how far the job has come on this node, and which deadlines run."""
+"""What an agent's `step` decides from: the user's policy, how far the job has come on this node, and which deadlines run."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Policy(Struct, frozen=True, kw_only=True):
     stop_signals: frozenset[int]
     grace_period: float = 30.0  # seconds
     debug_rank: int | None = None
-    stacks_within: float = 0.0  # seconds to capture the workers' stacks before they are stopped; 0: that is not done
-    progress_interval: float = 0.0  # seconds from one check of progress to the next; 0: only the lazy ones below
-    lazy_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
-    notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
+    stacks_timeout: float = 0.0  # seconds to capture the workers' stacks before they are stopped; 0: that is not done
+    progress_interval: float = 0.0  # seconds from one check of progress to the next; 0: only the quiet ones below
+    quiet_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
+    notices: frozenset[int] = frozenset()  # signals that announce the end of the job: its workers save and exit
 
 
 class DelayedStop(Struct, frozen=True, kw_only=True):
@@ -68,10 +68,10 @@ class DelayedStop(Struct, frozen=True, kw_only=True):
 class End(Struct, frozen=True, kw_only=True):
     """What is known of the end of the job, from one generation to the next."""
 
-    signum: int = 0  # the signal that asked the job to stop
+    stop_signal: int = 0  # the signal by which somebody asked this node to stop the job; 0: nobody did
     abandoned: bool = False  # the user has stopped a job that would be queued again after a notice
     front_lost: bool = False  # while the workers were being stopped: no generation may begin after that
-    halted: bool = False  # the coordinator knows that no generation may begin
+    no_restart: bool = False  # no generation follows the one that is being stopped, as the coordinator knows
     status: int | None = None  # of the job, once the coordinator has sent it or is lost
 
 
@@ -80,7 +80,7 @@ class Raised(Struct, frozen=True, kw_only=True):
 
     errors: tuple[tuple[int, WorkerError], ...] = ()  # by rank
     causes: frozenset[int] = frozenset()  # ranks whose errors do not merely follow another worker's end
-    deadline: float | None = None  # when a worker that has recorded an exception should have ended
+    end_by: float | None = None  # when a worker that has recorded an exception should have ended; None: none has
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class Debugging(Struct, frozen=True, kw_only=True):
     was_debugged: bool = False  # that rank has left its debugger, and ends
     queued: tuple[int, ...] = ()  # ranks that failed as well, and wait until that rank has left its debugger
     attached: frozenset[int] = frozenset()  # ranks that `ddplaunch attach` holds, or a client of debugpy
-    interrupted: bool = False  # Ctrl-C went to the rank at the terminal
+    got_ctrl_c: bool = False  # Ctrl-C went to the rank at the terminal
 
 
 class Teardown(Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class State(Struct, frozen=True, kw_only=True):
     why: Why | None = None  # why its workers are to end
     generation: int = 0
     generation_at: float = 0.0  # when it began
-    alone: bool = False  # no other node takes part
+    is_only_node: bool = False  # no other node takes part in the generation
     pending: frozenset[int] = frozenset()  # ranks that have no process yet
     alive: frozenset[int] = frozenset()
     exits: tuple[WorkerExit, ...] = ()  # in order of death
@@ -150,8 +150,9 @@ class State(Struct, frozen=True, kw_only=True):
     teardown: Teardown = Teardown()
 
     def resumed(self, at: float) -> State:
-        """Return the state after a suspension: every deadline moves by the time for which it lasted."""
-        seconds = at - (at if self.suspended_at is None else self.suspended_at)
+        """Return the state after the suspension (Ctrl-Z) that ends at this time: every deadline moves by its length."""
+        assert self.suspended_at is not None
+        seconds = at - self.suspended_at
         progress, raised = self.progress, self.raised
         check_at, idle_since = later(progress.check_at, seconds), progress.idle_since + seconds
         return replace(
@@ -159,44 +160,48 @@ class State(Struct, frozen=True, kw_only=True):
             suspended_at=None,
             phase_deadline=later(self.phase_deadline, seconds),
             warning_deadline=later(self.warning_deadline, seconds),
-            raised=replace(raised, deadline=later(raised.deadline, seconds)),
+            raised=replace(raised, end_by=later(raised.end_by, seconds)),
             progress=replace(progress, check_at=check_at, idle_since=idle_since),
             teardown=self.teardown.later(seconds),
         )
 
     @property
     def deadline(self) -> float | None:
-        """When the agent must wake at the latest."""
+        """When the agent must feed `DeadlineReached` at the latest; None: at no time. While suspended, no deadline runs."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
+        must_check = self.idleness_counts and self.policy.progress_interval > 0  # quiet checks have `quiet_deadline`
+        # a debugger may hold the worker at the very exception that is to end it
+        should_end = self.workers_go_on and not self.debugger_may_hold_any
+        delayed_stop = self.teardown.delayed_stop
         return soonest(
             self.phase_deadline,
-            None if self.pauses_limits else self.warning_deadline,
-            self.raised.deadline if self.is_working and not self.is_held else None,
-            self.teardown.delayed_stop.until if self.teardown.delayed_stop else None,
+            None if self.limits_wait else self.warning_deadline,
+            self.raised.end_by if should_end else None,
+            delayed_stop.until if delayed_stop is not None else None,
             self.teardown.stuck_deadline,
-            self.progress.check_at if self.checks_progress and self.policy.progress_interval else None,
+            self.progress.check_at if must_check else None,
         )
 
     @property
-    def lazy_deadline(self) -> float | None:
-        """When the agent should wake for a lazy check of progress, which may come late."""
-        return self.progress.check_at if self.checks_progress and not self.policy.progress_interval else None
+    def quiet_deadline(self) -> float | None:
+        """When the agent should wake for a quiet check of progress, which may come late."""
+        return self.progress.check_at if self.idleness_counts and not self.policy.progress_interval else None
 
     @property
-    def is_going(self) -> bool:
-        """Whether nothing has asked the workers to end yet."""
-        return self.is_working or self.phase is Phase.WAITING
+    def is_ending(self) -> bool:
+        """Whether the workers were asked to end, or have ended: in all phases after RUNNING and SETTLING."""
+        return not self.workers_go_on and self.phase is not Phase.WAITING
 
     @property
-    def is_working(self) -> bool:
+    def workers_go_on(self) -> bool:
         """Whether there are workers, and nothing has asked them to end yet."""
         return self.phase in (Phase.RUNNING, Phase.SETTLING)
 
     @property
-    def checks_progress(self) -> bool:
-        """Whether it matters now that no worker makes progress."""
-        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.pauses_limits
+    def idleness_counts(self) -> bool:
+        """Whether it matters now that no worker makes progress: all run, and neither Ctrl-Z nor a debugger holds any."""
+        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.limits_wait
 
     @property
     def is_sweeping_after_success(self) -> bool:
@@ -212,13 +217,13 @@ class State(Struct, frozen=True, kw_only=True):
         }
 
     @property
-    def is_held(self) -> bool:
+    def debugger_may_hold_any(self) -> bool:
         """Whether a debugger may hold any worker now, perhaps at the exception that is to end it."""
         return bool(self.terminal_holder or self.alive & self.debugging.attached)
 
     @property
-    def pauses_limits(self) -> bool:
-        """Whether a debugger holds any worker. No time limit runs then: the other workers may wait for that one."""
+    def limits_wait(self) -> bool:
+        """Whether the time limits wait, since a debugger holds a worker, for which the other workers may wait."""
         return bool(self.alive & {self.policy.debug_rank, self.debugging.at_terminal, *self.debugging.attached})
 
     @property

@@ -1,10 +1,11 @@
-"""The decision about a node's workers: a state and an event give the next state and the actions to carry out.
+"""What an agent decides about its node's workers: a state and an event give the next state and the actions to carry out. Pure.
 
 `step` is the table of events. How workers are stopped, whatever the reason, is in `teardown`.
 """
 
 from __future__ import annotations
 
+from math import inf
 from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from ddplaunch.launcher.decide.first_failure import follows_another, import_fail
 from ddplaunch.launcher.decide.node import actions, events, teardown
 from ddplaunch.launcher.decide.node.state import Debugging, Phase, Progress, State
 from ddplaunch.launcher.decide.node.teardown import Result
-from ddplaunch.spec.outcome import Why, WorkerExit
+from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.deadline import is_due, soonest
 
@@ -22,15 +23,15 @@ CAUSE_TIMEOUT = 3.0
 END_TIMEOUT = 10.0  # seconds that a worker has to end once it has recorded the exception that ends it
 EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
-_NO_FURTHER = (Why.SIGNALLED, Why.FRONT_LOST)  # once this was reported, no generation is to begin
+_ENDS_THE_JOB = (Why.SIGNALLED, Why.FRONT_LOST)  # once a node has reported this, no generation is to begin
 
 
 def step(state: State, event: events.Event) -> Result:
     """Return the state after `event`, and the actions to carry out."""
     match event:
         # the coordinator orders
-        case events.GenerationBegun(generation) if state.why in _NO_FURTHER or (state.end.halted and state.end.signum):
-            # the order crossed our report, or comes from a coordinator that has not had it
+        case events.GenerationBegun(generation) if _has_reported_the_end(state):
+            # the order crossed our report, or comes from a coordinator that has not had it: no worker is started, none is left
             return replace(state, generation=generation, exits=(), start_failure=None), (actions.ReportEnded(),)
         case events.GenerationBegun():
             return _on_generation_begun(state, event)
@@ -43,25 +44,17 @@ def step(state: State, event: events.Event) -> Result:
         case events.JobEnded(status, at):
             return _on_job_ended(state, status, at)
         case events.StoreOrdered():
-            hosts = bool(state.alive) and not state.hosts_store
-            return (replace(state, hosts_store=True), (actions.HostStore(),)) if hosts else (state, ())
+            return _on_store_ordered(state)
         # the user, or a scheduler
         case events.SignalReceived():
             return _on_signal(state, event)
         case events.FrontLost(at):
-            if _may_others_run(state):
-                return teardown.stop_other_nodes(state, Why.FRONT_LOST, SIGTERM)
-            if state.is_going:
-                return teardown.stop(state, Why.FRONT_LOST, SIGTERM, at)
-            return teardown.resume(replace(state, end=replace(state.end, front_lost=True)), at)
+            return _on_front_lost(state, at)
         # workers
         case events.WorkerStarted(rank, at):
             return _on_worker_started(state, rank, at)
         case events.StartFailed(failure, at):
-            state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
-            if not state.is_going:
-                return teardown.sweep_if_all_ended(state, at)
-            return teardown.stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
+            return _on_start_failed(state, failure, at)
         case events.ErrorRecorded(at):
             return _on_error_recorded(state, at), ()
         case events.WorkerRaised():
@@ -71,18 +64,14 @@ def step(state: State, event: events.Event) -> Result:
         case events.WorkerExited(exit, at):
             return _on_worker_exited(state, exit, at)
         case events.Swept(leftovers):
-            state = replace(state, teardown=replace(state.teardown, leftovers=leftovers))
-            return (state, ()) if leftovers or state.phase is not Phase.SWEEPING else teardown.swept(state)
+            return teardown.on_swept(state, leftovers)
         # answers to questions about workers
         case events.ProgressChecked(progressed, at):
             return _on_progress_checked(state, at, progressed=progressed)
         case events.StacksCaptured():
             return _on_stacks_captured(state, event)
         case events.StuckFound(ranks):
-            stuck = ranks & state.teardown.compared & state.alive
-            if not stuck or state.phase is not Phase.STOPPING or state.suspended_at is not None:
-                return state, ()
-            return state, (actions.NameStuck(stuck, teardown.HANG_GRACE), actions.KillWorkers(stuck))
+            return teardown.on_stuck_found(state, ranks)
         # debuggers
         case events.TerminalRequested():
             return _on_terminal_requested(state, event)
@@ -97,17 +86,22 @@ def step(state: State, event: events.Event) -> Result:
             return _on_deadline(state, at)
 
 
-# --- orders
+# --- orders of the coordinator
+
+
+def _has_reported_the_end(state: State) -> bool:
+    """Whether this node has reported, or knows by its own signal, that no generation is to begin."""
+    return state.why in _ENDS_THE_JOB or (state.end.no_restart and state.end.stop_signal > 0)
 
 
 def _on_generation_begun(state: State, begun: events.GenerationBegun) -> Result:
-    """Start the workers of a generation; forget the last generation, except for facts about the whole job."""
+    """Start the workers of a generation; forget the last generation, except for `end`, which is about the whole job."""
     state = State(
         policy=replace(state.policy, ranks=begun.ranks),
         phase=Phase.RUNNING,
         generation=begun.generation,
         generation_at=begun.at,
-        alone=begun.alone,
+        is_only_node=begun.is_only_node,
         pending=begun.ranks,
         progress=Progress(idle_since=begun.at),
         end=state.end,
@@ -120,29 +114,39 @@ def _on_job_ended(state: State, status: int, at: float) -> Result:
     state = replace(state, end=replace(state.end, status=status))
     if state.phase is Phase.WAITING:
         return teardown.end(state)
-    return teardown.stop(state, Why.JOB_ENDED, SIGTERM, at) if state.is_working else (state, ())
+    return teardown.stop(state, Why.JOB_ENDED, SIGTERM, at) if state.workers_go_on else (state, ())
 
 
 def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
-    if not state.is_working:
+    if not state.workers_go_on:
         others_ended = state.teardown.others_ended or event.others_ended
         return replace(state, teardown=replace(state.teardown, others_ended=others_ended)), ()
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
-    explained = event.signum != SIGINT or event.silent >= teardown.SILENCE
-    return teardown.stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, explained=explained)
+    # Ctrl-C in a job that writes is meant to end it at once
+    shows_stacks = event.signum != SIGINT or event.silent >= teardown.SILENCE
+    return teardown.stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, shows_stacks=shows_stacks)
 
 
-# --- signals
+def _on_store_ordered(state: State) -> Result:
+    """Host torch's store, since a worker of another node waits for it; but once only, and not when no worker lives here."""
+    if not state.alive or state.hosts_store:
+        return state, ()
+    return replace(state, hosts_store=True), (actions.HostStore(),)
+
+
+# --- signals, and the end of the front
 
 
 def _on_signal(state: State, event: events.SignalReceived) -> Result:
-    """Suspend, resume, forward or stop, by the signal; first report a signal that decides whether the job is requeued."""
+    """Suspend, resume, forward or stop, by the signal; first report a signal that decides whether the job is queued again."""
     signum, at = event.signum, event.at
+    workers_have_it = event.by_cluster or event.is_copy
     state, then = _report_notice(state, signum)
     delayed = state.teardown.delayed_stop
     if event.by_cluster and delayed is not None and delayed.signum == signum:
-        state, stops = teardown.send_stop(state, by_cluster=True)  # the workers have had it
+        # the stop that the coordinator ordered has waited for this signal
+        state, stops = teardown.send_stop(state, by_cluster=True)
         then = (*then, *stops)
     more: tuple[actions.Action, ...] = ()
     if signum == SIGTSTP:
@@ -151,17 +155,21 @@ def _on_signal(state: State, event: events.SignalReceived) -> Result:
     elif signum == SIGCONT and state.suspended_at is not None:
         state, more = teardown.resume(state, at)
     elif signum == SIGINT and state.terminal_holder:
+        # Ctrl-C at a debugger's prompt is for the debugger, and stops nothing
         more = (actions.ForwardSignal(signum, state.terminal_holder),)
-        state = replace(state, debugging=replace(state.debugging, interrupted=True))
+        state = replace(state, debugging=replace(state.debugging, got_ctrl_c=True))
     elif signum in state.policy.stop_signals:
         state, more = _on_stop_signal(state, event)
-    elif state.alive and not event.is_copy and not event.by_cluster:  # else the workers have had it
+    elif state.alive and not workers_have_it:
         more = (actions.ForwardSignal(signum, state.alive),)
     return state, (*then, *more)
 
 
 def _report_notice(state: State, signum: int) -> Result:
-    """Report a notice, or that the user has stopped a job that gets notices; what follows for workers is decided elsewhere."""
+    """Report a notice (a signal that announces the end of the job), or that the user has stopped a job that gets notices.
+
+    The coordinator decides by these whether the job is queued again. What follows for the workers is decided elsewhere.
+    """
     policy = state.policy
     if policy.notices and signum in policy.stop_signals - policy.notices - {SIGTERM} and not state.end.abandoned:
         return replace(state, end=replace(state.end, abandoned=True)), (actions.ReportNotice(signum),)
@@ -172,93 +180,114 @@ def _report_notice(state: State, signum: int) -> Result:
 
 
 def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
-    """Stop the job at the first signal to stop. At a later one kill the workers, if it is a second signal and no copy.
+    """Stop the job at the first signal to stop. A second signal that is no copy of the first one (`escalates`) kills the workers.
 
     While workers end for another reason, a failure or a time limit, the first signal of a program leaves them time to save.
     A signal may also come when there are no workers yet, when they have all ended, or while another node has the stop begun.
     """
     signum, at = event.signum, event.at
-    if state.phase is Phase.WAITING and state.why is Why.SIGNALLED:
+    stopped_before_workers_ran = state.phase is Phase.WAITING and state.why is Why.SIGNALLED
+    if stopped_before_workers_ran:
         return _on_second_signal_without_workers(state, event)
-    if state.is_going:
-        silent = signum == SIGINT and event.silent >= teardown.SILENCE
-        state = _with_signal(state, signum)
-        return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=silent)
+    if not state.is_ending:
+        seems_to_hang = signum == SIGINT and event.silent >= teardown.SILENCE
+        state = _with_stop_signal(state, signum)
+        return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, shows_stacks=seems_to_hang)
     if _may_others_run(state):
-        return teardown.stop_other_nodes(
-            _with_signal(state, signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster
-        )
-    if state.is_sweeping_after_success and state.alone:
+        state = _with_stop_signal(state, signum)
+        return teardown.stop_other_nodes(state, Why.SIGNALLED, signum, by_cluster=event.by_cluster)
+    if state.is_sweeping_after_success and state.is_only_node:
         return teardown.escalate(state, at) if event.escalates else (state, ())
-    if state.why is Why.COORDINATOR and not state.end.signum:
+    was_stopped_by_another_node = state.why is Why.COORDINATOR and not state.end.stop_signal
+    if was_stopped_by_another_node:
         # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
-        return teardown.halt(_with_signal(state, signum)), (actions.ReportStopping(Why.SIGNALLED, signum),)
-    if event.escalates and not (event.asks_first and state.phase is Phase.STOPPING):
+        return teardown.halt(_with_stop_signal(state, signum)), (actions.ReportStopping(Why.SIGNALLED, signum),)
+    leaves_time_to_save = event.asks_first and state.phase is Phase.STOPPING
+    if event.escalates and not leaves_time_to_save:
         state, then = teardown.escalate(state, at)
         return state, (*then, actions.Escalate(signum))
-    if state.end.halted or state.why in _NO_FURTHER:
-        return state, ()
+    if state.end.no_restart or state.why in _ENDS_THE_JOB:
+        return state, ()  # the coordinator knows already
     # the stop goes on, whatever its reason is, and no generation begins after it
     return teardown.halt(state), (actions.ReportStopping(Why.SIGNALLED, signum),)
 
 
 def _on_second_signal_without_workers(state: State, event: events.SignalReceived) -> Result:
-    """Pass a second signal on; end at once where the coordinator is on another node, and may not answer any more."""
+    """Pass a second signal on to the coordinator. If that is on another node, it may not answer any more: end at once."""
     if not event.escalates:
-        return state, ()
+        return state, ()  # a copy of the first signal
     escalates = actions.Escalate(event.signum)
-    if event.is_decided_here:
+    if event.coordinator_is_here:
         return state, (escalates,)
-    status = exitcodes.of_signal(state.end.signum)
+    status = exitcodes.of_signal(state.end.stop_signal)
     state, then = teardown.end(replace(state, end=replace(state.end, status=status)))
     return state, (escalates, *then)
 
 
-def _with_signal(state: State, signum: int) -> State:
+def _with_stop_signal(state: State, signum: int) -> State:
     """Note the signal that asked the job to stop."""
-    return replace(state, end=replace(state.end, signum=signum))
+    return replace(state, end=replace(state.end, stop_signal=signum))
+
+
+def _on_front_lost(state: State, at: float) -> Result:
+    """End the job, since its front (the command that the user typed) has ended; during a stop, only see that nothing follows."""
+    if _may_others_run(state):
+        return teardown.stop_other_nodes(state, Why.FRONT_LOST, SIGTERM)
+    if not state.is_ending:
+        return teardown.stop(state, Why.FRONT_LOST, SIGTERM, at)
+    # nobody can resume suspended workers any more
+    return teardown.resume(replace(state, end=replace(state.end, front_lost=True)), at)
 
 
 def _may_others_run(state: State) -> bool:
     """Whether the workers of this node have finished while those of other nodes may still run."""
-    return state.is_sweeping_after_success and not state.alone and state.end.status is None
+    return state.is_sweeping_after_success and not state.is_only_node and state.end.status is None
 
 
 # --- workers
 
 
 def _on_worker_started(state: State, rank: int, at: float) -> Result:
-    """Note that a worker has a process; once all workers have one, checks of progress begin."""
+    """Note that a worker has a process. With that of --debug's rank time limits wait; with the last, checks of progress begin."""
     state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
     then: tuple[actions.Action, ...] = (actions.PauseLimits(True),) if rank == state.policy.debug_rank else ()
     if state.pending:
         return state, then
     if state.policy.progress_interval:
-        return state, (*then, actions.CheckProgress())
-    if state.policy.lazy_progress_interval:
-        check_at = at + state.policy.lazy_progress_interval
+        return state, (*then, actions.CheckProgress())  # `ProgressChecked` answers, and sets the time of the next check
+    if state.policy.quiet_progress_interval:
+        check_at = at + state.policy.quiet_progress_interval
         state = replace(state, progress=replace(state.progress, check_at=check_at))
     return state, then
 
 
+def _on_start_failed(state: State, failure: StartFailure, at: float) -> Result:
+    """Stop all workers, since one could not be started: the agent starts no further one."""
+    state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
+    if state.is_ending:
+        return teardown.sweep_if_all_ended(state, at)
+    return teardown.stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
+
+
 def _on_error_recorded(state: State, at: float) -> State:
     """Give a worker that has recorded an exception some time to end; the first such worker counts."""
-    if state.raised.deadline is not None:
+    if state.raised.end_by is not None:
         return state
-    return replace(state, raised=replace(state.raised, deadline=at + END_TIMEOUT))
+    return replace(state, raised=replace(state.raised, end_by=at + END_TIMEOUT))
 
 
 def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
-    """Note the exception of a worker; stop all if the worker lives on, since the other workers wait for it in silence."""
+    """Note the exception of a worker. Stop all if the worker lives on (`lingers`), since the others wait for it in silence."""
     rank, error = event.rank, event.error
     raised = replace(state.raised, errors=(*state.raised.errors, (rank, error)))
     if not follows_another(error):
         raised = replace(raised, causes=raised.causes | {rank})
     state = replace(state, raised=raised)
-    is_to_end = state.is_working and rank in state.alive - {*state.terminal_holder, *state.debugging.queued}
+    at_a_debugger = {*state.terminal_holder, *state.debugging.queued}
+    should_have_ended = event.lingers and state.workers_go_on and rank in state.alive - at_a_debugger
     # without a time torch's `@record` wrote it, which also sees exceptions that the program handles
     may_be_handled = error.at is None
-    if not event.lingers or not is_to_end or may_be_handled:
+    if not should_have_ended or may_be_handled:
         return state, ()
     line = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
     state, then = teardown.stop(state, Why.FAILED, SIGTERM, event.at)
@@ -266,44 +295,47 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 
 
 def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
-    """Decide what the end of a worker means for the other workers; resume time limits if it was the last in a debugger."""
-    were_paused = state.pauses_limits
+    """Decide what the end of a worker means for the other workers; time limits go on if it was the last one in a debugger."""
+    limits_waited = state.limits_wait
     progress = replace(state.progress, idle_since=at)
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
-    releases = (actions.PauseLimits(False),) if were_paused and not state.pauses_limits else ()
+    limits_go_on = (actions.PauseLimits(False),) if limits_waited and not state.limits_wait else ()
     had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
-    if state.debugging.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
+    died_of_ctrl_c = state.debugging.got_ctrl_c and had_terminal and exit.signal == SIGINT
+    if died_of_ctrl_c and not state.is_ending:
         # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
-        state, then = teardown.stop(_with_signal(state, SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
-    elif not state.is_working:
+        state, then = teardown.stop(_with_stop_signal(state, SIGINT), Why.SIGNALLED, SIGINT, at, shows_stacks=False)
+    elif not state.workers_go_on:
         state, then = teardown.sweep_if_all_ended(state, at)
     elif exit.status != 0:
         state, then = _on_failure(state, exit, at)
     else:
         state, then = _on_success(state, at)
-    return state, (*then, *releases)
+    return state, (*then, *limits_go_on)
 
 
 def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
-    """Stop all workers; but wait first if this failure follows another, or if all workers may fail at the same import."""
+    """Stop all workers; but wait first (SETTLING) if this failure follows another, or if all may fail at the same import."""
     all_ended = not state.alive and not state.pending
-    cause_unknown = follows_another(exit) and not state.raised.causes & state.alive
+    cause_is_known = not follows_another(exit) or bool(state.raised.causes & state.alive)
     # where all have ended here, the cause may still be on another node
-    waits_for_cause = cause_unknown and not (all_ended and state.alone)
+    waits_for_cause = not cause_is_known and not (all_ended and state.is_only_node)
     # if the others fail at the same import, a restart does not help
-    if waits_for_cause or (state.alive and import_failure(exit.error)):
+    waits_for_same_import = bool(state.alive) and import_failure(exit.error) != ""
+    if waits_for_cause or waits_for_same_import:
         deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
         return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
     return teardown.stop(state, Why.FAILED, SIGTERM, at)
 
 
 def _on_success(state: State, at: float) -> Result:
-    """Sweep when all workers have ended; warn some time after the first of them, which the others may wait for in vain."""
+    """Sweep (end what the workers left behind) when all have ended; warn some time after the first, which others may wait for."""
     if state.alive or state.pending:
         warns = state.phase is Phase.RUNNING and state.warning_deadline is None
         return (replace(state, warning_deadline=at + EARLY_EXIT_WARNING) if warns else state), ()
     if state.phase is Phase.SETTLING:
-        return teardown.stop(state, Why.FAILED, SIGTERM, at) if state.alone else (state, ())
+        # the failure that was seen here may follow one on another node: the deadline of the phase stops these then
+        return teardown.stop(state, Why.FAILED, SIGTERM, at) if state.is_only_node else (state, ())
     return teardown.sweep(replace(state, why=Why.FINISHED), SIGTERM, at + teardown.SWEEP_GRACE)
 
 
@@ -314,9 +346,10 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
     """Report for how long no worker has made progress. The first check cannot compare, and always says `progressed`."""
     if state.phase is not Phase.RUNNING:
         return state, ()
-    interval = state.policy.progress_interval or state.policy.lazy_progress_interval
+    interval = state.policy.progress_interval or state.policy.quiet_progress_interval
     before, check_at = state.progress, at + interval
-    if progressed or not state.checks_progress:
+    if progressed or not state.idleness_counts:
+        # the coordinator is told that these workers are idle no more, if it was told that they were
         then = (actions.ReportIdle(0.0),) if before.is_idle else ()
         return replace(state, progress=Progress(check_at=check_at, idle_since=at)), then
     progress = replace(before, check_at=check_at, is_idle=True)
@@ -329,7 +362,7 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
     if delayed is None or not delayed.for_stacks:
         return state, ()  # the time for them was up, and the workers have been asked to end
     if state.suspended_at is not None:
-        # a stop now would let the workers go on: it is due as soon as they are resumed
+        # the stop would have to wake the workers that Ctrl-Z suspended: it is due as soon as the user resumes them
         delayed = replace(delayed, until=state.suspended_at)
         return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), ()
     return teardown.stop_with_stacks(state, event.at, event.known, event.waiting)
@@ -341,7 +374,7 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
 def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
     """Lend the terminal to the first worker that has failed; queue the next workers; refuse when the job is about to end."""
     rank = event.rank
-    if not state.is_going or state.debugging.was_debugged or rank not in state.alive:
+    if state.is_ending or rank not in state.alive or state.debugging.was_debugged:  # one debugger a job: then all end
         return state, (actions.RefuseTerminal(rank),)
     if state.terminal_holder:
         (holder,) = state.terminal_holder
@@ -376,53 +409,45 @@ def _on_debugger_detached(state: State, rank: int, at: float) -> Result:
 
 def _with_time_to_end(state: State, at: float) -> State:
     """Give a worker that has recorded an exception its full time to end: it was held in a debugger meanwhile."""
-    deadline = None if state.raised.deadline is None else at + END_TIMEOUT
-    return replace(state, raised=replace(state.raised, deadline=deadline))
+    end_by = None if state.raised.end_by is None else at + END_TIMEOUT
+    return replace(state, raised=replace(state.raised, end_by=end_by))
 
 
 def _with_debugging(before: State, debugging: Debugging) -> Result:
     """Note which workers are held. Time limits stop when the first worker is held in a debugger, and go on after the last."""
     state = replace(before, debugging=debugging)
-    is_same = before.pauses_limits == state.pauses_limits
-    return state, () if is_same else (actions.PauseLimits(state.pauses_limits),)
+    is_same = before.limits_wait == state.limits_wait
+    return state, () if is_same else (actions.PauseLimits(state.limits_wait),)
 
 
 # --- time
 
 
 def _on_deadline(state: State, at: float) -> Result:
-    """Do what is due at this time. Each deadline was set when the time that it limits began."""
-    due = soonest(state.deadline, state.lazy_deadline)
+    """Do what is due at this time, one thing a call: the agent feeds `DeadlineReached` again while a deadline has passed.
+
+    Where the phase alone decides, the grace period or timeout of that phase (`phase_deadline`) is over.
+    """
+    due = soonest(state.deadline, state.quiet_deadline)
     if due is None or at < due:
         return state, ()
-    warns = is_due(state.warning_deadline, at) and not state.pauses_limits
+    warning_is_due = is_due(state.warning_deadline, at) and not state.limits_wait
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if is_due(state.raised.deadline, at) and not state.is_held:
-            return replace(state, raised=replace(state.raised, deadline=None)), (actions.FindRaised(),)
-        case Phase.RUNNING | Phase.SETTLING if warns:
+        case Phase.RUNNING | Phase.SETTLING if is_due(state.raised.end_by, at) and not state.debugger_may_hold_any:
+            # a worker that recorded an exception should have ended: the agent answers with `WorkerRaised` if it has not
+            return replace(state, raised=replace(state.raised, end_by=None)), (actions.FindRaised(),)
+        case Phase.RUNNING | Phase.SETTLING if warning_is_due:
             return _on_early_exits_due(state)
         case Phase.RUNNING:
             return _on_check_due(state, at)
         case Phase.SETTLING:
             return teardown.stop(state, Why.FAILED, SIGTERM, at)
-        case Phase.STOPPING if state.teardown.delayed_stop and at >= state.teardown.delayed_stop.until:
-            for_stacks = state.teardown.delayed_stop.for_stacks
-            return teardown.stop_with_stacks(state, at) if for_stacks else teardown.send_stop(state)
-        case Phase.STOPPING if is_due(state.teardown.stuck_deadline, at):
-            return teardown.find_stuck(state, at)
-        case Phase.STOPPING if warns and at < (state.phase_deadline or at):
-            until_kill = (state.phase_deadline or at) - at
-            names = actions.NameRunning(state.alive, until_kill)
-            return replace(state, warning_deadline=at + teardown.SLOW_STOP), (names,)
-        case Phase.STOPPING if state.terminal_holder and state.why is Why.FAILED:
-            kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
-            return replace(state, phase_deadline=None), (kills,)
         case Phase.STOPPING:
-            return teardown.kill(state, at)
-        case Phase.KILLING:
+            return teardown.on_deadline(state, at, warning_is_due=warning_is_due)
+        case Phase.KILLING:  # SIGKILL did not end them: they count as ended
             return teardown.sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
         case Phase.SWEEPING:
-            return _on_sweep_timeout(state, at)
+            return teardown.on_sweep_timeout(state, at)
     return state, ()
 
 
@@ -433,7 +458,7 @@ def _on_early_exits_due(state: State) -> Result:
     others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
     hint = "a collective that waits for it never ends"
     line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: {hint}"
-    return replace(state, warning_deadline=float("inf")), (actions.Print(line),)
+    return replace(state, warning_deadline=inf), (actions.Print(line),)
 
 
 def _on_check_due(state: State, at: float) -> Result:
@@ -444,14 +469,3 @@ def _on_check_due(state: State, at: float) -> Result:
     late = at - check_at  # seconds, in which the whole machine may have been paused: they do not count as idle
     progress = replace(state.progress, check_at=None, idle_since=state.progress.idle_since + late)
     return replace(state, progress=progress), (actions.CheckProgress(asks=bool(state.policy.progress_interval)),)
-
-
-def _on_sweep_timeout(state: State, at: float) -> Result:
-    """Sweep again, harder: with SIGKILL, then without sparing any; then name the processes that nothing can end."""
-    last = state.teardown.last_sweep
-    if last is None or last.signum != SIGKILL:
-        return teardown.sweep(state, SIGKILL, at + teardown.TIDY_TIMEOUT)
-    if last.sparing:
-        return teardown.sweep(state, SIGKILL, at + teardown.KILL_TIMEOUT - teardown.TIDY_TIMEOUT, sparing=False)
-    state, then = teardown.swept(state)  # they are in uninterruptible sleep
-    return state, (actions.Print(f"could not be ended: {', '.join(state.teardown.leftovers)}"), *then)

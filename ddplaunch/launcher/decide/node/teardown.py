@@ -1,4 +1,4 @@
-"""How workers are stopped: stop, kill, sweep; then a report to the coordinator, or the exit. Pure.
+"""How an agent stops its workers: stop, kill, sweep (end what they left behind); then a report, or the exit. Pure.
 
 Each function returns the state after it and the actions to carry out, as `step` does.
 """
@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.node import actions
 from ddplaunch.launcher.decide.node.state import DelayedStop, Phase, State
 from ddplaunch.spec.outcome import Why
+from ddplaunch.system.loop.deadline import is_due
 
 SWEEP_GRACE = 1.0  # seconds that processes left behind get after a clean end
 TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of shared memory ends 2 s after its users
-EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
+CLUSTER_SIGNALS_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
 SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that hangs
 SLOW_STOP = 5.0  # seconds of a long stop after which the workers that still run are named, and again
 # seconds that Ctrl-C waits at most for stacks, which come in a tenth of one unless the machine is busy
@@ -24,22 +25,24 @@ STACKS_WITHIN = 1.0
 HANG_GRACE = 5.0
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
-_ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
-_EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)  # their reports may show the workers' stacks
-# of these, the stops that do not wait for stacks unless workers may wait for others
-_SOON = (Why.FAILED, Why.COORDINATOR)
+_ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of the stop
+_REPORTED_WITH_STACKS = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)
+# of these, the stops that wait for stacks only if a worker may be in a process group, and wait there for others
+_STACKS_ONLY_IN_GROUP = (Why.FAILED, Why.COORDINATOR)
 _LEAST_CHECKS = 3  # checks that found no progress, before the coordinator stops a job that hangs
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
 
-def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False, explained: bool = True) -> Result:
-    """Ask all workers to end within one grace period, and report the stop; without workers, only report.
+def stop(
+    state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False, shows_stacks: bool = True
+) -> Result:
+    """Ask all workers to end within one grace period, and report the stop; before a generation has begun, only report.
 
     `by_cluster`: the cluster signals the workers itself, so ddplaunch sends no signal; after an order of the coordinator, that
     signal may still be on its way to this node.
-    `explained`: first capture the workers' stacks, if the user wants that and this kind of stop allows it. After Ctrl-C the
-    stacks are always captured, to know later which workers stand where they stood.
+    `shows_stacks`: first capture the workers' stacks, for the report, if the user wants that and this kind of stop allows it.
+    After Ctrl-C the stacks are always captured, to know later which workers stand where they stood.
     """
     is_ordered = why in _ORDERED
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
@@ -49,11 +52,12 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
         return replace(state, why=why), then
     state = _with_grace_period(replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING), at)
     if by_cluster and is_ordered and state.alive:
-        delayed = DelayedStop(signum=signum, until=at + EXPECTED_WITHIN)
+        delayed = DelayedStop(signum=signum, until=at + CLUSTER_SIGNALS_WITHIN)
         return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), resumes
-    captures_stacks = (explained or signum == SIGINT) and why in _EXPLAINED and not by_cluster
-    if captures_stacks and state.policy.stacks_within and state.alive and not state.terminal_holder:
-        state, captures = _stop_after_stacks(state, signum, at, explained=explained)
+    wants_stacks = (shows_stacks or signum == SIGINT) and why in _REPORTED_WITH_STACKS and not by_cluster
+    is_at_prompt = bool(state.terminal_holder)  # a debugger has the terminal
+    if wants_stacks and state.policy.stacks_timeout and state.alive and not is_at_prompt:
+        state, captures = _stop_after_stacks(state, signum, at, shows_stacks=shows_stacks)
         return state, (*captures, *then)
     in_debugger = state.terminal_holder if why is Why.FAILED else frozenset()  # there the user decides when it ends
     then = (actions.StopWorkers(signum, state.policy.ranks - in_debugger, by_cluster), *then)
@@ -65,17 +69,22 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     return state, (*then, *sweeps)
 
 
-def _stop_after_stacks(state: State, signum: int, at: float, *, explained: bool) -> Result:
-    """Capture the workers' stacks first; when they are known, or the time is up, `send_stop` begins the grace period."""
+def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bool) -> Result:
+    """Capture the workers' stacks first; when they are known, or the time is up, `stop_with_stacks` sends the signal.
+
+    `shows_stacks`: the report is to show them all; else they are only compared with later ones, and the user waits less.
+    """
     interval = state.policy.progress_interval
-    within = state.policy.stacks_within if explained else min(STACKS_WITHIN, state.policy.stacks_within)
+    within = state.policy.stacks_timeout if shows_stacks else min(STACKS_WITHIN, state.policy.stacks_timeout)
     # an order of the coordinator does not say why; after so long without progress, the reason is that the job hangs
-    hangs = state.why is Why.COORDINATOR and 0 < _LEAST_CHECKS * interval <= at - state.progress.idle_since
+    idle_for = at - state.progress.idle_since
+    job_hangs = state.why is Why.COORDINATOR and interval > 0 and idle_for >= _LEAST_CHECKS * interval
     delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
     state = _with_grace_period(state, at + within)
-    state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed, job_hangs=hangs))
-    if_in_group = explained and state.why in _SOON and not interval
-    return state, (actions.CaptureStacks(within, if_in_group=if_in_group, ras=hangs, silently=not explained),)
+    state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed, job_hangs=job_hangs))
+    # with --hang-timeout (its checks have an interval) the stacks are wanted anyway, else only where workers may wait for others
+    if_in_group = shows_stacks and state.why in _STACKS_ONLY_IN_GROUP and not interval
+    return state, (actions.CaptureStacks(within, if_in_group=if_in_group, ras=job_hangs, silently=not shows_stacks),)
 
 
 def stop_with_stacks(
@@ -88,8 +97,8 @@ def stop_with_stacks(
     """
     state = _with_grace_period(state, at)
     before = state.teardown
-    is_interrupted = before.delayed_stop is not None and before.delayed_stop.signum == SIGINT
-    compared = known if before.job_hangs else waiting if is_interrupted else frozenset[int]()
+    is_ctrl_c = before.delayed_stop is not None and before.delayed_stop.signum == SIGINT
+    compared = known if before.job_hangs else waiting if is_ctrl_c else frozenset[int]()
     if compared and state.policy.grace_period > HANG_GRACE:
         state = replace(state, teardown=replace(before, compared=compared, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
@@ -118,15 +127,40 @@ def find_stuck(state: State, at: float) -> Result:
     """
     teardown = replace(state.teardown, stuck_deadline=None)
     state = replace(state, teardown=teardown)
-    ranks = teardown.compared & state.alive
+    ranks = teardown.compared & state.alive  # those whose stacks were captured before the stop
     if not ranks:
         return state, ()
-    wait_in_vain = teardown.job_hangs or state.exits or teardown.others_ended
-    if not wait_in_vain:
+    a_worker_has_ended = bool(state.exits) or teardown.others_ended  # here, or on another node
+    if not teardown.job_hangs and not a_worker_has_ended:
         return replace(state, teardown=replace(teardown, stuck_deadline=at + HANG_GRACE)), ()
     if state.warning_deadline is not None:
-        state = replace(state, warning_deadline=at + SLOW_STOP)  # the others are named once these are killed
+        # the line that names the workers which still run waits until the stuck ones are killed
+        state = replace(state, warning_deadline=at + SLOW_STOP)
     return state, (actions.FindStuck(ranks),)
+
+
+def on_stuck_found(state: State, ranks: frozenset[int]) -> Result:
+    """Kill these workers, which stand where they stood at the stop; not while Ctrl-Z suspends them, or after the stop."""
+    stuck = ranks & state.teardown.compared & state.alive
+    if not stuck or state.phase is not Phase.STOPPING or state.suspended_at is not None:
+        return state, ()
+    return state, (actions.NameStuck(stuck, HANG_GRACE), actions.KillWorkers(stuck))
+
+
+def on_deadline(state: State, at: float, *, warning_is_due: bool) -> Result:
+    """Do what is due during a stop: send its signal, look for stuck workers, name those that still run, or kill them."""
+    delayed, seconds_left = state.teardown.delayed_stop, (state.phase_deadline or at) - at
+    if delayed is not None and at >= delayed.until:
+        return stop_with_stacks(state, at) if delayed.for_stacks else send_stop(state)
+    if is_due(state.teardown.stuck_deadline, at):
+        return find_stuck(state, at)
+    if warning_is_due and seconds_left > 0:
+        return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, seconds_left),)
+    if state.terminal_holder and state.why is Why.FAILED:
+        # the grace period is over for all but the rank in the debugger, which may stay there for as long as the user likes
+        kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
+        return replace(state, phase_deadline=None), (kills,)
+    return kill(state, at)
 
 
 def _what_failed(state: State) -> str:
@@ -141,30 +175,30 @@ def _what_failed(state: State) -> str:
 
 
 def stop_other_nodes(state: State, why: Why, signum: int, *, by_cluster: bool = False) -> Result:
-    """Have the other nodes stop. Here all workers have ended, and processes that they left behind are being swept already."""
+    """Report a stop, so that the other nodes stop. Here all workers have ended, and what they left behind is being swept."""
     return replace(state, why=why), (actions.ReportStopping(why, signum, by_cluster),)
 
 
 def sweep_if_all_ended(state: State, at: float) -> Result:
-    """Begin to sweep when a stop or a kill has ended the last worker."""
+    """Begin to sweep when a stop or a kill has ended the last worker: send a signal to what the workers left behind."""
     if state.alive or state.pending:
         return state, ()
     if state.phase is Phase.STOPPING:
         # processes that the workers left behind get the rest of the grace period
-        return sweep(state, state.end.signum or SIGTERM, state.phase_deadline or at + SWEEP_GRACE)
+        return sweep(state, state.end.stop_signal or SIGTERM, state.phase_deadline or at + SWEEP_GRACE)
     if state.phase is Phase.KILLING:
         return sweep(state, SIGKILL, at + TIDY_TIMEOUT)
     return state, ()
 
 
 def halt(state: State) -> State:
-    """Return the state after which no generation begins."""
-    return replace(state, end=replace(state.end, halted=True))
+    """Return the state after which no generation begins: the job ends with the one that is being stopped."""
+    return replace(state, end=replace(state.end, no_restart=True))
 
 
 def escalate(state: State, at: float) -> Result:
     """Wait no longer for a stop that has begun: SIGKILL."""
-    if not state.is_going:
+    if state.is_ending:
         state = halt(state)
     if state.phase is Phase.STOPPING:
         return kill(state, at)
@@ -202,6 +236,23 @@ def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -
 def _without_deadlines(state: State) -> State:
     """Forget the deadlines of a phase that is over."""
     return replace(state, warning_deadline=None, teardown=state.teardown.without_deadlines())
+
+
+def on_swept(state: State, leftovers: tuple[str, ...]) -> Result:
+    """Note which processes of the workers still live; if none does, the generation has ended here."""
+    state = replace(state, teardown=replace(state.teardown, leftovers=leftovers))
+    return (state, ()) if leftovers or state.phase is not Phase.SWEEPING else swept(state)
+
+
+def on_sweep_timeout(state: State, at: float) -> Result:
+    """Sweep again, harder: with SIGKILL, then without sparing any; then name the processes that nothing can end."""
+    last = state.teardown.last_sweep
+    if last is None or last.signum != SIGKILL:
+        return sweep(state, SIGKILL, at + TIDY_TIMEOUT)
+    if last.sparing:  # it has left out processes that clean up and then end by themselves: they had their time
+        return sweep(state, SIGKILL, at + KILL_TIMEOUT - TIDY_TIMEOUT, sparing=False)
+    state, then = swept(state)  # those left are in uninterruptible sleep
+    return state, (actions.Print(f"could not be ended: {', '.join(state.teardown.leftovers)}"), *then)
 
 
 def swept(state: State) -> Result:
