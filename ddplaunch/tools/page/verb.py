@@ -40,7 +40,7 @@ def write(
     """
     if trace_file is not None and (opens or out is not None):
         raise LaunchError("--trace FILE writes a trace and no page", hint="leave --open and --out out, or --trace")
-    known, _ = find.kept(env, named, "report")
+    known, _ = find.choose_kept(env, named, "report")
     redactor = Redactor(literals(env))
     if (run := read(known.folder, _POINTS if trace_file is None else _TRACED, redactor)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")

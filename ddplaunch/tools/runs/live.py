@@ -22,8 +22,8 @@ from ddplaunch.tools.runs.live_rows import LiveRows
 _WITHIN = 0.5  # seconds that the nodes have to answer
 _EVERY = 1.0  # seconds from one look to the next, more where one costs more than
 _SHARE = 0.006  # of a core: here, and in the agent of the node with the most workers
-_OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them
-_LONGEST = 10.0  # seconds
+_OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them, as was measured
+_LONGEST = 10.0  # seconds from one look to the next, whatever it costs
 _AGAIN = 10.0  # seconds from one question about collectives to the next, twice as long where the ranks have moved
 _MOST_WORKERS = 16  # that a snapshot lists
 
@@ -42,25 +42,29 @@ def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
 
 
 class _Viewer:
+    """Asks the job for the status of its workers (a look) as often as that costs little, and makes what --live shows."""
+
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
+        """Know no job yet: each request of the front names the socket of its job."""
         self._colour = use_colour(env, isatty=True)
         self._rows = LiveRows()
-        self._look_at = 0.0  # when the next look is due
-        self._waits_at = 0.0
-        self._pause = _AGAIN  # seconds
-        self._waits: list[Wait] = []  # at the last look
+        self._next_look_at = 0.0  # monotonic seconds, as all times here
+        self._ask_for_waits_at = 0.0  # not before this time
+        self._pause = _AGAIN  # seconds from the last question about collectives to the next
+        self._waits: list[Wait] = []  # what the last question about collectives found
 
     def rows(self, path: SocketPath, columns: int, lines: int) -> str:
         """Return the rows for a terminal of this size, after a look at the job if one is due."""
-        began, now = time.process_time(), time.monotonic()
-        if now >= self._look_at and (replies := client.ask(path, AskStatus(), _WITHIN)) is not None:
-            self._rows.take(replies, time.monotonic())
-            if self._rows.stands(now) and now >= self._waits_at:
+        cpu_before, now = time.process_time(), time.monotonic()
+        if now >= self._next_look_at and (replies := client.ask(path, AskStatus(), _WITHIN)) is not None:
+            self._rows.on_replies(replies, time.monotonic())
+            if self._rows.stands(now) and now >= self._ask_for_waits_at:
                 self._look_for_waits(path)
-            workers = max(Counter(id(node) for node, _ in replies.workers).values(), default=0)
-            spent = max(time.process_time() - began, workers * _OF_WORKER)
-            self._look_at = now + max(_EVERY, min(spent / _SHARE, _LONGEST))
+            workers_by_node = Counter(id(node) for node, _ in replies.workers)
+            agents_cpu = max(workers_by_node.values(), default=0) * _OF_WORKER
+            cpu = max(time.process_time() - cpu_before, agents_cpu)
+            self._next_look_at = now + max(_EVERY, min(cpu / _SHARE, _LONGEST))
+        # half of the lines are left to the output of workers
         shown = self._rows.render(time.monotonic(), columns - 1, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
@@ -69,9 +73,9 @@ class _Viewer:
         replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         stays = [wait for wait in self._waits if wait in before]
-        self._rows.take_waits(stays)
+        self._rows.show_waits(stays)
         self._pause = _AGAIN if stays or not before else self._pause * 2
-        self._waits_at = time.monotonic() + self._pause
+        self._ask_for_waits_at = time.monotonic() + self._pause
 
     def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
@@ -83,6 +87,6 @@ class _Viewer:
         has_few = replies.run is not None and replies.run.world_size <= _MOST_WORKERS
         shown = written([ps.render(replies) if has_few else ps.facts_of(replies)], look)
         try:
-            return f"{shown}\n{stacks.of(self._env, run, stacks.Wanted(), look)}"
+            return f"{shown}\n{stacks.text_of(run, stacks.Wanted(), look)}"
         except LaunchError as error:
             return f"{shown}\nddplaunch: {error.message}"

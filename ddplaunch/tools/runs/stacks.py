@@ -51,19 +51,25 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted) -> str:
     run = find.choose(env, named, "stacks", *want.typed)
     if not want.as_json:
         say(f"stacks of {heading(run)}")
-    return of(env, run, want)
+    return text_of(run, want, Look.of_stdout(env))
 
 
-def of(env: Mapping[str, str], run: Known, want: Wanted, look: Look | None = None) -> str:
-    """Return the stacks of this job as text, for stdout unless `look` says how the text is to be shown."""
+def text_of(run: Known, want: Wanted, look: Look) -> str:
+    """Ask this job for its stacks, and return them as text in colours and a width (`look`), or as JSON.
+
+    Raises:
+        LaunchError: no node has answered, or there is no such rank.
+    """
     ranks, name = find.ranks_meant(want.ranks), run.name
     replies = _ask(run, want)
     samples = replies.samples
-    known = {sample.rank for sample in samples}
-    size = replies.run.world_size if replies.run is not None else 0
-    # before all nodes have met there is none yet, and no number of them
-    if ranks is not None and size and (unknown := sorted(ranks - known - set(range(size)))):
-        raise find.no_such_ranks(name, unknown, size)
+    world_size = (
+        replies.run.world_size if replies.run is not None else 0
+    )  # 0: the nodes have not met, so it is not known
+    if ranks is not None and world_size:
+        possible = {sample.rank for sample in samples}.union(range(world_size))
+        if unknown := sorted(ranks - possible):
+            raise find.no_such_ranks(name, unknown, world_size)
     shown = [sample for sample in samples if ranks is None or sample.rank in ranks]
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""
@@ -85,7 +91,7 @@ def of(env: Mapping[str, str], run: Known, want: Wanted, look: Look | None = Non
         [line((text, ODD)) for text in silent],
     ]
     blocks = [section(*part) for part in parts if part]
-    return written(blocks, look or Look.of_stdout(env)) if blocks else f"run {name} has no worker now"
+    return written(blocks, look) if blocks else f"run {name} has no worker now"
 
 
 def _ask(run: Known, want: Wanted) -> RunReplies:

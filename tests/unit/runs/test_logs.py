@@ -138,7 +138,7 @@ def test_since_is_a_span_a_time_of_day_the_last_one_or_a_date_of_the_time_zone_h
     try:
         now = datetime.fromisoformat("2026-11-22T14:05:00").timestamp()
         assert logs.beginning(since, now) == datetime.fromisoformat(then).timestamp()
-        assert logs.wanted(None, None, since, False, now).yesterday == (since if since == "14:05:01" else "")
+        assert logs.wanted(None, None, since, False, now).of_yesterday == (since if since == "14:05:01" else "")
     finally:
         monkeypatch.undo()
         time.tzset()
