@@ -51,15 +51,16 @@ def _printed(samples: Iterable[Sample], cwd: str) -> list[str]:
 
 
 def _summary(said: str, cwd: str) -> str:
-    """Write an error in a line: "OSError: shard 17 is gone   (train.py:5 in prefetch)"; "" if none is found in the text."""
-    frames: tuple[Frame, ...]
+    """Write what `last_error` found in a line: "OSError: shard 17 is gone   (train.py:5 in prefetch)"; "" if it says nothing."""
+    frames: tuple[Frame, ...]  # outermost first
     if said.startswith(FATAL):
         what, crash = said.partition("\n")[0], parse_crash(said)
         frames = tuple(reversed(crash.current or crash.main))
     else:
         lines = said.removeprefix(_TRACEBACK).split("\n")
-        what = next((line for line in lines if line and not line.startswith(" ")), "")
-        frames = frames_of(WorkerError(type="", message="", traceback=said.partition(f"\n{what}")[0] if what else said))
+        what = next((line for line in lines if line and not line.startswith(" ")), "")  # frames are indented
+        traceback, _, _ = said.partition(f"\n{what}")  # other output may follow the error
+        frames = frames_of(WorkerError(type="", message="", traceback=traceback))
     if not what:
         return ""
     what = what if len(what) <= _SHOWN else f"{what[:_SHOWN]}..."
@@ -69,7 +70,7 @@ def _summary(said: str, cwd: str) -> str:
 
 
 def _ended_children(samples: Iterable[Sample], *, badly: bool) -> list[str]:
-    """Return a sentence for each way in which children of ranks have ended that these have not waited for."""
+    """Return a sentence for each way in which children have ended, `badly` or well, for which their ranks have not waited."""
     by_end: dict[tuple[str, str], list[int]] = {}
     for sample in samples:
         if sample.child and sample.ended and (sample.state != ENDED_WELL) is badly:

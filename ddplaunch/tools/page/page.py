@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any
@@ -446,7 +446,7 @@ def _changes(code: Mapping[str, Any], redactor: Redactor) -> tuple[str, int]:
         redactor.hidden += hidden
         return changes, hidden
     hidden_before = redactor.hidden
-    is_diff = changes.startswith("diff --git ")  # one that was cut may begin within a line
+    is_diff = changes.startswith("diff --git ")
     shown = diff(changes, redactor, len(changes)) if is_diff else redactor.text(changes)
     return shown, redactor.hidden - hidden_before
 
