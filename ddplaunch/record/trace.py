@@ -28,11 +28,12 @@ encode = msgspec.json.Encoder().encode
 
 def write(file: IO[bytes], entries: Iterable[Entry], about: Mapping[str, Any], *, packed: bool) -> None:
     """Write a trace as the entries come, `packed` by gzip; `about` is kept beside all entries."""
-    coming, separator = iter(entries), b""
-    packer: Any = gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) if packed else nullcontext(file)
-    with packer as out:
+    remaining, separator = iter(entries), b""
+    # mtime: the same run gives the same bytes
+    target: Any = gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) if packed else nullcontext(file)
+    with target as out:
         out.write(b'{"displayTimeUnit":"ms","otherData":' + encode(_cleaned(about)) + b',"traceEvents":[\n')
-        while batch := list(islice(coming, _BATCH)):
+        while batch := list(islice(remaining, _BATCH)):
             out.write(separator + b",\n".join(map(encode, batch)))
             separator = b",\n"
         out.write(b"\n]}\n")

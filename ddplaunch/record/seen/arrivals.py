@@ -44,7 +44,7 @@ class _Call(NamedTuple):
 def arrivals(rank: int, bodies: Iterable[bytes], members: Mapping[str, str], every: int = 1) -> list[Arrivals]:
     """Return when a worker came to the collectives of each group, as its recorders tell; of the steps, only one in `every`.
 
-    `bodies` are the answers of its recorders: torch has one for NCCL, one for other backends. `members` are ranks by a group's name.
+    `bodies` are the answers of its recorders (torch has one for NCCL, one for the rest), `members` the ranks of groups by name.
     """
     calls: dict[str, list[_Call]] = {}
     for body in bodies:
@@ -124,7 +124,9 @@ def _steps_to_keep(first: int, last: int, length: int, every: int) -> range:
 def find_step(calls: Sequence[tuple[int, Hashable]]) -> tuple[int, float]:
     """Return how many calls make a step, and the seconds of a step; 0 and 0.0 if no step is seen.
 
-    A call is a time in nanoseconds and a kind: a step is the shortest sequence of kinds that repeats. Rare kinds are left out. If not all calls repeat, as around an evaluation, look at the later half, then at the earlier half. If all repeat, but too few
+    A call is a time in nanoseconds and a kind: a step is the shortest sequence of kinds that repeats, without rare kinds.
+
+    If not all calls repeat, as around an evaluation, look at the later half, then at the earlier half. If all repeat, but too few
     times, no step is seen: what repeats more often within them may be a part of a step, such as a layer.
     """
     if _repeats_too_rarely([kind for _, kind in calls]):
@@ -196,8 +198,7 @@ def of_samples(samples: Iterable[Sample], ahead: int) -> list[dict[str, Any]]:
 def _rows(came: _Came, operations: Mapping[_Group, Mapping[int, str]]) -> list[dict[str, Any]]:
     """Return a row of collectives.jsonl for each group: its ranks, and when each came to each of the latest collectives.
 
-    `came` of a row has, for each number, a time for each rank: microseconds after `mono`, None where the rank is not known to have
-    come.
+    In "came", each number has a time for each rank: microseconds after "mono", None where it is not known that the rank came.
     """
     rows = []
     for (name, members), by_number in came.items():
