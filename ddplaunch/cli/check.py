@@ -20,6 +20,7 @@ from ddplaunch.system.words import count, duration, these_ranks
 
 if TYPE_CHECKING:
     from ddplaunch.tools.check.notes import Trace
+    from ddplaunch.tools.check.run import Wanted
 
 _WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
@@ -77,16 +78,16 @@ def check(
     began, cwd = time.monotonic(), working_directory() or ""
     env = token.public(env)
     first, *others = wanted.ranks
-    says = os.isatty(2) and spec.verbosity >= 0
+    tells_progress = os.isatty(2) and spec.verbosity >= 0
 
-    def told(trace: Trace) -> None:
-        if says and trace.rank == first and others:
+    def on_trace(trace: Trace) -> None:
+        if tells_progress and trace.rank == first and others:
             say(f"rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go")
 
-    if says:
+    if tells_progress:
         say(f"checking {these_ranks(wanted.ranks)} of {wanted.world_size}, rank {first} first")
-    traces = run.run(spec, env, inspect(spec, env), wanted, told)
-    if isinstance(traces, int):
+    traces = run.run(spec, env, inspect(spec, env), wanted, on_trace)
+    if isinstance(traces, int):  # the exit status: a signal ended the check
         return traces
     compared, seconds = compare(traces, cwd), time.monotonic() - began
     result = Checked(wanted=wanted, traces=traces, compared=compared, seconds=seconds, cwd=cwd)
@@ -94,15 +95,15 @@ def check(
     return show(text) or (_WRONG if result.is_wrong else OK)
 
 
-def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str | None) -> Any:
-    """Return what is to be checked.
+def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str | None) -> Wanted:
+    """Return what is to be checked, by the values of --world-size, --ranks and --steps, None for an option that was left out.
 
     Raises:
-        LaunchError: a number is wrong, or there is no such rank.
+        LaunchError: a value is wrong, the size of the job is not known, or it has no such rank.
     """
     from ddplaunch.tools.check.run import Wanted, default_ranks
 
-    per_node = spec.nproc_per_node
+    per_node = spec.nproc_per_node  # None: not given; a text, as "gpu": as many as this machine has
     if isinstance(per_node, str):
         raise LaunchError(
             f"{spec.typed('nproc_per_node', per_node)}: a check of other nodes needs a number",
@@ -130,6 +131,7 @@ def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str
 
 
 def _parsed(flag: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return the value of an option; raise LaunchError with an example if it cannot be read."""
     try:
         return parse(text)
     except BadValue as error:
