@@ -79,14 +79,14 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Given | None:
-        """Keep the text with its origin."""
+        """Keep the text with its origin: the flag under which it was typed."""
         assert isinstance(param, JobOption)
         if value is False:  # a flag that is not given, in click 8.1
             return None
         if value.partition("=")[0].replace("_", "-") in _FLAGS or value in ("-h", "--help", "--help-all"):
             hint = f"type for example `{param.flag} {param.option.example}`"
             raise LaunchError(f"{param.flag} needs a value, but {value} follows", hint=hint)
-        form = param.flag if param.is_flag else f"{param.flag} {{}}"
+        form = param.flag if param.is_flag else f"{param.flag} {{}}"  # how it is typed, {} for the value
         return Given(name=param.option.name, text=value, source=Source.COMMAND_LINE, origin=param.flag, form=form)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

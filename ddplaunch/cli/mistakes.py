@@ -397,10 +397,7 @@ def _of_python(words: Sequence[str]) -> list[str]:
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at].startswith("-m"):
-            attached = words[at][2:]
-            module, rest = (
-                (attached, words[at + 1 :]) if attached else ("".join(words[at + 1 : at + 2]), words[at + 2 :])
-            )
+            module, *rest = [words[at][2:], *words[at + 1 :]] if words[at][2:] else words[at + 1 :] or [""]
             if module in LAUNCHERS:
                 meant, _ = of_launcher(module, rest)
                 return meant

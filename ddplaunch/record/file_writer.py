@@ -86,7 +86,7 @@ class _Writer:
                 if kind == file_queue.END:
                     break
                 data = read(size)
-                if len(data) == size:
+                if len(data) == size:  # else the agent was killed before it had handed over the whole message
                     self._do(kind, log, data)
                 self._note_done(file_queue.HEADER + size)
         if self._socket is not None:
@@ -102,7 +102,11 @@ class _Writer:
         os.pwrite(self._shared, self._done.to_bytes(8, "little") + self._steps.to_bytes(8, "little"), 0)
 
     def _do(self, kind: bytes, log: int, data: bytes) -> None:
-        """Carry out one message of the agent; an error of the disk is reported, and the job goes on."""
+        """Carry out one message of the agent; an error of the disk is reported, and the job goes on.
+
+        `kind` says what the message is, and what `data` holds (see file_queue); `log` is the number of a log, 0 for none. What
+        needs the folder, or a log that could not be opened, is dropped: the agent has been told why.
+        """
         try:
             if kind == file_queue.MAKE:
                 self._make(**marshal.loads(data))
@@ -130,8 +134,8 @@ class _Writer:
                 name, values = marshal.loads(data)
                 self._replace(name, json.dumps(values, indent=1).encode() + b"\n")
             elif kind == file_queue.REPLACE:
-                where, _, content = data.partition(b"\n")
-                self._replace(where.decode(), content)
+                file_name, _, content = data.partition(b"\n")
+                self._replace(file_name.decode(), content)
         except OSError as error:
             path = os.path.join(self._path, error.filename or "").rstrip("/")
             self.reply(problem=f"{error.strerror}: {path}: the run folder will not be complete")

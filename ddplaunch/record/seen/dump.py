@@ -34,8 +34,8 @@ _THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16}(?: \[([^]\n]{0,64})\]
 _FRAME = re.compile(r'  File (?:"(.{0,2048})"|\?\?\?), line (\d{1,9}|\?\?\?) in (.{1,2048})')
 _LONGEST_LINE = 8192
 _OF_DEBUGGER = tuple(f"/ddplaunch/worker/{name}.py" for name in ("signals", "debugger"))
-# below the program's first frame, or where it has none yet
-_BELOW = ("/ddplaunch/worker/bootstrap.py", "/ddplaunch/worker/lifecycle.py")
+# whose frames lie below the program's first one, or stand alone where it has none yet
+_BOOTSTRAP = ("/ddplaunch/worker/bootstrap.py", "/ddplaunch/worker/lifecycle.py")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
@@ -76,8 +76,10 @@ def parse_crash(text: str) -> Crash:
     _, found, dump = text.rpartition(FATAL)
     threads = _threads(dump) if found else []
     current = next((thread.frames for thread in threads if thread.took_signal), [])
-    of_bootstrap = (thread.frames for thread in threads if any(frame.file.endswith(_BELOW) for frame in thread.frames))
-    is_cut_off = "\n...\n" in dump
+    of_bootstrap = (
+        thread.frames for thread in threads if any(frame.file.endswith(_BOOTSTRAP) for frame in thread.frames)
+    )
+    is_cut_off = "\n...\n" in dump  # as faulthandler writes where there are too many threads
     last = threads[-1].frames if threads and not is_cut_off else []
     main = next(of_bootstrap, last)
     return Crash(current=of_program(current), main=of_program(main) if main is not current else ())
@@ -134,13 +136,13 @@ def _is_over(frames: Sequence[Frame]) -> bool:
 
     Of a very deep stack the outermost frames are not in the list.
     """
-    return 0 < len(frames) < _WHOLE and not any(frame.file.endswith(_BELOW) for frame in frames)
+    return 0 < len(frames) < _WHOLE and not any(frame.file.endswith(_BOOTSTRAP) for frame in frames)
 
 
 def of_program(frames: list[Frame]) -> tuple[Frame, ...]:
     """Leave out the frames of ours below the program's first one, and those of a debugger of ours, which holds its last one."""
     held = max((at for at, frame in enumerate(frames, 1) if frame.file.endswith(_OF_DEBUGGER)), default=0)
-    return tuple(frame for frame in frames[held:] if not frame.file.endswith(_BELOW))
+    return tuple(frame for frame in frames[held:] if not frame.file.endswith(_BOOTSTRAP))
 
 
 def _frame(found: re.Match[str]) -> Frame:

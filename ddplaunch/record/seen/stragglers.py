@@ -107,6 +107,7 @@ def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Map
         late = Late(step=number // length, rank=rank, seconds=max(0.0, seconds))
         if late.step not in latest or late.seconds > latest[late.step].seconds:
             latest[late.step] = late
+    # of the newest step more collectives may come; if the last one ended a step, this is the next, of which there is none
     incomplete_step = (common[-1] + 1) // length
     latest.pop(incomplete_step, None)
     return replace(steps, late=tuple(latest.values()))

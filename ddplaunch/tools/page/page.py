@@ -407,9 +407,9 @@ def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
     code = _first_with_workers(run).about.get("code")
     if not isinstance(code, dict):
         return None
-    changed = code.get("changed")
-    state = "not known, because git took too long"
+    changed, files, state = code.get("changed"), "", "not known, because git took too long"
     if isinstance(changed, list):
+        files = "\n".join(map(str, changed))
         state = count(len(changed), "changed file") if changed else "clean"
     rows = [
         ("folder", str(code.get("folder"))),
@@ -427,9 +427,7 @@ def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
         shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF)
     return join(
         table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
-        _text("Changed files", "\n".join(map(str, changed)), _PACKAGES)
-        if isinstance(changed, list) and changed
-        else "",
+        _text("Changed files", files, _PACKAGES) if files else "",
         shown,
     )
 

@@ -61,9 +61,8 @@ def timeline(run: History) -> Html:
     height = _LOW_ROW if is_low else _ROW
     bottom = _AXIS + height * len(rows)
     x = _across(run)
-    narrowest = max(
-        0.5, _WIDTH * len(rows) / _MOST_BARS
-    )  # units that a bar has at least, so that there are not too many
+    # units from one bar to the next at least, so that all rows together have no more than _MOST_BARS
+    narrowest = max(0.5, _WIDTH * len(rows) / _MOST_BARS)
     drawn = []
     for index, lives in enumerate(rows):
         top, last = _AXIS + index * height, lives[-1]
@@ -229,9 +228,8 @@ def _band(run: History, curve: Curve, x: _Across, y: Callable[[float], float]) -
         for point in points:
             part = int((point.at - run.began) / width)
             by_part.setdefault((point.generation, part), []).append(point.value)
-    generations: dict[
-        int, list[tuple[float, list[float]]]
-    ] = {}  # the middle of each part, and its values from low to high
+    # by generation: the middle of each part, and its values from low to high
+    generations: dict[int, list[tuple[float, list[float]]]] = {}
     for (generation, part), values in sorted(by_part.items()):
         generations.setdefault(generation, []).append((run.began + (part + 0.5) * width, sorted(values)))
     for parts in generations.values():

@@ -146,6 +146,7 @@ def _collectives(run: History) -> Iterator[Entry]:
             continue
         for track in waiting.values():
             arrows += 1  # an arrow for each that waited: viewers take one end for each start
+            # both ends lie within the _TICK for which all these slices last
             yield from arrow(arrows, "collective", "last to come", (start, last_came), (track, last_came + 1))
 
 

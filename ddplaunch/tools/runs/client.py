@@ -165,7 +165,7 @@ class _Conversation:
         except Malformed as error:
             self._replies.problem = f"gives an answer that this version does not understand: {error}"
             return False
-        return len(self._nodes) <= _MOST_REPLIES
+        return len(self._nodes) <= _MOST_REPLIES  # a run that sends more is not listened to any longer
 
     def _on_reply(self, reply: requests.Reply) -> bool:
         """Keep a reply of a run; return whether it is the last one."""

@@ -215,7 +215,9 @@ def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str
         runs += [of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in here]
     now, found = time.time(), []
     for run in newest_first(runs):
-        name = next((name for name in (run.name, run.run_id, run.program) if name.startswith(typed)), "")
+        name = next(
+            (name for name in (run.name, run.run_id, run.program) if name.startswith(typed)), ""
+        )  # "": none fits
         # a shell reads the answer line by line, takes a blank for the end of a word, and click's script for fish a comma
         if _IN_SHELLS.fullmatch(name):
             found.append((name, " ".join(filter(None, (run.program, run.age(now))))))

@@ -63,7 +63,8 @@ class _Viewer:
             workers_by_node = Counter(id(node) for node, _ in replies.workers)
             agents_cpu = max(workers_by_node.values(), default=0) * _OF_WORKER
             cpu = max(time.process_time() - cpu_before, agents_cpu)
-            self._next_look_at = now + max(_EVERY, min(cpu / _SHARE, _LONGEST))
+            pause = cpu / _SHARE  # after which looks have cost that share of the time
+            self._next_look_at = now + max(_EVERY, min(pause, _LONGEST))
         # half of the lines are left to the output of workers
         shown = self._rows.render(time.monotonic(), columns - 1, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
