@@ -104,9 +104,8 @@ def _on_each_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, s
         return [option for option in meant if option[0] != _NUMBER]
     if len(set(counts)) == 1 and all(host.slots is None for host in hosts):
         return _with_number(meant, counts[0])
-    names = [
-        re.sub(r"[^@]*:.*", r"[\g<0>]", host.name) for host in hosts
-    ]  # an IPv6 address, behind a user, gets brackets
+    # an IPv6 address, perhaps behind a user, gets brackets
+    names = [re.sub(r"[^@]*:.*", r"[\g<0>]", host.name) for host in hosts]
     listed = ",".join(f"{name}:{count}" for name, count in zip(names, counts, strict=True) if count)
     others = [option for option in meant if option[0] not in (_NUMBER, "--hosts", "--hostfile")]
     return [*others, ("--hosts", listed)]
@@ -122,11 +121,11 @@ def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:
 
     try:
         if "--hosts" in typed:
-            return hostlist.parse_hosts(typed["--hosts"], "")
+            return hostlist.parse_hosts(typed["--hosts"], origin="")
         if "--hostfile" in typed:
             with open(typed["--hostfile"], encoding="utf-8", errors="replace") as file:
-                return hostlist.parse_hostfile(file.read(1 << 20), "")
-    except (OSError, LaunchError):
+                return hostlist.parse_hostfile(file.read(1 << 20), path="")
+    except (OSError, LaunchError):  # which is no matter here: the line is wrong already
         pass
     return ()
 

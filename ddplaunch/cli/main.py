@@ -84,7 +84,7 @@ def application(ctx: click.Context) -> int:
         help_page.examples(EXAMPLES)
         help_page.paragraph("`ddplaunch --help` shows the options used most, `ddplaunch --help-all` all of them.")
         write_stderr(page(ctx, help_page.getvalue(), fd=2))
-    return USAGE
+    return USAGE  # after a verb click returns what the verb has returned
 
 
 def watch_disk(argv: Sequence[str], env: Mapping[str, str]) -> None:

@@ -104,7 +104,7 @@ def written_out(argument: str, following: str) -> str:
     if meant is not None:
         raise LaunchError(f"{typed} is not an option", hint=f"did you mean `{meant}`?")
     found = [option for option in OPTIONS if option.flag.startswith(name)] if name.startswith("--") else []
-    is_torchruns = len(found) == 1 and (found[0].pet or found[0].torchruns)
+    is_torchruns = len(found) == 1 and (found[0].pet or found[0].torchruns)  # with a variable PET_*, or without one
     return found[0].flag + equals + value if is_torchruns else argument
 
 

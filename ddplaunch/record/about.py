@@ -114,9 +114,8 @@ def _machine(devices: Sequence[Device]) -> dict[str, Any]:
         "cpu": line(cpu[1]) if cpu else None,
         "cpus": os.cpu_count(),
         "memory": int(memory[1]) << 10 if memory else None,
-        "devices": [
-            line(device.name or device.token) for device in devices
-        ],  # without a name, as CUDA_VISIBLE_DEVICES has it
+        # a device without a name as CUDA_VISIBLE_DEVICES has it
+        "devices": [line(device.name or device.token) for device in devices],
         "driver": driver[1] if driver else None,
     }
 

@@ -124,12 +124,10 @@ class FileQueue:
         self._logs = 0  # that were opened; a log's number is how many these were
         self._missing: Counter[int] = Counter()  # by log: bytes that were dropped since the writer last took any
         self._was_told_to_end = False
-        self.replied: Callable[[Reply], None] = lambda _: (
-            None
-        )  # is called with each reply except for that about the socket
-        self.listening: Callable[[Reply], None] = lambda _: (
-            None
-        )  # is called once `listener` has a name, or can have none
+        # called with each reply, except for that about the socket of the run
+        self.replied: Callable[[Reply], None] = lambda _: None
+        # called with that reply: `listener` has a name, or can have none
+        self.listening: Callable[[Reply], None] = lambda _: None
         self.dropped_lines = 0
         self.hangs = False  # the disk hangs: the writer has made no progress for long
         self.has_hung = False  # the disk hung at some time
@@ -174,9 +172,8 @@ class FileQueue:
             self.receive()  # the writer may have said why it ended
             return
         self._watch()
-        if (
-            kind != SAMPLE
-        ):  # a sample is no reason to wake this process for; the next message finds out whether the disk hangs
+        # a sample is no reason to wake this process for; the next message finds out whether the disk hangs
+        if kind != SAMPLE:
             self._expect_progress()
 
     @property

@@ -62,9 +62,8 @@ class _Writer:
         self._samples: dict[str, int] = {}  # by name
         self._logs: dict[int, BoundedLog] = {}  # by the number that the agent has given
         self._times: LogTimes | None = None
-        self._socket: tuple[int, str] | None = (
-            None  # where the socket of the run lies: a descriptor of the folder, the name
-        )
+        # where the socket of the run lies: a descriptor of the folder, and the name
+        self._socket: tuple[int, str] | None = None
         self._tidying: Iterator[str | None] | None = None  # removes old runs step by step; None: there is nothing to do
         self._tidies_at = 0.0  # when that begins, in monotonic seconds
 

@@ -212,10 +212,8 @@ def folder_of_run(
     if plan.workers and len(plan.agents) > plan.nnodes:
         root, name = f"{runs}/{plan.run_id}", f"rank-{plan.workers[0].rank}"  # a command was started for each rank
     elif is_part or (plan.workers and len(plan.agents) > 1):
-        root, name = (
-            f"{runs}/{plan.run_id}",
-            own_part,
-        )  # homes are often shared, so each node has a folder in that of the run
+        # homes are often shared, so each node has a folder of its own in that of the run
+        root, name = f"{runs}/{plan.run_id}", own_part
     return RunFolder(files, root, name, runs=runs, torchrun_layout=False, keep=spec.keep_runs)
 
 

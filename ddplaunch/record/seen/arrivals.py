@@ -66,9 +66,8 @@ def arrivals(rank: int, bodies: Iterable[bytes], members: Mapping[str, str], eve
     for group, of_group in calls.items():
         _, _, own_name = group.partition(" ")  # behind the backend, see `_named_group`
         ranks = members.get(own_name, "")
-        made.append(
-            _arrivals_in(group, ranks if len(ranks) <= LONGEST_REPEATED_MEMBERS else "", of_group, every, most, rank)
-        )
+        known_ranks = ranks if len(ranks) <= LONGEST_REPEATED_MEMBERS else ""
+        made.append(_arrivals_in(group, known_ranks, of_group, every, most, rank))
     return made
 
 
@@ -83,9 +82,8 @@ def _arrivals_in(group: str, members: str, calls: Sequence[_Call], every: int, m
     """Return when a rank came to the last `most` collectives of a group, for every `every`-th step, and how long a step is."""
     kinds = [(call.name, call.sizes) for call in calls]
     length, period = find_step([(call.at, kind) for call, kind in zip(calls, kinds, strict=True)])
-    has_one_operation = (
-        len({call.name for call in calls}) == 1
-    )  # then a step may be one call of any size, or all of them
+    # if all are one operation, a step may be one call of any size, or all of them
+    has_one_operation = len({call.name for call in calls}) == 1
     if not length and not has_one_operation and not _repeats_too_rarely(kinds):
         length, period = find_step([(call.at, call.name) for call in calls])  # the sizes may change from step to step
     kept = calls

@@ -212,9 +212,8 @@ def _summarized_time(run: History) -> Spent | None:
 
 def _time_by_events(run: History) -> Spent | None:
     """Return where the time went as the events tell, for a job that runs or was killed; None if they tell of no steps."""
-    farthest: dict[
-        int, tuple[int, float, Reached]
-    ] = {}  # by generation, of the worker with the most steps: these, its end, and more
+    # by generation, of the worker with the most steps: how many, its end, and how far it was
+    farthest: dict[int, tuple[int, float, Reached]] = {}
     for life in run.lives:
         if life.reached is None or life.ended is None:
             continue
@@ -342,9 +341,8 @@ def _plan(run: History) -> Html | None:
     """Show what was decided on the first node, and why: the plan's values, its reasons, and where options come from."""
     plan = run.nodes[0].plan
     reasons, origins = _object(plan.get("reasons")), _object(plan.get("origins"))
-    values = {
-        name: value for name, value in plan.items() if isinstance(value, str | int) and name != "v"
-    }  # v: of the format
+    version_of_format = "v"
+    values = {name: value for name, value in plan.items() if isinstance(value, str | int) and name != version_of_format}
     rows = [(name, str(value), str(reasons.get(name, ""))) for name, value in values.items()]
     rows += [(name, "", str(why)) for name, why in reasons.items() if name not in values]
     rows += [(name, "option", str(where)) for name, where in origins.items()]

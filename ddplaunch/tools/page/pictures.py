@@ -255,6 +255,5 @@ def _round_up(largest: float, unit: str) -> float:
             scale *= 1024
     power = 10.0 ** floor(log10(largest / scale))
     tops = (step * power * scale for step in (1, 2, 4, 6, 8, 10))
-    return next(
-        top for top in tops if top >= largest * 0.999
-    )  # a value on the line itself may be larger by its last digits
+    # the largest value may be above a line that it is on by its last digits
+    return next(top for top in tops if top >= largest * 0.999)

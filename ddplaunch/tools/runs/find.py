@@ -215,9 +215,8 @@ def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str
         runs += [of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in here]
     now, found = time.time(), []
     for run in newest_first(runs):
-        name = next(
-            (name for name in (run.name, run.run_id, run.program) if name.startswith(typed)), ""
-        )  # "": none fits
+        fitting = (name for name in (run.name, run.run_id, run.program) if name.startswith(typed))
+        name = next(fitting, "")
         # a shell reads the answer line by line, takes a blank for the end of a word, and click's script for fish a comma
         if _IN_SHELLS.fullmatch(name):
             found.append((name, " ".join(filter(None, (run.program, run.age(now))))))
@@ -440,9 +439,9 @@ def _by_folder(named: str, here: Sequence[Known]) -> Known:
     except OSError as error:
         raise LaunchError(f"{named}: {why_failed(error)}", hint=_SHOWS) from None
     socket_path = SocketPath(path, run_socket.NAME)
-    if os.path.lexists(
-        socket_path.path
-    ):  # the folder lies outside of our folder of runs, as with another XDG_STATE_HOME
+    # in a folder outside of our folder of runs, as with another XDG_STATE_HOME
+    has_socket = os.path.lexists(socket_path.path)
+    if has_socket:
         if (replies := ask(socket_path, AskStatus(), ANSWER_WITHIN)) is not None:
             return of_running(replies)
     elif owner not in (os.getuid(), 0) and os.getuid() != 0:

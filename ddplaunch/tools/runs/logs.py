@@ -358,9 +358,8 @@ def _write_lines(readers: Sequence[_HostReader]) -> None:
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         for reader in readers:
             stack.enter_context(reader.process)
-            stack.callback(
-                reader.process.terminate
-            )  # is called first: to leave the context of a process waits for its end
+            # what is registered last is called first: the context of a process waits for its end
+            stack.callback(reader.process.terminate)
             assert reader.process.stdout is not None
             selector.register(reader.process.stdout, selectors.EVENT_READ, reader)
         while selector.get_map():

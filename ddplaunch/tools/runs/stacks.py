@@ -63,9 +63,8 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
     ranks, name = find.ranks_meant(want.ranks), run.name
     replies = _ask(run, want)
     samples = replies.samples
-    world_size = (
-        replies.run.world_size if replies.run is not None else 0
-    )  # 0: the nodes have not met, so it is not known
+    # 0: the nodes have not met, so that it is not known
+    world_size = replies.run.world_size if replies.run is not None else 0
     if ranks is not None and world_size:
         possible = {sample.rank for sample in samples}.union(range(world_size))
         if unknown := sorted(ranks - possible):

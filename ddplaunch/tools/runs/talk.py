@@ -149,9 +149,8 @@ def _read_line(prompt: str, sock: socket.socket) -> str | None:
                 return None
             except KeyboardInterrupt:
                 sys.stdout.write("\n")  # the line is thrown away, as by any pdb
-            except (
-                SystemError
-            ) as error:  # a handler raised just when input() had its result: Ctrl-C's, or the one above
+            except SystemError as error:
+                # a handler raised just when input() had its result: that of Ctrl-C, or the one above
                 if not isinstance(error.__cause__, KeyboardInterrupt):
                     raise _Lost from error
     finally:

@@ -143,6 +143,7 @@ class _Top:
                 took = time.monotonic() - asked_at
                 # an answer in time is taken for CPU time of the agent; a late one only says that some node does not answer
                 agents_cpu = took if took < _WITHIN else 0.0
+                # after such a pause looks have cost _SHARE of the time
                 next_look_at = time.monotonic() + max(_EVERY, own_cpu / _SHARE, agents_cpu / _SHARE)
             self._draw()
             own_cpu = time.process_time() - cpu_before
