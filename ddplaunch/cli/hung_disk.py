@@ -16,12 +16,12 @@ from ddplaunch.system.exitcodes import NOT_WRITTEN
 from ddplaunch.system.process.ask import AskedEnded, ask
 from ddplaunch.system.process.files import open_regular
 
-_WITHIN = 1.0  # seconds that a disk has to answer
-_OF_RUNS = (
+_ANSWER_WITHIN = 1.0  # seconds that a disk has to answer
+_HINT_OF_RUNS = (
     "`export XDG_STATE_HOME=FOLDER`, or `--log-dir FOLDER`, has new jobs keep their runs on another disk; a job that runs goes "
     "on, and SIGTERM to its command stops it"
 )
-_OF_FILES = "`cd` to a folder on a disk that works, and name a script there"
+_HINT_OF_FILES = "`cd` to a folder on a disk that works, and name a script there"
 
 
 def end(argv: Sequence[str], env: Mapping[str, str]) -> int:
@@ -31,7 +31,7 @@ def end(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """
     named = [os.path.abspath(word) for word in argv[1:] if os.sep in word and not word.startswith("-")]
     looks_into_runs = VERBS[argv[0]][0] == "running"
-    folder, hint = (runs_folder(env), _OF_RUNS) if looks_into_runs else (working_directory(), _OF_FILES)
+    folder, hint = (runs_folder(env), _HINT_OF_RUNS) if looks_into_runs else (working_directory(), _HINT_OF_FILES)
     places = [*named, folder or os.curdir]
     # all may answer now: a disk may answer some requests and not others
     silent = next((place for place in places if not _answers(place)), places[-1])
@@ -45,7 +45,7 @@ def end(argv: Sequence[str], env: Mapping[str, str]) -> int:
 def _answers(place: str) -> bool:
     """Whether the disk of a file or folder answers in time, be it that there is none."""
     try:
-        ask(partial(_read, place), _WITHIN)
+        ask(partial(_read, place), _ANSWER_WITHIN)
     except TimeoutError:
         return False
     except (OSError, AskedEnded):

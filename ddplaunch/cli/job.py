@@ -64,7 +64,7 @@ _DEFAULTS = (
     "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
     "Options may be written with _ for -."
 )
-_SELF = (
+_ABOUT_OPTIONS = (
     ("-h, --help", "The options used most, in short."),
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
@@ -219,12 +219,12 @@ class JobCommand(Command):
             formatter.rows("Options", rows)
             shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit")]
             formatter.rows("Verbs", [*shown, _BEFORE_RUNS, _INTO_RUNS])
-            formatter.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
+            formatter.rows("More", [*_ABOUT_OPTIONS[1:], ("VERB --help", "The help of a verb.")])
             return
         formatter.examples((*EXAMPLES, *_MORE_EXAMPLES))
         for group in GROUPS:
             formatter.rows(group, [one.row() for one in options.values() if one.option.group == group])
-        formatter.rows("Other options", _SELF)
+        formatter.rows("Other options", _ABOUT_OPTIONS)
         verbs = [(verb, text) for verb, (_, text) in VERBS.items()]
         formatter.rows("Verbs", [*verbs, ("help, version", "The same as --help and --version.")])
         formatter.paragraph(_DEFAULTS)

@@ -13,7 +13,7 @@ from ddplaunch.system.errors import LaunchError
 if TYPE_CHECKING:
     from ddplaunch.plan.cluster.hostlist import Host
 
-_NUMBER = "--nproc-per-node"
+_NPROC = "--nproc-per-node"
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 FLAGS: Mapping[str, Option | None] = {
     **{option.flag: option for option in OPTIONS},
@@ -22,7 +22,7 @@ FLAGS: Mapping[str, Option | None] = {
     **dict.fromkeys(("--help", "--help-all", "--version")),
 }
 # options of other launchers, and ours of the same meaning, besides those of ALIASES; None: nothing has to be said here
-_OURS = {alias.flag: BY_NAME[alias.option].flag for alias in ALIASES}
+_OUR_FLAGS = {alias.flag: BY_NAME[alias.option].flag for alias in ALIASES}
 _MPIRUN = {"-H": "--hosts", "--host": "--hosts", "-x": "--env", "--allow-run-as-root": None, "--oversubscribe": None}
 _LAUNCH = {"--use-env": None}
 _DEEPSPEED = {"--no-local-rank": None, "--no-ssh": None}
@@ -59,7 +59,7 @@ def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
         _, equals, value = word.partition("=")
         flag = flag_of(word)
         # None: nothing has to be said in its place; "": it has no counterpart
-        ours = LAUNCHERS[name].get(flag, _OURS.get(flag, flag if flag in FLAGS else ""))
+        ours = LAUNCHERS[name].get(flag, _OUR_FLAGS.get(flag, flag if flag in FLAGS else ""))
         option = FLAGS.get(ours or "")
         is_flag = option is not None and option.is_flag
         has_value_next = not equals and not is_flag and at + 1 < end and not words[at + 1].startswith("-")
@@ -101,18 +101,18 @@ def _on_each_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, s
     each, more = divmod(left, len(hosts))
     counts = [count + each + (1 if index < more else 0) for index, count in enumerate(counts)]
     if counts == [host.slots for host in hosts]:  # which the hosts say themselves
-        return [option for option in meant if option[0] != _NUMBER]
+        return [option for option in meant if option[0] != _NPROC]
     if len(set(counts)) == 1 and all(host.slots is None for host in hosts):
         return _with_number(meant, counts[0])
     # an IPv6 address, perhaps behind a user, gets brackets
     names = [re.sub(r"[^@]*:.*", r"[\g<0>]", host.name) for host in hosts]
     listed = ",".join(f"{name}:{count}" for name, count in zip(names, counts, strict=True) if count)
-    others = [option for option in meant if option[0] not in (_NUMBER, "--hosts", "--hostfile")]
+    others = [option for option in meant if option[0] not in (_NPROC, "--hosts", "--hostfile")]
     return [*others, ("--hosts", listed)]
 
 
 def _with_number(meant: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
-    return [(flag, str(number) if flag == _NUMBER else value) for flag, value in meant]
+    return [(flag, str(number) if flag == _NPROC else value) for flag, value in meant]
 
 
 def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:

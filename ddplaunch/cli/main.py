@@ -19,7 +19,7 @@ from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.errors import LaunchError, not_imported, write_stderr
 from ddplaunch.system.exitcodes import BUG, NOT_WRITTEN, USAGE
 
-_ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
+_INTRO = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
 
 
 class Application(click.Group):
@@ -80,7 +80,7 @@ def application(ctx: click.Context) -> int:
 
         help_page = ctx.make_formatter()
         assert isinstance(help_page, Context.formatter_class)
-        help_page.write_text(_ALONE)
+        help_page.write_text(_INTRO)
         help_page.examples(EXAMPLES)
         help_page.paragraph("`ddplaunch --help` shows the options used most, `ddplaunch --help-all` all of them.")
         write_stderr(page(ctx, help_page.getvalue(), fd=2))

@@ -21,19 +21,19 @@ from ddplaunch.system.words import did_you_mean, some
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
 _QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
-_NUMBER = "--nproc-per-node"
+_NPROC = "--nproc-per-node"
 
 # they run any command
-_IN_FRONT = ("env", "uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")
+_RUN_OTHERS = ("env", "uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _NUMERAL = re.compile(r"[-+]?\d*\.?\d+")
 # what people call our options
 _WORDS_FOR = {
-    "nprocs": _NUMBER, "ngpus": _NUMBER, "num-workers": _NUMBER, "workers": _NUMBER, "world-size": _NUMBER,
+    "nprocs": _NPROC, "ngpus": _NPROC, "num-workers": _NPROC, "workers": _NPROC, "world-size": _NPROC,
     "rank": "--node-rank", "port": "--master-port", "addr": "--master-addr", "master-ip": "--master-addr",
     "silent": "--quiet", "dry-run": "ddplaunch plan", "json": "ddplaunch plan --json", "sh": "ddplaunch plan --sh",
     "no-color": "NO_COLOR=1 ddplaunch", "bind-to": "--cpu-bind", "cpu": "--devices cpu",
-    "procs": _NUMBER, "gpus-per-node": _NUMBER, "ngpus-per-node": _NUMBER, "gpu": "--devices", "cuda": "--devices",
+    "procs": _NPROC, "gpus-per-node": _NPROC, "ngpus-per-node": _NPROC, "gpu": "--devices", "cuda": "--devices",
     "cuda-visible-devices": "--devices", "retries": "--max-restarts", "kill-after": "--grace-period", "omp": "--threads",
     "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
     **dict.fromkeys(("pdb", "ipdb", "post-mortem"), "--debug"), "vscode": "--debugpy",
@@ -42,7 +42,7 @@ _WORDS_FOR = {
 _VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top"}
 # verbs that other tools have, and what serves in their place
 _LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
-_SERVES = {
+_SERVES_INSTEAD = {
     **dict.fromkeys(("info", "env", "test", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
     **dict.fromkeys(
         ("init", "config", "cfg", "configure", "setup"),
@@ -170,7 +170,7 @@ def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
         whole = shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
         return LaunchError(what, hint=f"sbatch has it: type `{whole}`")
     if typed[1:].isdecimal():
-        return LaunchError(f"{typed} is not an option", hint=line.with_target(_NUMBER, typed[1:]))
+        return LaunchError(f"{typed} is not an option", hint=line.with_target(_NPROC, typed[1:]))
     if typed == "-c":
         return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
     meant = _WORDS_FOR.get(bare)
@@ -204,7 +204,7 @@ def in_place_of_script(line: Line) -> LaunchError | None:
     if target not in VERBS and (meant := _of_split_value(line)):
         return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
     if target.isdecimal():
-        return LaunchError(f"{target} is a number, not a script", hint=line.with_target(_NUMBER, target))
+        return LaunchError(f"{target} is a number, not a script", hint=line.with_target(_NPROC, target))
     if _NUMERAL.fullmatch(target):
         return LaunchError(f"{target} is a number, not a script", hint=_type(line.before, line.rest))
     return of_text_processor(line) or _of_quoted_line(line) or _not_there(line)
@@ -225,13 +225,13 @@ def _of_program(line: Line) -> LaunchError | None:
     target, rest = line.target, line.rest
     if target in LAUNCHERS:
         return _of_launcher(target, line.before, target, rest)
-    if target in _IN_FRONT and (at := first_script(rest)) is not None:
+    if target in _RUN_OTHERS and (at := first_script(rest)) is not None:
         words = [word for word in rest[:at] if not PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *line.before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
     names_file_next = "." in "".join(rest[:1])
-    if target in _SERVES and not names_file_next:
-        return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES[target])
+    if target in _SERVES_INSTEAD and not names_file_next:
+        return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES_INSTEAD[target])
     if re.match(r"\w+://", target):
         hint = line.with_target(os.path.basename(target) or "train.py", how="fetch it first, then ")
         return LaunchError(f"{target} is a URL, not a file", hint=hint)

@@ -27,7 +27,7 @@ from ddplaunch.tools.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, USAGE, 
 
 SEPARATOR = "--"
 
-_OURS = ("print", "wait", "follow", "parsable", "help", "version")
+_OUR_OPTIONS = ("print", "wait", "follow", "parsable", "help", "version")
 _REFUSED = {"usage": "`sbatch --usage` shows it", "wrap": "ddplaunch writes the script: type the job after --"}
 _NO_VALUE = "\0"  # what click gives for an option that has no value, or was typed without one
 
@@ -65,7 +65,7 @@ class SubmitCommand(Command):
         letters = {name: [f"-{letter}"] for letter, name in SHORT.items()}
         rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete)
         options: list[click.Parameter] = []
-        for name in sorted(KNOWN.difference(_OURS)):
+        for name in sorted(KNOWN.difference(_OUR_OPTIONS)):
             # click: with a `flag_value`, an option need not have a value; without `is_flag`, it may have one
             without_value: dict[str, Any] = {"is_flag": name in FLAGS, "flag_value": _NO_VALUE}
             names = [f"--{name}", *letters.get(name, ())]
@@ -84,7 +84,7 @@ class SubmitCommand(Command):
         for word in before:
             name, equals, value = word.removeprefix("--").partition("=")
             if word.startswith("--"):
-                is_whole = not name or name in KNOWN or name in _OURS or name.replace("-", "_") in BY_NAME
+                is_whole = not name or name in KNOWN or name in _OUR_OPTIONS or name.replace("-", "_") in BY_NAME
                 meant = [] if is_whole else [known for known in KNOWN if known.startswith(name)]
                 words.append(f"--{meant[0] if len(meant) == 1 else name}{equals}{value}")
             elif words and not word.startswith("-") and _is_unknown(words[-1]):
@@ -112,7 +112,7 @@ def _is_unknown(word: str) -> bool:
     """Whether this is an option of one letter or name that we do not know, without a value."""
     if word.startswith("--"):
         name = word.removeprefix("--")
-        return "=" not in name and name not in (*KNOWN, *_OURS, *(option.key for option in BY_NAME.values()))
+        return "=" not in name and name not in (*KNOWN, *_OUR_OPTIONS, *(option.key for option in BY_NAME.values()))
     return len(word) == 2 and word[0] == "-" and word[1] not in SHORT
 
 

@@ -37,10 +37,10 @@ KINDS = {
 }
 OF_DOCTOR = ("slow", "unreachable")  # no longer so, once the doctor finds nothing wrong with the node
 KEPT = 7 * 86400.0  # seconds
-_MOST = 500  # failures
-_LARGEST = 1 << 20  # bytes of the file that are read
+_MOST_FAILURES = 500  # failures
+_LARGEST_FILE = 1 << 20  # bytes of the file that are read
 _AHEAD = 3600.0  # seconds that the clock of another host may be ahead
-_WITHIN = 1.0  # seconds that the disk has to answer
+_DISK_WITHIN = 1.0  # seconds that the disk has to answer
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ def _read(path: str, now: float) -> list[Failure]:
     """Read the file, on a disk that may hang; for the rest see `read`."""
     try:
         with open_regular(path) as file:
-            owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST)
+            owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -94,7 +94,7 @@ def _decoded(text: bytes) -> list[Failure]:
 
 def _recent(failures: Sequence[Failure], now: float) -> list[Failure]:
     kept = [one for one in failures if one.kind in KINDS and now - KEPT <= one.at <= now + _AHEAD]
-    return sorted(kept, key=lambda one: one.at)[-_MOST:]
+    return sorted(kept, key=lambda one: one.at)[-_MOST_FAILURES:]
 
 
 def _without_old(failures: Sequence[Failure], now: float) -> list[Failure]:
@@ -112,7 +112,7 @@ def remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[
     from ddplaunch.system.process.ask import AskedEnded, ask
 
     with suppress(OSError, AskedEnded):  # of which TimeoutError is one
-        ask(partial(_remember, path, failures, now, well), _WITHIN)
+        ask(partial(_remember, path, failures, now, well), _DISK_WITHIN)
 
 
 def _remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[str]) -> None:
@@ -137,7 +137,7 @@ def remember_suspects(path: str, failures: Sequence[tuple[Failure, str | None]],
             _remember(path, proven, now, ())
 
     with suppress(OSError, AskedEnded):
-        ask(remember_proven, _WITHIN)
+        ask(remember_proven, _DISK_WITHIN)
 
 
 def add(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] = ()) -> None:
@@ -174,7 +174,7 @@ def _change(path: str, change: Callable[[list[Failure]], list[Failure]], now: fl
     with open(fd, "r+b") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX)
-        kept = change(_without_old(_decoded(file.read(_LARGEST)), now))[-_MOST:]
+        kept = change(_without_old(_decoded(file.read(_LARGEST_FILE)), now))[-_MOST_FAILURES:]
         text = b"".join(msgspec.json.encode(one) + b"\n" for one in kept)
         file.seek(0)
         file.write(text)  # and cut the file only then: a reader, who takes no lock, never finds the file empty

@@ -25,7 +25,7 @@ HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, a
 LIMIT = 64 << 20  # bytes waiting from which output is dropped
 HANG_TIMEOUT = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
 RECHECK = 1.0  # seconds: after a pause of the whole machine the writer needs a moment, too
-_ROOM = 1 << 20  # bytes beyond LIMIT for what is no output
+_ROOM_FOR_EVENTS = 1 << 20  # bytes beyond LIMIT for what is no output
 
 # Messages and replies are frames: of a message what it is, for which log, and the content; of a reply packed values.
 PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
@@ -163,7 +163,7 @@ class FileQueue:
 
         Of all other messages, which are few, only events may be so many that they are dropped.
         """
-        if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM):
+        if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM_FOR_EVENTS):
             return
         self._handed_over += HEADER + len(data)
         try:

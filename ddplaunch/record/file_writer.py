@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TIDY_AFTER = 1.0  # seconds: most jobs have started all their workers by then
 
-_GONE = "the log folder did not answer"
+_WHY_MISSING = "the log folder did not answer"
 
 
 def run(sock: int, shared: int, listener: int = -1) -> None:
@@ -114,7 +114,7 @@ class _Writer:
             elif kind == file_queue.WRITE and log in self._logs:
                 self._write_log(log, lambda file: file.write(data))
             elif kind == file_queue.MISSING and log in self._logs:
-                self._write_log(log, lambda file: file.note_missing(int(data), _GONE))
+                self._write_log(log, lambda file: file.note_missing(int(data), _WHY_MISSING))
             elif kind == file_queue.CLOSE and log in self._logs:
                 self._close_log(log)
             elif kind == file_queue.EVENT:

@@ -181,8 +181,8 @@ class BoundedLog:
 
 TIMES = "log-times"
 INTERVAL = 10.0  # seconds between two lines about one log, at first
-_MOST = 64 << 20  # bytes that are read: far more than a run of months has
-_DOUBLES = (
+_LARGEST_TIMES = 64 << 20  # bytes that are read: far more than a run of months has
+_DOUBLES_EVERY = (
     4 << 20
 )  # bytes: the interval doubles each time the file has grown by so many, so it stays small in a run of months
 
@@ -202,7 +202,7 @@ class LogTimes:
 
     def note(self, name: str, offset: int, at: float) -> None:
         """Note, unless that was done not long ago, that this log has `offset` bytes at this time (seconds since 1970)."""
-        interval = INTERVAL * 2 ** (self._size // _DOUBLES)
+        interval = INTERVAL * 2 ** (self._size // _DOUBLES_EVERY)
         was_noted_at = self._noted.get(name)
         is_recent = was_noted_at is not None and 0 <= at - was_noted_at < interval  # not if the clock was set back
         if self._fd < 0 or is_recent:
@@ -223,7 +223,7 @@ def offset_at(folder: str, name: str, at: float) -> int:
 def _offsets_at(folder: str, at: float) -> Mapping[bytes, int]:
     """Return how long each log was at a time, by name, as the file of times says."""
     offsets: dict[bytes, int] = {}
-    for line in (content(f"{folder}/{TIMES}", _MOST) or b"").split(b"\n"):
+    for line in (content(f"{folder}/{TIMES}", _LARGEST_TIMES) or b"").split(b"\n"):
         with suppress(ValueError):  # a number of thousands of digits
             match line.split(b" ", 2):
                 case [when, size, name] if when.isdigit() and size.isdigit() and int(when) <= at:

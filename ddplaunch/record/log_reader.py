@@ -25,10 +25,10 @@ from ddplaunch.system.words import why_failed
 
 CHUNK = 1 << 20  # bytes read at once, and the longest line that is kept in one piece
 STREAMS = ("out", "err")
-_GAP = b"[ddplaunch: a part is left out here: the log had reached its limit]\n"
-_OURS = re.compile(r"rank-(\d{1,9})\.(out|err)")
+_GAP_NOTE = b"[ddplaunch: a part is left out here: the log had reached its limit]\n"
+_OUR_NAME = re.compile(r"rank-(\d{1,9})\.(out|err)")
 _ATTEMPT = re.compile(r"attempt_(\d{1,9})")
-_TORCHRUNS = {"stdout.log": "out", "stderr.log": "err"}
+_TORCHRUN_NAMES = {"stdout.log": "out", "stderr.log": "err"}
 _SETTLED = 2.0  # seconds after which a change of a folder has another time than the one before, on any file system
 _LONGEST_EXCEPTION = 1 << 18  # characters
 
@@ -77,11 +77,13 @@ def _logs_in(root: str) -> Iterator[LogFile]:
         for local_rank in filter(str.isdigit, _names(f"{root}/{attempt}")):
             rank = ranks.get(int(local_rank), int(local_rank))
             for file in _names(f"{root}/{attempt}/{local_rank}"):
-                if file in _TORCHRUNS:
+                if file in _TORCHRUN_NAMES:
                     path = f"{attempt}/{local_rank}/{file}"
-                    yield LogFile(rank=rank, attempt=int(found[1]), stream=_TORCHRUNS[file], folder=root, name=path)
+                    yield LogFile(
+                        rank=rank, attempt=int(found[1]), stream=_TORCHRUN_NAMES[file], folder=root, name=path
+                    )
     for name in names:
-        if found := _OURS.fullmatch(name):
+        if found := _OUR_NAME.fullmatch(name):
             yield LogFile(rank=int(found[1]), attempt=0, stream=found[2], folder=root, name=name)
 
 
@@ -153,7 +155,7 @@ class LogReader:
             is_part_dropped = following > self._segment + 1
             if is_part_dropped:
                 yield from self.rest()
-                yield _GAP
+                yield _GAP_NOTE
             self.close()
             self._segment = following
 

@@ -35,12 +35,12 @@ SKEW = 3600.0  # seconds by which two clocks may differ that agree
 LEAP = 14 * DAY  # a time in which no job has looked here, which is as likely that of a clock that is wrong
 _KEEP_ALL = "`--keep-runs 0` keeps all runs at any time"
 
-_COUNTS_FOR = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
-_LONG = 600.0  # seconds: a run that took so long matters, even if it ended well
+_LEAST_COUNTED = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
+_LONG_RUN = 600.0  # seconds: a run that took so long matters, even if it ended well
 _FREE = 1 << 30  # bytes that should be free on the disk, or a twentieth of it if that is less
-_WORTH_IT = 1 << 20  # bytes: smaller runs do not make room
-_WELL = ("finished", "signalled")  # how a job ends (`why` of job_ended) that did not fail
-_GOING = ".removed-"  # how the name of a run begins that is being removed; no name of a run begins with a dot
+_LEAST_SIZE = 1 << 20  # bytes: smaller runs do not make room
+_ENDED_WELL = ("finished", "signalled")  # how a job ends (`why` of job_ended) that did not fail
+_BEING_REMOVED = ".removed-"  # how the name of a run begins that is being removed; no name of a run begins with a dot
 _LIST = "removed-runs"
 _LONGEST_LIST = 1 << 20  # bytes
 
@@ -51,7 +51,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     name: str
     written: float  # when, in seconds since 1970
     matters: bool  # it took long, or failed
-    size: int = 0  # bytes, _COUNTS_FOR at least
+    size: int = 0  # bytes, _LEAST_COUNTED at least
 
 
 class Removal(Struct, frozen=True):
@@ -158,7 +158,7 @@ def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
     young, old = [], []  # runs that stay: written to within a day, and all others
     for name in names[first:] + names[:first]:
         yield
-        if name.startswith(_GOING):  # a job ended while it removed this
+        if name.startswith(_BEING_REMOVED):  # a job ended while it removed this
             yield from remove(f"{runs}/{name}")
         elif (run := look(runs, name)) is None:
             continue
@@ -182,7 +182,7 @@ def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
     for run in reversed([*young, *old]):
         if not _is_full(runs):
             break
-        if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _WORTH_IT:
+        if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _LEAST_SIZE:
             removed += yield from _remove(runs, run, "the disk was almost full")
     return removed
 
@@ -220,10 +220,10 @@ def look(runs: str, name: str) -> Candidate | None:
             has_own_name = True
         began.append(node.head[0].at)
         summary = node.object("summary") if _own_file(f"{node.folder}/summary.json") is not None else {}
-        ended_well.append(summary.get("why") in _WELL)
+        ended_well.append(summary.get("why") in _ENDED_WELL)
     if not began or not has_own_name:
         return None
-    matters = not all(ended_well) or max(written) - min(began) >= _LONG
+    matters = not all(ended_well) or max(written) - min(began) >= _LONG_RUN
     return Candidate(name=name, written=max(written), matters=matters)
 
 
@@ -252,14 +252,14 @@ def _measure(runs: str, run: Candidate) -> Generator[None, None, Candidate]:
                 else:
                     written = max(written, found.st_mtime)
                 yield
-    return replace(run, size=max(size, _COUNTS_FOR), written=written)
+    return replace(run, size=max(size, _LEAST_COUNTED), written=written)
 
 
 def _remove(runs: str, run: Candidate, why: str) -> Generator[None, None, bool]:
     """Remove a run and note why in the list of removed runs; yield between files. Return False for one that stays: it goes on."""
     if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
         return False
-    going = f"{runs}/{_GOING}{run.name}"
+    going = f"{runs}/{_BEING_REMOVED}{run.name}"
     try:
         os.rename(f"{runs}/{run.name}", going)  # at once, so that no half of a run is ever shown
     except OSError:

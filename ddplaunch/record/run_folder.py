@@ -28,7 +28,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count
 
 SAMPLES, COLLECTIVES = "samples.jsonl", "collectives.jsonl"
-_ELSEWHERE = "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER` keeps the next ones on another disk"
+_HINT_OTHER_DISK = "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER` keeps the next ones on another disk"
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 
 
@@ -166,7 +166,7 @@ class RunFolder:
         if self.files.hangs:
             what = "its logs wait"
             if not self.is_made:
-                what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_ELSEWHERE}"
+                what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_HINT_OTHER_DISK}"
             return f"warning: the log folder {self.path}{on} does not answer. The job goes on, and {what}"
         lines = self.files.dropped_lines
         dropped = [f"{count(lines, 'line')} of log were dropped meanwhile"] if lines else []

@@ -17,7 +17,7 @@ import msgspec
 
 from ddplaunch.system.fields import clean
 
-_LONGEST = 1000  # characters of a text
+_LONGEST_TEXT = 1000  # characters of a text
 _BATCH = 5000  # entries that are in memory at once
 
 Entry = Mapping[str, Any]
@@ -78,7 +78,7 @@ def _cleaned(value: Any) -> Any:
     """Return a value with all texts in it cleaned and cut."""
     match value:
         case str():
-            return clean(value[:_LONGEST])
+            return clean(value[:_LONGEST_TEXT])
         case Mapping():
             return {name: _cleaned(part) for name, part in value.items()}
         case list() | tuple():

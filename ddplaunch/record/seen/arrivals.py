@@ -21,10 +21,10 @@ from ddplaunch.system.words import compress
 _MOST_GROUPS = 64  # of a recorder
 _MOST_ENTRIES = MAX_ENTRIES // 2  # of a recorder: a worker has two
 _LEAST_REPEATS = 3  # of a sequence, or it is none that repeats
-_LONGEST = 160  # characters of the name of a group
+_LONGEST_GROUP = 160  # characters of the name of a group
 _RARE = 2  # times that a collective is called which belongs to no step: an evaluation's, or the first ones
-_MOST = 512  # times in a line: the last collectives, but
-_LEAST = 4  # of those at least
+_MOST_TIMES = 512  # times in a line: the last collectives, but
+_LEAST_TIMES = 4  # of those at least
 
 _Group: TypeAlias = "tuple[str, str]"  # its name and its ranks
 _Came: TypeAlias = (
@@ -75,7 +75,7 @@ def _named_group(fields: Mapping[str, Any]) -> str:
     """Return the backend and the name of a call's group: "nccl default_pg"."""
     name = fields.get("process_group")
     backend = str(fields.get("profiling_name")).partition(":")[0]
-    return piece(f"{backend} {name[0] if isinstance(name, list) and name else ''}", _LONGEST)
+    return piece(f"{backend} {name[0] if isinstance(name, list) and name else ''}", _LONGEST_GROUP)
 
 
 def _arrivals_in(group: str, members: str, calls: Sequence[_Call], every: int, most: int, rank: int) -> Arrivals:
@@ -171,7 +171,7 @@ def of_arrivals(found: Iterable[Arrivals], clocks: Mapping[int, Clock]) -> list[
     for each in found:
         _, _, own_name = each.group.partition(" ")  # behind the backend
         by_number = came.setdefault((own_name, each.members), {})
-        for index, at in each.calls[-_MOST:]:
+        for index, at in each.calls[-_MOST_TIMES:]:
             by_number.setdefault(index, {})[each.rank] = at - clocks[each.rank].ahead
     return _rows(came, {})
 
@@ -201,7 +201,7 @@ def _rows(came: _Came, operations: Mapping[_Group, Mapping[int, str]]) -> list[d
     rows = []
     for (name, members), by_number in came.items():
         ranks = sorted({rank for of_number in by_number.values() for rank in of_number})
-        numbers = sorted(by_number)[-max(_LEAST, _MOST // len(ranks)) :]
+        numbers = sorted(by_number)[-max(_LEAST_TIMES, _MOST_TIMES // len(ranks)) :]
         base = min(at for number in numbers for at in by_number[number].values())
         row = {
             "v": VERSION,

@@ -28,8 +28,8 @@ _EQUAL_SIZES = {
 }
 _DISAGREE = "the ranks disagree"
 _DEADLOCK = "deadlock"
-_MOST = 16  # groups, or locations, that are named
-_MOST_LINES = 80  # of RAS
+_MOST_NAMED = 16  # groups, or locations, that are named
+_MOST_RAS_LINES = 80  # of RAS
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class _Joined:
 
     def explain(self) -> list[str]:
         """Say who waits for whom: a deadlock first, then each group, then sends and receives."""
-        lines = [line for wait in self.waits[:_MOST] for line in self._explained(wait).lines]
+        lines = [line for wait in self.waits[:_MOST_NAMED] for line in self._explained(wait).lines]
         return [*self._cycle(), *lines, *self._point_to_point()]
 
     def awaited(self) -> tuple[frozenset[int], str]:
@@ -97,7 +97,7 @@ class _Joined:
 
     def at_the_end(self) -> list[str]:
         """Say where the ranks were when they had to end, and who waited for whom; each rank's location once."""
-        explained = [self._explained(wait, located=True) for wait in self.waits[:_MOST]]
+        explained = [self._explained(wait, located=True) for wait in self.waits[:_MOST_NAMED]]
         named = frozenset[int]().union(*(each.ranks for each in explained))
         elsewhere: dict[tuple[str, str], list[int]] = {}  # ranks, by their state and location
         for sample in self._ranks.values():
@@ -107,9 +107,9 @@ class _Joined:
                 elsewhere.setdefault((sample.state, where(sample, self._cwd)), []).append(sample.rank)
         locations = [
             these_ranks(who) + (f": {state}" if state else f" {'was' if len(who) == 1 else 'were'} in {text}")
-            for (state, text), who in list(elsewhere.items())[:_MOST]
+            for (state, text), who in list(elsewhere.items())[:_MOST_NAMED]
         ]
-        if more := [rank for who in list(elsewhere.values())[_MOST:] for rank in who]:
+        if more := [rank for who in list(elsewhere.values())[_MOST_NAMED:] for rank in who]:
             locations.append(f"{these_ranks(more)} {'was' if len(more) == 1 else 'were'} elsewhere")
         lines = [line for each in explained for line in each.lines]
         return [*locations, *self._cycle(), *lines, *self._point_to_point()]
@@ -158,7 +158,7 @@ class _Joined:
         by_text: dict[str, list[int]] = {}
         for rank in wait.missing:
             by_text.setdefault(self._what_instead(rank, wait), []).append(rank)
-        for text, who in list(by_text.items())[:_MOST]:
+        for text, who in list(by_text.items())[:_MOST_NAMED]:
             if len(who) > 1:
                 they = self._what_instead(who[0], wait, many=True)
                 lines.append(f"  {these_ranks(who)} have not reached it: {they}")
@@ -229,7 +229,7 @@ class _Joined:
                     pending.setdefault(f"{_numbered(first)} of group {group.name}", []).append(rank)
         return [
             f"{these_ranks(who)} wait{'s' if len(who) == 1 else ''} in {text}"
-            for text, who in list(pending.items())[:_MOST]
+            for text, who in list(pending.items())[:_MOST_NAMED]
         ]
 
 
@@ -306,7 +306,7 @@ def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
         elif printed:
             what, *printed = printed
     groups = sorted(merge(workers), key=lambda group: awaited.isdisjoint(group.ranks))
-    locations = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
+    locations = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST_NAMED])
     facts = (*printed, *locations, *ended_well(samples), *waits, *ras_lines(samples))
     return Whereabouts(what=what, locations=facts, awaited=tuple(sorted(awaited)), is_explained=is_explained)
 
@@ -316,5 +316,5 @@ def ras_lines(samples: Sequence[Sample]) -> list[str]:
     asked = next((sample for sample in samples if sample.ras), None)
     if asked is None:
         return []
-    lines = [line.rstrip() for line in asked.ras.splitlines() if line.strip()][:_MOST_LINES]
+    lines = [line.rstrip() for line in asked.ras.splitlines() if line.strip()][:_MOST_RAS_LINES]
     return [f"NCCL's RAS service, asked at rank {asked.rank}:", *(f"  {line}" for line in lines)]

@@ -17,8 +17,8 @@ from ddplaunch.system.words import these_ranks
 ENDED_WELL = "exit status 0"  # the state of such a child
 LONGEST = 4000  # characters of an error that are kept
 _TRACEBACK = "Traceback (most recent call last):\n"
-_SHOWN = 200  # characters of an exception that are shown
-_MOST = 8  # errors, and children, that are named
+_LONGEST_SHOWN = 200  # characters of an exception that are shown
+_MOST_NAMED = 8  # errors, and children, that are named
 
 
 def last_error(stderr: str) -> str:
@@ -47,7 +47,7 @@ def _printed(samples: Iterable[Sample], cwd: str) -> list[str]:
     for sample in samples:
         if sample.said and not sample.child and (text := _summary(sample.said, cwd)):
             by_error.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "#", text), (text, []))[1].append(sample.rank)
-    return [f"{these_ranks(ranks)} printed {text}" for text, ranks in list(by_error.values())[:_MOST]]
+    return [f"{these_ranks(ranks)} printed {text}" for text, ranks in list(by_error.values())[:_MOST_NAMED]]
 
 
 def _summary(said: str, cwd: str) -> str:
@@ -63,7 +63,7 @@ def _summary(said: str, cwd: str) -> str:
         frames = frames_of(WorkerError(type="", message="", traceback=traceback))
     if not what:
         return ""
-    what = what if len(what) <= _SHOWN else f"{what[:_SHOWN]}..."
+    what = what if len(what) <= _LONGEST_SHOWN else f"{what[:_LONGEST_SHOWN]}..."
     own, inner = relevant_frames(frames)
     frame = own or inner
     return f"{what}   ({location(frame, cwd)})" if frame is not None else what
@@ -76,7 +76,7 @@ def _ended_children(samples: Iterable[Sample], *, badly: bool) -> list[str]:
         if sample.child and sample.ended and (sample.state != ENDED_WELL) is badly:
             by_end.setdefault((sample.child, sample.state), []).append(sample.rank)
     sentences = []
-    for (name, how), ranks in list(by_end.items())[:_MOST]:
+    for (name, how), ranks in list(by_end.items())[:_MOST_NAMED]:
         who, has = ("a child", "has") if len(ranks) == 1 else (f"{len(ranks)} children", "have")
         sentences.append(f"{who} of {these_ranks(sorted(set(ranks)))} ({name}) {has} ended: {how}")
     return sentences

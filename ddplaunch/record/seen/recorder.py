@@ -18,7 +18,7 @@ _MOST_MEMBERS = 1 << 18  # ranks of all groups of a worker together
 _MOST_CALLS = 16  # of a group that are kept: the last ones
 _MOST_TENSORS = 4  # of a call that are written one by one
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
-_LONGEST = 160  # characters of a name or of sizes
+_LONGEST_TEXT = 160  # characters of a name or of sizes
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -126,7 +126,7 @@ def call_of(fields: Mapping[str, Any]) -> Call | None:
     operation = name.partition(":")[2] or name  # "gloo:all_reduce"
     return Call(
         number=number,
-        operation=piece(operation, _LONGEST),
+        operation=piece(operation, _LONGEST_TEXT),
         inputs=inputs,
         outputs=outputs,
         is_p2p=is_p2p,
@@ -146,13 +146,15 @@ def _tensors(fields: Mapping[str, Any], side: str) -> str:
     are_equal = len(sizes) > 1 and len(set(map(str, sizes))) == 1
     if are_equal:
         shapes = f"{len(sizes)} x {sizes[0]}"
-    return piece(f"{kind} {shapes}".strip(), _LONGEST)
+    return piece(f"{kind} {shapes}".strip(), _LONGEST_TEXT)
 
 
 def title_of(value: object) -> tuple[str, str]:
     """Return the name of a group, and what the program calls it; "" for what is not known."""
     name, title = ([*value, "", ""] if isinstance(value, list) else ["", ""])[:2]
-    return piece(str(name), _LONGEST), "" if title in ("default_pg", "undefined") else piece(str(title), _LONGEST)
+    return piece(str(name), _LONGEST_TEXT), "" if title in ("default_pg", "undefined") else piece(
+        str(title), _LONGEST_TEXT
+    )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from ddplaunch.system.fields import Piece, Seconds, Size
 from ddplaunch.system.words import ranges_of
 from ddplaunch.tools.page.samples import MOST_RANKS, first_ranks
 
-_MOST = 200_000  # times of ranks that are kept, the later ones
+_MOST_TIMES = 200_000  # times of ranks that are kept, the later ones
 _MOST_NUMBERS = 10_000  # of a line
 
 _Came = Annotated[tuple[Size | None, ...], Meta(max_length=MOST_RANKS)]
@@ -114,7 +114,7 @@ class _Gathered(Struct):
 
 
 class _Gathering:
-    """What the lines have told of each collective so far; beyond _MOST times, what was told longest ago is dropped."""
+    """What the lines have told of each collective so far; beyond _MOST_TIMES times, what was told longest ago is dropped."""
 
     def __init__(self) -> None:
         self.found: OrderedDict[_Key, _Gathered] = OrderedDict()  # by when a line told of it last
@@ -131,8 +131,8 @@ class _Gathering:
         self._times += len(known.came) - times_before
 
     def drop_oldest(self) -> None:
-        """Drop what is beyond _MOST."""
-        while self._times > _MOST:
+        """Drop what is beyond _MOST_TIMES."""
+        while self._times > _MOST_TIMES:
             _, dropped = self.found.popitem(last=False)
             self._times -= len(dropped.came)
 

@@ -30,9 +30,9 @@ from ddplaunch.tools.page.pictures import charts, timeline
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
 # bytes of the page that a text takes at most, escaped characters counted as they are written
-_FAILED_LOG, _LOG, _ALL_LOGS = 100_000, 20_000, 300_000
-_STACKS, _ALL_STACKS = 60_000, 200_000
-_DIFF, _PACKAGES = 80_000, 40_000
+_FAILED_LOG_ROOM, _LOG_ROOM, _ALL_LOGS_ROOM = 100_000, 20_000, 300_000
+_STACKS_ROOM, _ALL_STACKS_ROOM = 60_000, 200_000
+_DIFF_ROOM, _PACKAGES_ROOM = 80_000, 40_000
 _MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS = 200, 1024, 200
 _MOST_GROUPS, _MOST_WAITS, _MOST_OPEN = 8, 32, 10
 _SHOWN_PACKAGES = (
@@ -45,8 +45,8 @@ _SHOWN_PACKAGES = (
     "lightning",
     "deepspeed",
 )
-_LONGEST, _LONGEST_MARK = 1000, 300  # characters of a cell
-_STACKS_OF = 32  # nodes whose stacks are shown
+_LONGEST_CELL, _LONGEST_MARK = 1000, 300  # characters of a cell
+_MOST_STACKS = 32  # nodes whose stacks are shown
 
 
 def page(run: History, now: float, redactor: Redactor | None = None, *, shows_diff: bool = False) -> str:
@@ -118,7 +118,7 @@ def _verdict(run: History) -> Html:
         kind, text = "failed", f"The run was killed after {duration(run.ended - run.began)}, or its record ends early."
     else:
         kind = "good" if run.status == 0 else "failed"
-        text = f"{run.outcome[:_LONGEST]}. Exit status {run.status}."
+        text = f"{run.outcome[:_LONGEST_CELL]}. Exit status {run.status}."
     has, size = "has" if run.goes_on else "had", _size(run)
     where = f" It {has} {size}, and began at {_date(run.began)}."
     return tag("p", text, where, class_=f"verdict {kind}")
@@ -159,7 +159,12 @@ def _ends_by_generation(run: History) -> Iterator[tuple[str, ...]]:
     for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[: _MOST_GENERATIONS * 2]:
         took = [life.ended - life.began for life in lives if life.ended is not None]
         spans = dict.fromkeys((duration(min(took)), duration(max(took)))) if took else ()
-        yield str(generation), compress(life.rank for life in lives)[:_LONGEST], how[:_LONGEST], " to ".join(spans)
+        yield (
+            str(generation),
+            compress(life.rank for life in lives)[:_LONGEST_CELL],
+            how[:_LONGEST_CELL],
+            " to ".join(spans),
+        )
 
 
 def _restarts(run: History) -> Html | None:
@@ -175,7 +180,9 @@ def _restarts(run: History) -> Html | None:
             if failed in how
             else "a node left or joined, or the rank is not known"
         )
-        rows.append((str(one.number), duration(following.began - one.began), why[:_LONGEST], duration(one.wait or 0.0)))
+        rows.append(
+            (str(one.number), duration(following.began - one.began), why[:_LONGEST_CELL], duration(one.wait or 0.0))
+        )
     if len(rows) > _MOST_GENERATIONS:
         half = _MOST_GENERATIONS // 2
         rows[half:-half] = [("...", "", f"{len(rows) - 2 * half} more", "")]
@@ -242,19 +249,20 @@ def _failure(run: History, redactor: Redactor) -> Html | None:
     texts = (log_reader.exception(node.folder, generation, rank, local_rank) for node in run.nodes)
     traceback = redactor.text(clean(next(filter(None, texts), "")))
     host = f" on {failure['host']}" if isinstance(failure.get("host"), str) else ""
-    what = f"Rank {rank}{host}: {failure.get('error') or failure.get('how') or ''}"[:_LONGEST]
+    what = f"Rank {rank}{host}: {failure.get('error') or failure.get('how') or ''}"[:_LONGEST_CELL]
     of_rank = [log for log in log_reader.logs_of(run.folder) if log.rank == rank]
-    own_log = redactor.text(clean(dict(log_reader.ends_of(of_rank, _FAILED_LOG)).get(rank, "")))
-    room = max(_STACKS // 10, min(_STACKS, _ALL_STACKS // max(len(run.nodes), 1)))  # bytes for the stacks of a node
+    own_log = redactor.text(clean(dict(log_reader.ends_of(of_rank, _FAILED_LOG_ROOM)).get(rank, "")))
+    # bytes for the stacks of a node
+    room = max(_STACKS_ROOM // 10, min(_STACKS_ROOM, _ALL_STACKS_ROOM // max(len(run.nodes), 1)))
     stacks = []
-    for node in run.nodes[:_STACKS_OF]:
+    for node in run.nodes[:_MOST_STACKS]:
         if text := redactor.text(clean(log_reader.stacks(node.folder, generation, room))):
             host = f" on {node.host}" if len(run.nodes) > 1 else ""
             stacks.append(_text(f"Stacks of the workers{host}", text, room))
     return join(
         tag("p", what),
-        _text("Exception", traceback, _STACKS, open="") if traceback else "",
-        _text(f"End of the log of rank {rank}", own_log, _FAILED_LOG) if own_log else "",
+        _text("Exception", traceback, _STACKS_ROOM, open="") if traceback else "",
+        _text(f"End of the log of rank {rank}", own_log, _FAILED_LOG_ROOM) if own_log else "",
         stacks,
     )
 
@@ -269,13 +277,13 @@ def _collectives(run: History) -> Html | None:
             for each in ranks[:_MOST_WAITS]
         ]
         more = f", {_MOST_WAITS} of {len(ranks)} ranks" if len(ranks) > _MOST_WAITS else ""
-        of = f"Group {group}, ranks {members[:_LONGEST]}" if members else f"Group {group}"
+        of = f"Group {group}, ranks {members[:_LONGEST_CELL]}" if members else f"Group {group}"
         head = ("rank", "came last to", "kept the median rank waiting", "waited for the last rank")
         tables.append(table(f"{of}: {count(seen, 'collective')} that ddplaunch looked at{more}", head, rows))
     open_ones = [one for one in run.collectives if one.is_open]
     ends = [
         (str(one), str(one.generation), f"{max(one.came.values()) - run.began:+.3f} s",
-         compress(one.came)[:_LONGEST], one.missing_text(_LONGEST))
+         compress(one.came)[:_LONGEST_CELL], one.missing_text(_LONGEST_CELL))
         for one in open_ones[-_MOST_OPEN:]
     ]  # fmt: skip
     if ends:
@@ -331,7 +339,7 @@ def _first_with_workers(run: History) -> NodeHistory:
 def _logs(run: History, redactor: Redactor) -> Html | None:
     """Show the ends of all logs, rank by rank."""
     ranks = {life.rank for life in run.lives}
-    room = min(_LOG, _ALL_LOGS // max(len(ranks), 1))  # bytes for each
+    room = min(_LOG_ROOM, _ALL_LOGS_ROOM // max(len(ranks), 1))  # bytes for each
     ends = islice(log_reader.ends_of(log_reader.logs_of(run.folder), room), _MOST_WORKERS)
     shown = [_text(f"rank {rank}", redactor.text(clean(text)), room) for rank, text in ends]
     return join(shown) if shown else None
@@ -384,7 +392,7 @@ def _machine(run: History) -> Html:
     return join(
         table("Versions", ("what", "version"), _cut(rows)),
         table("Machines", ("host", "ranks", "CPUs", "memory", "devices", "driver", "system"), _cut(machines)),
-        _text("All packages", all_packages, _PACKAGES) if packages else "",
+        _text("All packages", all_packages, _PACKAGES_ROOM) if packages else "",
     )
 
 
@@ -422,10 +430,10 @@ def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
         how = (tag("code", "ddplaunch report --diff"), " shows all else of them.")
         shown = tag("p", f"{counted}: the changes since the commit are left out. ", how)
     elif changes:
-        shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF)
+        shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF_ROOM)
     return join(
         table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
-        _text("Changed files", files, _PACKAGES) if files else "",
+        _text("Changed files", files, _PACKAGES_ROOM) if files else "",
         shown,
     )
 
@@ -471,7 +479,7 @@ def _objects(found: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _cut(rows: Iterable[Iterable[str]]) -> list[list[str]]:
-    return [[cell[:_LONGEST] for cell in row] for row in rows]
+    return [[cell[:_LONGEST_CELL] for cell in row] for row in rows]
 
 
 def _date(at: float) -> str:

@@ -18,7 +18,7 @@ from ddplaunch.tools.page.markup import Content, Html, join, scrolling, table, t
 from ddplaunch.tools.page.samples import Curve, Point
 
 _LEFT, _WIDTH = 90, 900  # units of a picture: room for names, and for the time of the run
-_RESTARTS = 200  # that are marked, and as many gaps
+_MOST_RESTARTS = 200  # that are marked, and as many gaps
 
 _Across = Callable[[float], float]  # where in a picture a time (seconds since 1970) lies: so many units from the left
 
@@ -37,7 +37,7 @@ def _across(run: History) -> _Across:
 def _restarts(run: History, x: _Across, top: int, bottom: int) -> list[Html]:
     """Return a line from top to bottom for each start of a generation but the first."""
     began = [generation.began for generation in run.generations[1:]]
-    return [tag("path", d=f"M{x(at)} {top}V{bottom}", class_="restart") for at in began[:_RESTARTS]]
+    return [tag("path", d=f"M{x(at)} {top}V{bottom}", class_="restart") for at in began[:_MOST_RESTARTS]]
 
 
 # --- the timeline
@@ -74,7 +74,7 @@ def timeline(run: History) -> Html:
     gaps = [
         tag("rect", tag("title", f"did not run for {duration(gap.ended - gap.began)}"), x=x(gap.began), y=_AXIS,
             width=max(x(gap.ended) - x(gap.began), 1.0), height=bottom - _AXIS, class_="gap")
-        for gap in run.gaps[:_RESTARTS]
+        for gap in run.gaps[:_MOST_RESTARTS]
     ]  # fmt: skip
     title = f"Timeline of {len(rows)} ranks over {duration(_length(run))}, which the table below has too"
     return tag(
@@ -131,9 +131,9 @@ def _axis(length: float) -> Html:
 
 
 _TOP, _HEIGHT, _RIGHT = 10, 110, 10  # units above, of and beside a chart
-_EACH = 8  # ranks that have a line of their own, and a colour and a dash in the style sheet
+_MOST_LINES = 8  # ranks that have a line of their own, and a colour and a dash in the style sheet
 _MOST_ROWS = 1024
-_PARTS = 300  # of the time, which the band of many ranks has points for
+_BAND_PARTS = 300  # of the time, which the band of many ranks has points for
 
 
 def charts(run: History) -> Html | None:
@@ -143,7 +143,7 @@ def charts(run: History) -> Html | None:
     drawn = [scrolling(curve.name, _chart(run, curve)) for curve in run.curves]
     ranks = sorted({rank for curve in run.curves for rank in curve.ranks})
     key: Content = "The line is the median of the ranks, the band reaches from the lowest to the highest."
-    if len(ranks) <= _EACH:
+    if len(ranks) <= _MOST_LINES:
         key = [(tag("i", class_=f"line{index}"), f"rank {rank}") for index, rank in enumerate(ranks)]
     head = ["rank", *(f"{curve.name}, {kind}" for curve in run.curves for kind in ("mean", "highest"))]
     return tag(
@@ -192,7 +192,7 @@ def _chart(run: History, curve: Curve) -> Html:
     parts = [tag("path", d=f"M{_LEFT} {y(top * share)}h{_WIDTH}", class_="grid") for share in shares]
     parts += [tag("text", show(top * share), x=_LEFT - 8, y=y(top * share) + 4, class_="name") for share in shares]
     parts += _restarts(run, x, _TOP, bottom)
-    if len(curve.ranks) <= _EACH:
+    if len(curve.ranks) <= _MOST_LINES:
         for index, (rank, points) in enumerate(curve.ranks.items()):
             line = _line(points, x, y)
             parts.append(tag("path", tag("title", f"rank {rank}"), d=line, class_=f"line{index}"))
@@ -222,7 +222,7 @@ def _line(points: Sequence[Point], x: _Across, y: Callable[[float], float]) -> s
 
 def _band(run: History, curve: Curve, x: _Across, y: Callable[[float], float]) -> Iterator[Html]:
     """Yield the band between the lowest and the highest rank, and the line of the median: one of each for a generation."""
-    width = _length(run) / _PARTS  # seconds of a part
+    width = _length(run) / _BAND_PARTS  # seconds of a part
     by_part: dict[tuple[int, int], list[float]] = {}  # values of all ranks, by generation and part
     for points in curve.ranks.values():
         for point in points:

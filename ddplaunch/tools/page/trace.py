@@ -20,12 +20,12 @@ from ddplaunch.tools.page.collectives import Collective
 from ddplaunch.tools.page.history import History, Life, read
 
 _JOB = 1  # the process of the job
-_OF_JOB: Track = (_JOB, 1)
+_JOB_TRACK: Track = (_JOB, 1)
 _MOST_CALLS = 20_000  # of collectives by ranks, the last ones
 _MOST_POINTS = 60_000  # of counters, but
 _LEAST_POINTS = 8  # of each rank at least
 _TICK = 2  # microseconds for which the last to come has a slice: an arrow must begin and end inside of slices
-_LONGEST = 1000  # characters of the ranks that are missing
+_LONGEST_MISSING = 1000  # characters of the ranks that are missing
 _UNITS = {"%": (1, "%"), "B": (2**-20, "MiB"), "s": (1000, "ms")}  # of curves: a factor, and what is written
 
 
@@ -71,7 +71,7 @@ def _process(node: int) -> int:
 def _names(run: History) -> Iterator[Entry]:
     """Yield the names of processes and tracks, and their order from the top."""
     yield from named("process", (_JOB, 0), short(run.run_id), 0)
-    yield from named("thread", _OF_JOB, "generations", 0)
+    yield from named("thread", _JOB_TRACK, "generations", 0)
     # run.nodes begins with the folder of a command that has started all agents: it has no workers, and is no node here
     begins_with_command = len(run.nodes) > 1 and run.nodes[0].folder == run.folder
     first = 1 if begins_with_command else 0
@@ -92,9 +92,9 @@ def _job(run: History) -> Iterator[Entry]:
         end = min(ends.get(one.number, next_at), next_at)  # without a worker in the events, it lasted until the next
         began, ended, following = (_ts(run, at) for at in (one.began, end, next_at))
         details = {"failed_rank": one.failed_rank}
-        yield span(_OF_JOB, "ddplaunch", f"generation {one.number}", began, max(ended - began, 0), details)
+        yield span(_JOB_TRACK, "ddplaunch", f"generation {one.number}", began, max(ended - began, 0), details)
         if one is not run.generations[-1]:
-            yield span(_OF_JOB, "ddplaunch", "restart", ended, max(following - ended, 0), {"pause": one.wait})
+            yield span(_JOB_TRACK, "ddplaunch", "restart", ended, max(following - ended, 0), {"pause": one.wait})
 
 
 def _workers(run: History) -> Iterator[Entry]:
@@ -126,7 +126,7 @@ def _collectives(run: History) -> Iterator[Entry]:
     for one in _latest(run.collectives):
         waiting: dict[int, Track] = {}  # the ranks whose slice lasts until the last rank has come, that one included
         last_came = _ts(run, one.came[one.last])
-        details = {"ranks": one.members, "last": one.last, "missing": one.missing_text(_LONGEST)}
+        details = {"ranks": one.members, "last": one.last, "missing": one.missing_text(_LONGEST_MISSING)}
         for rank, came in one.came.items():
             at = _ts(run, came)
             piece = _piece_at(pieces.get(rank, []), at)
@@ -206,7 +206,7 @@ def _marks(run: History) -> Iterator[Entry]:
     most = max(tracks, default=0) + 1
     for mark in run.marks:
         ranks = [rank for rank in ranks_of(mark.ranks, most) if tracks.get(rank) == mark.node]
-        for track in [_track(mark.node, rank) for rank in ranks] or [_OF_JOB]:
+        for track in [_track(mark.node, rank) for rank in ranks] or [_JOB_TRACK]:
             yield moment(track, mark.name, _ts(run, mark.at), {"text": mark.text})
 
 

@@ -35,11 +35,11 @@ from ddplaunch.system.words import compress, did_you_mean, duration, some, these
 from ddplaunch.tools.runs.client import RunReplies, ask, ask_all
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
-_SHOWN_NODES = 5  # that have a line each
-_SHOWN_RUNS = 8  # that an error lists
+_MOST_NODES = 5  # that have a line each
+_MOST_RUNS = 8  # that an error lists
 _SHORTEST_END = 3  # characters: every tenth name ends with a given letter
 _SHORTEST_NUMBER = 4  # digits: a shorter number is a rank, and no beginning of a date
-_SHOWS = "`ddplaunch ps` shows what runs"
+_PS_SHOWS = "`ddplaunch ps` shows what runs"
 _IN_SHELLS = re.compile(r"[\w.+:@%=-]+")
 
 
@@ -242,12 +242,12 @@ def silent(nodes: Iterable[NodeReply]) -> list[str]:
     for reason, alike in by_reason.items():
         node_ranks = [node.node_rank for node in alike if node.node_rank is not None]
         all_have_ranks = len(node_ranks) == len(alike)
-        if len(alike) <= _SHOWN_NODES:
+        if len(alike) <= _MOST_NODES:
             lines += [f"{_node_name(node)} {reason}" for node in alike]
         elif all_have_ranks:
             lines.append(f"each of nodes {compress(node_ranks)} {reason}")
         else:
-            lines.append(f"each of {some(map(_node_name, alike), _SHOWN_NODES)} {reason}")
+            lines.append(f"each of {some(map(_node_name, alike), _MOST_NODES)} {reason}")
     return lines
 
 
@@ -298,10 +298,10 @@ def several(what: str, runs: Iterable[Known], typed: Typed) -> LaunchError:
     """Return the error that lists name, script and age of each run that could be meant."""
     listed, now = newest_first(runs), time.time()
     names = _distinct_names(listed)
-    rows = [(name, run.program, run.age(now)) for name, run in zip(names, listed, strict=True)][:_SHOWN_RUNS]
+    rows = [(name, run.program, run.age(now)) for name, run in zip(names, listed, strict=True)][:_MOST_RUNS]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines += [f"and {len(listed) - _SHOWN_RUNS} more"] if len(listed) > _SHOWN_RUNS else []
+    lines += [f"and {len(listed) - _MOST_RUNS} more"] if len(listed) > _MOST_RUNS else []
     example = shlex.join(("ddplaunch", *typed.words(names[0])))
     return LaunchError("\n  ".join([f"{what}:", *lines]), hint=f"name one: `{example}`")
 
@@ -329,7 +329,7 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
     """
     typed = Typed(verb, options)
     if named == "":
-        raise LaunchError("no run is named: the argument is empty", hint=_SHOWS)
+        raise LaunchError("no run is named: the argument is empty", hint=_PS_SHOWS)
     found = look(env)
     here = [of_running(replies) for replies in found.here]
     if named is None:
@@ -415,7 +415,9 @@ def _no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], type
     what, verb = f"there is no run {line(named)} here", typed.verb
     if named.isdigit():
         takes_ranks = verb in ("logs", "stacks", "attach", "profile")
-        return LaunchError(what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if takes_ranks else _SHOWS)
+        return LaunchError(
+            what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if takes_ranks else _PS_SHOWS
+        )
     similar = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
     kept_in = runs_folder(env)
     if not similar and kept_in and verb in ("logs", "report"):  # of ended runs, which `ps` does not show
@@ -437,7 +439,7 @@ def _by_folder(named: str, here: Sequence[Known]) -> Known:
     try:
         owner = os.stat(path).st_uid
     except OSError as error:
-        raise LaunchError(f"{named}: {why_failed(error)}", hint=_SHOWS) from None
+        raise LaunchError(f"{named}: {why_failed(error)}", hint=_PS_SHOWS) from None
     socket_path = SocketPath(path, run_socket.NAME)
     # in a folder outside of our folder of runs, as with another XDG_STATE_HOME
     has_socket = os.path.lexists(socket_path.path)
@@ -446,7 +448,7 @@ def _by_folder(named: str, here: Sequence[Known]) -> Known:
             return of_running(replies)
     elif owner not in (os.getuid(), 0) and os.getuid() != 0:
         raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
-    raise LaunchError(f"no job runs in {named}", hint=_SHOWS)
+    raise LaunchError(f"no job runs in {named}", hint=_PS_SHOWS)
 
 
 def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
@@ -492,4 +494,4 @@ def _none_here(what: str, there: Sequence[Known], typed: Typed, similar: str | N
         return LaunchError(
             f"{what}, and {why}", hint="only root can remove it: jobs with --log-dir are reached through it"
         )
-    return LaunchError(what, hint=f"did you mean {similar}?" if similar else _SHOWS)
+    return LaunchError(what, hint=f"did you mean {similar}?" if similar else _PS_SHOWS)

@@ -19,13 +19,15 @@ from ddplaunch.tools.runs import client, ps, stacks
 from ddplaunch.tools.runs.find import of_running
 from ddplaunch.tools.runs.live_rows import LiveRows
 
-_WITHIN = 0.5  # seconds that the nodes have to answer
-_EVERY = 1.0  # seconds from one look to the next, more where one costs more than
-_SHARE = 0.006  # of a core: here, and in the agent of the node with the most workers
-_OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them, as was measured
-_LONGEST = 10.0  # seconds from one look to the next, whatever it costs
-_AGAIN = 10.0  # seconds from one question about collectives to the next, twice as long where the ranks have moved
-_MOST_WORKERS = 16  # that a snapshot lists
+_ANSWER_WITHIN = 0.5  # seconds that the nodes have to answer
+_LOOK_EVERY = 1.0  # seconds from one look to the next, more where one costs more than
+_SHARE_OF_CORE = 0.006  # of a core: here, and in the agent of the node with the most workers
+_CPU_OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them, as was measured
+_LONGEST_PAUSE = 10.0  # seconds from one look to the next, whatever it costs
+_ASK_AGAIN_AFTER = (
+    10.0  # seconds from one question about collectives to the next, twice as long where the ranks have moved
+)
+_MOST_LISTED = 16  # that a snapshot lists
 
 
 def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
@@ -50,42 +52,42 @@ class _Viewer:
         self._rows = LiveRows()
         self._next_look_at = 0.0  # monotonic seconds, as all times here
         self._ask_for_waits_at = 0.0  # not before this time
-        self._pause = _AGAIN  # seconds from the last question about collectives to the next
+        self._pause = _ASK_AGAIN_AFTER  # seconds from the last question about collectives to the next
         self._waits: list[Wait] = []  # what the last question about collectives found
 
     def rows(self, path: SocketPath, columns: int, lines: int) -> str:
         """Return the rows for a terminal of this size, after a look at the job if one is due."""
         cpu_before, now = time.process_time(), time.monotonic()
-        if now >= self._next_look_at and (replies := client.ask(path, AskStatus(), _WITHIN)) is not None:
+        if now >= self._next_look_at and (replies := client.ask(path, AskStatus(), _ANSWER_WITHIN)) is not None:
             self._rows.on_replies(replies, time.monotonic())
             if self._rows.stands(now) and now >= self._ask_for_waits_at:
                 self._look_for_waits(path)
             workers_by_node = Counter(id(node) for node, _ in replies.workers)
-            agents_cpu = max(workers_by_node.values(), default=0) * _OF_WORKER
+            agents_cpu = max(workers_by_node.values(), default=0) * _CPU_OF_WORKER
             cpu = max(time.process_time() - cpu_before, agents_cpu)
-            pause = cpu / _SHARE  # after which looks have cost that share of the time
-            self._next_look_at = now + max(_EVERY, min(pause, _LONGEST))
+            pause = cpu / _SHARE_OF_CORE  # after which looks have cost that share of the time
+            self._next_look_at = now + max(_LOOK_EVERY, min(pause, _LONGEST_PAUSE))
         # half of the lines are left to the output of workers
         shown = self._rows.render(time.monotonic(), columns - 1, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
     def _look_for_waits(self, path: SocketPath) -> None:
         """Find out in which collectives ranks wait; show those that were there at the last look already."""
-        replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _WITHIN)
+        replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _ANSWER_WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         stays = [wait for wait in self._waits if wait in before]
         self._rows.show_waits(stays)
-        self._pause = _AGAIN if stays or not before else self._pause * 2
+        self._pause = _ASK_AGAIN_AFTER if stays or not before else self._pause * 2
         self._ask_for_waits_at = time.monotonic() + self._pause
 
     def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
         look = Look(self._colour, columns)
-        replies = client.ask(path, AskStatus(), _WITHIN)
+        replies = client.ask(path, AskStatus(), _ANSWER_WITHIN)
         if replies is None:
             return "ddplaunch: the job has just ended"
         run = of_running(replies)
-        has_few = replies.run is not None and replies.run.world_size <= _MOST_WORKERS
+        has_few = replies.run is not None and replies.run.world_size <= _MOST_LISTED
         shown = written([ps.render(replies) if has_few else ps.facts_of(replies)], look)
         try:
             return f"{shown}\n{stacks.text_of(run, stacks.Wanted(), look)}"

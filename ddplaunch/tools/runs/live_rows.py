@@ -21,17 +21,18 @@ from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.columns import ENDED_WELL, Row, rows_of, state_of, totals
 from ddplaunch.tools.runs.ps import PHASES, progress_of, written_metrics, written_pace, written_progress
 
-_MOST = 8  # rows for ranks that differ
+_MOST_ROWS = 8  # rows for ranks that differ
 _GAP = "  "
-_RECENT = 30.0  # seconds in which steps are counted
-_LEAST_TIME = 5.0  # seconds between two steps that say how fast the job is
-_QUIET = 10.0  # seconds without output, and
+_RECENT_SECONDS = 30.0  # seconds in which steps are counted
+_LEAST_SPAN = 5.0  # seconds between two steps that say how fast the job is
+_QUIET_SECONDS = 10.0  # seconds without output, and
 _TIMES_QUIETER = 4  # times as many as the others', from which a rank is quiet
-_IDLE, _BUSY = 5.0, 50.0  # percent of a core: a rank below the one is idle where the others are above the other
-_MUCH_MORE = 1.2  # times the memory of the others, and
-_MORE_MEMORY = 256 << 20  # bytes more, from which a rank's memory is shown
-_LONGER = 5  # times as long as a step usually takes: then the job makes none
-_STANDS = 10.0  # seconds without a step or a line from any rank
+# percent of a core: a rank below the one is idle where the others are above the other
+_IDLE_PERCENT, _BUSY_PERCENT = 5.0, 50.0
+_TIMES_AS_MUCH = 1.2  # times the memory of the others, and
+_BYTES_MORE = 256 << 20  # bytes more, from which a rank's memory is shown
+_TIMES_A_STEP = 5  # times as long as a step usually takes: then the job makes none
+_STANDS_AFTER = 10.0  # seconds without a step or a line from any rank
 _RUNNING = ("running", "debugged")  # states of which a rank may still differ
 
 
@@ -92,12 +93,12 @@ class LiveRows:
             steps.clear()
         if not steps or progress.step > steps[-1].step:
             steps.append(_Reached(at - progress.age, progress.step))  # `age` seconds ago the script said it
-        while len(steps) > 2 and steps[1].at < at - _RECENT:
+        while len(steps) > 2 and steps[1].at < at - _RECENT_SECONDS:
             steps.popleft()
 
     def stands(self, at: float) -> bool:
         """Whether no rank has made a step or written a line for some time: which collective they wait in is worth a question."""
-        return bool(self._rows) and at - self._changed_at >= _STANDS
+        return bool(self._rows) and at - self._changed_at >= _STANDS_AFTER
 
     def show_waits(self, waits: Iterable[Wait]) -> None:
         """Show who waits in which collective, until a rank makes a step or writes a line."""
@@ -118,7 +119,7 @@ class LiveRows:
         problems = [line((text, ODD)) for text in find.silent(self._replies.nodes)]
         if self._replies.problem:
             problems.append(line((printable(self._replies.problem), ODD)))
-        middle = [*problems, *by_difference][: min(_MOST, max(0, height - len(head) - len(below)))]
+        middle = [*problems, *by_difference][: min(_MOST_ROWS, max(0, height - len(head) - len(below)))]
         rows = [*head, *middle, *below][:height]
         for row in rows:
             row.truncate(width, overflow="ellipsis")
@@ -146,7 +147,7 @@ class LiveRows:
         progress, steps_per_second = progress_of(self._replies), self._pace()
         pause = at - self._steps[-1].at if self._steps else 0.0  # seconds since the last step
         usual = 1 / steps_per_second if steps_per_second else 0.0  # seconds a step
-        has_stopped = pause > max(_STANDS, _LONGER * usual)
+        has_stopped = pause > max(_STANDS_AFTER, _TIMES_A_STEP * usual)
         if run.phase != "running":
             yield PHASES.get(run.phase, run.phase), ODD
         yield duration(run.seconds + at - self._read_at)
@@ -171,7 +172,7 @@ class LiveRows:
         """Return steps a second: those of the last half minute, else all that the script has told, else the collectives'."""
         assert self._replies is not None
         steps, progress, run = self._steps, progress_of(self._replies), self._replies.run
-        if len(steps) > 1 and steps[-1].at - steps[0].at >= _LEAST_TIME:
+        if len(steps) > 1 and steps[-1].at - steps[0].at >= _LEAST_SPAN:
             return (steps[-1].step - steps[0].step) / (steps[-1].at - steps[0].at)
         if progress is not None and progress.seconds and progress.step > progress.first_step:
             return (progress.step - progress.first_step) / progress.seconds
@@ -251,7 +252,7 @@ def _starts(row: Row) -> _Difference | None:
 def _quiet(running: Sequence[Row]) -> _Test:
     """Return the test whether a rank has written nothing for much longer than the others that write at all."""
     spans = [row.worker.quiet for row in running if row.worker.quiet is not None]
-    least = max(_QUIET, _TIMES_QUIETER * median_low(spans)) if spans else _QUIET
+    least = max(_QUIET_SECONDS, _TIMES_QUIETER * median_low(spans)) if spans else _QUIET_SECONDS
 
     def test(row: Row) -> _Difference | None:
         quiet = row.worker.quiet
@@ -268,7 +269,7 @@ def _idle(running: Sequence[Row]) -> _Test:
     usual = median_high(used) if len(used) > 1 else 0.0
 
     def test(row: Row) -> _Difference | None:
-        is_idle = row.cpu is not None and row.cpu < _IDLE and usual > _BUSY
+        is_idle = row.cpu is not None and row.cpu < _IDLE_PERCENT and usual > _BUSY_PERCENT
         return _Difference(f"idle: {row.cpu:.0f}% of a core, others {usual:.0f}%") if is_idle else None
 
     return test
@@ -295,7 +296,7 @@ def _large(running: Sequence[Row]) -> _Test:
     used = on_gpus or {row.worker.rank: row.worker.rss for row in running}
     usual = median_low(used.values()) if used else 0
     # no less than the largest: only the rank that uses most can differ
-    least = max(usual * _MUCH_MORE, usual + _MORE_MEMORY, *used.values()) if len(used) > 1 else inf
+    least = max(usual * _TIMES_AS_MUCH, usual + _BYTES_MORE, *used.values()) if len(used) > 1 else inf
 
     def test(row: Row) -> _Difference | None:
         own = used.get(row.worker.rank, 0)

@@ -37,7 +37,7 @@ from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.find import Known, heading, newest_first
 
 _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
-_INTERVAL = 0.2  # seconds between two looks for what is new
+_LOOK_EVERY = 0.2  # seconds between two looks for what is new
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -92,13 +92,13 @@ def beginning(since: str, now: float) -> float:
         is_date = re.match(r"\d{4}-\d\d-\d\d", since)
         then = datetime.fromisoformat(since).timestamp() if is_date else now - duration(since)
     except (ValueError, BadValue):
-        raise LaunchError(f"--since {since}: expected a time span, a time of day or a date", hint=_TIMES) from None
+        raise LaunchError(f"--since {since}: expected a time span, a time of day or a date", hint=_TIMES_HINT) from None
     if then > now:
-        raise LaunchError(f"--since {since}: that time is still to come", hint=_TIMES)
+        raise LaunchError(f"--since {since}: that time is still to come", hint=_TIMES_HINT)
     return then
 
 
-_TIMES = "type for example `--since 5m`, `--since 14:05`, `--since 14:05:30` or `--since 2026-11-22T14:05`"
+_TIMES_HINT = "type for example `--since 5m`, `--since 14:05`, `--since 14:05:30` or `--since 2026-11-22T14:05`"
 
 
 def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
@@ -138,7 +138,7 @@ def _write_logs(folder: str, logs: Sequence[LogFile], want: Wanted) -> None:
         out.flush()
         if not is_followed:
             return
-        time.sleep(_INTERVAL)
+        time.sleep(_LOOK_EVERY)
         for log in logs_of(folder):  # of workers that have started meanwhile, or of the next generation
             if log not in readers and (want.ranks is None or log.rank in want.ranks):
                 readers[log] = _ShownLog(log, want.since)
@@ -185,7 +185,7 @@ def _write(
             write(prefix + line)
 
 
-_WHY_NONE = "one worker has the command's own stdout and stderr, and no logs, unless an option about output is given"
+_WHY_NO_LOGS = "one worker has the command's own stdout and stderr, and no logs, unless an option about output is given"
 
 
 def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
@@ -213,10 +213,10 @@ def _why_missing(run: Known, ranks: Collection[int] | None, found_ranks: Collect
     if ranks is None:
         is_no_run = plan.get("world_size") is None
         no_run = "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
-        return LaunchError(f"there are no logs in {run.folder}", hint=no_run if is_no_run else _WHY_NONE)
+        return LaunchError(f"there are no logs in {run.folder}", hint=no_run if is_no_run else _WHY_NO_LOGS)
     what = f"there is no log of {these_ranks({*ranks}.difference(found_ranks))} of {run.name}"
     if not found_ranks:
-        return LaunchError(f"{what} in {run.folder}", hint=_WHY_NONE)
+        return LaunchError(f"{what} in {run.folder}", hint=_WHY_NO_LOGS)
     hint = f"here are those of {compress(found_ranks)}; the others are on the hosts of their nodes"
     return LaunchError(f"{what} here", hint=hint)
 

@@ -24,7 +24,7 @@ from ddplaunch.tools.runs.find import Known, heading
 
 WITHIN = 1.0  # seconds that workers have
 _ON_THE_WAY = 1.5  # seconds, for the child that asks them and for the channel
-_NATIVE = 10.0  # seconds that py-spy has
+_NATIVE_WITHIN = 10.0  # seconds that py-spy has
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
 def _ask(run: Known, want: Wanted) -> RunReplies:
     """Ask a run for the stacks of its workers; raise LaunchError if no node has answered."""
     assert run.replies is not None
-    within = _NATIVE if want.native else WITHIN
+    within = _NATIVE_WITHIN if want.native else WITHIN
     asked = AskStacks(within, want.threads, want.native)
     replies = client.ask(run.replies.socket_path, asked, within + _ON_THE_WAY)
     if replies is None or (replies.problem and not replies.nodes):

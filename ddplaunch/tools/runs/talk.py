@@ -24,7 +24,7 @@ from ddplaunch.tools.runs.find import Known, heading
 UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
 _DEBUGGER_WITHIN = 10.0  # seconds
 _STOP_WITHIN = 5.0  # seconds until the agent has taken a request to stop
-_SENT = 0.2  # seconds for the same, where the agent has not answered just now
+_STOP_SENT_WITHIN = 0.2  # seconds for the same, where the agent has not answered just now
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def stop(env: Mapping[str, str], named: str | None) -> int:
     try:
         with _connection(run, hint="send SIGTERM to the command that started it; a second one kills the job") as sock:
             # an agent that has not answered just now is asked to stop all the same, and does so when it can
-            within = _STOP_WITHIN if run.replies.run is not None else _SENT
+            within = _STOP_WITHIN if run.replies.run is not None else _STOP_SENT_WITHIN
             for reply in client.replies_of(sock, requests.StopRun(), within):
                 match reply:
                     case requests.Run(phase="waiting"):

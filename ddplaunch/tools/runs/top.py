@@ -28,9 +28,11 @@ from ddplaunch.tools.runs.find import heading, of_running
 if TYPE_CHECKING:
     from ddplaunch.tools.runs.find import Known
 
-_EVERY = 0.5  # seconds from one look to the next
-_SHARE = 0.02  # of a core for this command, and for the agent: it looks less often where the job has many workers
-_WITHIN = 0.5  # seconds that the nodes of the job have to answer
+_LOOK_EVERY = 0.5  # seconds from one look to the next
+_SHARE_OF_CORE = (
+    0.02  # of a core for this command, and for the agent: it looks less often where the job has many workers
+)
+_ANSWER_WITHIN = 0.5  # seconds that the nodes of the job have to answer
 _KEYS = {
     b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down",
     b"\x1b[H": "home", b"\x1b[1~": "home", b"\x1b[F": "end", b"\x1b[4~": "end", b"\x1b[D": "<", b"\x1b[C": ">",
@@ -142,9 +144,11 @@ class _Top:
                     return
                 took = time.monotonic() - asked_at
                 # an answer in time is taken for CPU time of the agent; a late one only says that some node does not answer
-                agents_cpu = took if took < _WITHIN else 0.0
-                # after such a pause looks have cost _SHARE of the time
-                next_look_at = time.monotonic() + max(_EVERY, own_cpu / _SHARE, agents_cpu / _SHARE)
+                agents_cpu = took if took < _ANSWER_WITHIN else 0.0
+                # after such a pause looks have cost _SHARE_OF_CORE of the time
+                next_look_at = time.monotonic() + max(
+                    _LOOK_EVERY, own_cpu / _SHARE_OF_CORE, agents_cpu / _SHARE_OF_CORE
+                )
             self._draw()
             own_cpu = time.process_time() - cpu_before
             for key in _keys(max(0.0, next_look_at - time.monotonic())):
@@ -154,7 +158,7 @@ class _Top:
 
     def _look(self) -> bool:
         """Ask the job for the state of its workers; return whether it still runs."""
-        replies = client.ask(self._path, AskStatus(), _WITHIN)
+        replies = client.ask(self._path, AskStatus(), _ANSWER_WITHIN)
         if replies is not None:
             self._board.on_replies(replies, time.monotonic())
         return replies is not None
@@ -195,7 +199,7 @@ class _Top:
     def _stop(self) -> None:
         """Ask the job to stop, and wait for no more than its first reply: the next looks show how it ends."""
         with suppress(OSError, LaunchError), self._path.connect() as sock:
-            for _ in client.replies_of(sock, requests.StopRun(), _WITHIN):
+            for _ in client.replies_of(sock, requests.StopRun(), _ANSWER_WITHIN):
                 break
 
     def _off_screen(self, screen: _Screen, verb: Callable[[], object]) -> None:

@@ -273,7 +273,7 @@ def test_since_leaves_out_what_was_written_before(tmp_path):
 
 
 def test_the_times_of_a_run_of_months_take_little_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_module, "_DOUBLES", 1000)
+    monkeypatch.setattr(log_module, "_DOUBLES_EVERY", 1000)
     folder = os.open(tmp_path, os.O_RDONLY)
     times = LogTimes(folder)
     for at in range(0, 1_000_000, 10):
