@@ -320,7 +320,7 @@ def checked(ctx: click.Context) -> JobSpec:
     try:
         _check(spec, env, before)
     except LaunchError as error:
-        if is_run:  # once the error is shown, nodes that wait for this one are told
+        if is_run:  # once the error is shown, node 0 is told that this node does not come
             from ddplaunch.launcher.start import dispatch
 
             error.then = partial(dispatch.give_up, spec, env, error)

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return BUG
         failure = not_imported(error)
     write_stderr(Paint(use_colour(os.environ, os.isatty(2))).report(failure.render()))
-    if failure.then is not None:  # what is left to do once the user knows: other nodes are told
+    if failure.then is not None:  # what is left to do once the user knows: node 0 is told
         failure.then()
     return failure.status
 
