@@ -20,12 +20,13 @@ from ddplaunch.system.words import count, duration, these_ranks
 
 if TYPE_CHECKING:
     from ddplaunch.tools.check.notes import Trace
+    from ddplaunch.tools.check.run import Wanted
 
 _WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
 _MOST_STEPS = 10_000
-_OF_A_NODE = 8  # workers, where nobody says how many
-_SECONDS = 300.0  # that a rank may take, where nobody says how many
+_WORKERS_OF_NODE = 8  # workers, where nobody says how many
+_RANK_SECONDS = 300.0  # that a rank may take, where nobody says how many
 _EXAMPLES = {"--world-size": "512", "--ranks": "0,1,7", "--steps": "5"}
 
 T = TypeVar("T")
@@ -77,16 +78,16 @@ def check(
     began, cwd = time.monotonic(), working_directory() or ""
     env = token.public(env)
     first, *others = wanted.ranks
-    says = os.isatty(2) and spec.verbosity >= 0
+    tells_progress = os.isatty(2) and spec.verbosity >= 0
 
-    def told(trace: Trace) -> None:
-        if says and trace.rank == first and others:
+    def on_trace(trace: Trace) -> None:
+        if tells_progress and trace.rank == first and others:
             say(f"rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go")
 
-    if says:
+    if tells_progress:
         say(f"checking {these_ranks(wanted.ranks)} of {wanted.world_size}, rank {first} first")
-    traces = run.run(spec, env, inspect(spec, env), wanted, told)
-    if isinstance(traces, int):
+    traces = run.run(spec, env, inspect(spec, env), wanted, on_trace)
+    if isinstance(traces, int):  # the exit status: a signal ended the check
         return traces
     compared, seconds = compare(traces, cwd), time.monotonic() - began
     result = Checked(wanted=wanted, traces=traces, compared=compared, seconds=seconds, cwd=cwd)
@@ -94,15 +95,15 @@ def check(
     return show(text) or (_WRONG if result.is_wrong else OK)
 
 
-def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str | None) -> Any:
-    """Return what is to be checked.
+def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str | None) -> Wanted:
+    """Return what is to be checked, by the values of --world-size, --ranks and --steps, None for an option that was left out.
 
     Raises:
-        LaunchError: a number is wrong, or there is no such rank.
+        LaunchError: a value is wrong, the size of the job is not known, or it has no such rank.
     """
     from ddplaunch.tools.check.run import Wanted, default_ranks
 
-    per_node = spec.nproc_per_node
+    per_node = spec.nproc_per_node  # None: not given; a text, as "gpu": as many as this machine has
     if isinstance(per_node, str):
         raise LaunchError(
             f"{spec.typed('nproc_per_node', per_node)}: a check of other nodes needs a number",
@@ -111,10 +112,10 @@ def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str
     if world_size is not None:
         size = _parsed("--world-size", world_size, parsers.number(1, 1 << 20))
     elif spec.origin("nnodes") != "default":
-        size = spec.nnodes[1] * (per_node or _OF_A_NODE)
+        size = spec.nnodes[1] * (per_node or _WORKERS_OF_NODE)
     else:
         raise LaunchError("a check needs the size of the job", hint="type for example `--world-size 512`")
-    per_node = min(per_node or _OF_A_NODE, size)
+    per_node = min(per_node or _WORKERS_OF_NODE, size)
     chosen = default_ranks(size, per_node) if ranks is None else tuple(sorted(_parsed("--ranks", ranks, parsers.ranks)))
     if chosen[-1] >= size:
         raise LaunchError(f"--ranks {ranks}: there is no rank {chosen[-1]} of {size}", hint="ranks count from 0")
@@ -125,11 +126,12 @@ def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str
         nproc_per_node=per_node,
         ranks=chosen,
         steps=3 if steps is None else _parsed("--steps", steps, parsers.number(1, _MOST_STEPS)),
-        seconds=spec.timeout or _SECONDS,
+        seconds=spec.timeout or _RANK_SECONDS,
     )
 
 
 def _parsed(flag: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return the value of an option; raise LaunchError with an example if it cannot be read."""
     try:
         return parse(text)
     except BadValue as error:

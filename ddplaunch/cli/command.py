@@ -178,7 +178,7 @@ class Once(click.Option):
         super().__init__(*args, **{"multiple": True, **settings})
 
     def process_value(self, ctx: click.Context, value: Any) -> str | None:
-        """Return the value."""
+        """Return the value, None for none; raise LaunchError for two values, or where an option follows in place of one."""
         values: Sequence[str] = super().process_value(ctx, value)
         if len(values) > 1:
             hint = f"give all in one list: `{self.opts[-1]} 0,4`" if self.metavar == "LIST" else "give it once"
@@ -192,7 +192,7 @@ class Once(click.Option):
 
 
 def show(text: str) -> int:
-    """Write to stdout and give the exit status."""
+    """Write a text and a newline to stdout, and return the exit status: that of a program whose reader went away, if it has."""
     if sys.stdout is None:  # closed by the caller
         return OK
     try:

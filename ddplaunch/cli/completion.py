@@ -29,6 +29,7 @@ class _Joined(ShellComplete):
     """Completes `--output=r`, too: click answers with the value alone, in place of the whole word."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        """Return the completions of a word; of `--name=value` the whole words, and the paths that a shell would list."""
         name, equals, value = incomplete.partition("=")
         if not equals or not name.startswith("--"):
             return super().get_completions(args, incomplete)
@@ -36,7 +37,7 @@ class _Joined(ShellComplete):
         for item in super().get_completions([*args, name], value):
             if item.type == "plain":
                 found.append(item.value)
-            else:
+            else:  # click asks the shell for files
                 paths = glob.glob(f"{glob.escape(value)}*")
                 found += [f"{path}/" if os.path.isdir(path) else path for path in paths]
         return [CompletionItem(f"{name}={each}") for each in found]

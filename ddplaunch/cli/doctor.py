@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # the help needs none of it
     from ddplaunch.tools.doctor import Report
 
 _BROKEN = 1  # the exit status if a job would fail here
-_WHERE = ("hosts", "hostfile", "nnodes", "node_rank", "master_addr", "rdzv_endpoint", "simulate", "cluster")
+# options that say where a job runs
+_SAY_WHERE = ("hosts", "hostfile", "nnodes", "node_rank", "master_addr", "rdzv_endpoint", "simulate", "cluster")
 _UNAUTHENTICATED = (
     "no token: any process that reaches node 0, or listens where node 0 should, can take part in the examination. "
     "To keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
@@ -104,10 +105,10 @@ def doctor(
         check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     allocation, env = _allocation(spec, env)
     rendezvous = None if allocation is None else allocation.rendezvous
-    if allocation is not None and rendezvous is not None:
-        from ddplaunch.tools.doctor.nodes import joined  # nodes that somebody else starts
+    if allocation is not None and rendezvous is not None:  # somebody starts a doctor on each node: they meet
+        from ddplaunch.tools.doctor.nodes import joined
 
-        if not joined.is_first_here(allocation):
+        if not joined.is_first_here(allocation):  # as `mpirun -n 8` starts several on one node
             return OK
         if joined.number_of(allocation) == 1:
             allocation = None
@@ -151,20 +152,22 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
     """Return the nodes to examine, None for this machine alone, and the variables with the secret of the nodes, if they have one.
 
     Raises:
-        LaunchError: those that were asked for cannot be found.
+        LaunchError: nodes were asked for by an option, and cannot be found.
     """
     from ddplaunch.launcher.start import dispatch
 
     try:
         allocated = dispatch.allocate_job(spec, env)
     except LaunchError as error:
-        if any(spec.origin(name) != "default" for name in _WHERE):
+        were_asked_for = any(spec.origin(name) != "default" for name in _SAY_WHERE)
+        if were_asked_for:
             raise
         note = f"only this machine is examined: {error.message}"
         tell(f"note: {below(note)}\n")
         return None, env
     found = allocated.allocation
-    if found.is_here or not (found.start or found.rendezvous is not None):
+    is_one_node = not found.start and found.rendezvous is None  # nobody is to be started elsewhere, or to be met
+    if found.is_here or is_one_node:
         return None, env
     return found, allocated.env
 
@@ -172,7 +175,7 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
 def _examined(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation | None, only: str | None, good: str | None
 ) -> Report:
-    """Examine, and write the good hosts if that was asked for."""
+    """Examine this machine, or the nodes of an allocation; write the good hosts into the file `good`, if it is named."""
     from ddplaunch.tools.doctor.examine import ALL_CHECKS, chosen, examine, subject_of
 
     tests = chosen(ALL_CHECKS, only)

@@ -1,4 +1,4 @@
-"""What a verb says when the disk of its files does not answer, and its exit status."""
+"""What a command says when its verb, which runs in a child (`watch_disk` in main.py), hangs with a disk; its exit status."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from ddplaunch.system.exitcodes import NOT_WRITTEN
 from ddplaunch.system.process.ask import AskedEnded, ask
 from ddplaunch.system.process.files import open_regular
 
-_WITHIN = 1.0  # seconds
-_OF_RUNS = (
+_ANSWER_WITHIN = 1.0  # seconds that a disk has to answer
+_HINT_OF_RUNS = (
     "`export XDG_STATE_HOME=FOLDER`, or `--log-dir FOLDER`, has new jobs keep their runs on another disk; a job that runs goes "
     "on, and SIGTERM to its command stops it"
 )
-_OF_FILES = "`cd` to a folder on a disk that works, and name a script there"
+_HINT_OF_FILES = "`cd` to a folder on a disk that works, and name a script there"
 
 
 def end(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Print which folder does not answer, and return the exit status; `argv` is the verb and its arguments."""
+    """Print which file or folder does not answer, and return the exit status; `argv` is the verb and its arguments.
+
+    These are tried: the paths in the arguments, then the folder of runs if the verb looks into runs, else the working directory.
+    """
     named = [os.path.abspath(word) for word in argv[1:] if os.sep in word and not word.startswith("-")]
-    others, hint = working_directory(), _OF_FILES
-    if VERBS[argv[0]][0] == "running":
-        others, hint = runs_folder(env), _OF_RUNS
-    places = [*named, others or os.curdir]
-    # a disk may answer some requests and not others
+    looks_into_runs = VERBS[argv[0]][0] == "running"
+    folder, hint = (runs_folder(env), _HINT_OF_RUNS) if looks_into_runs else (working_directory(), _HINT_OF_FILES)
+    places = [*named, folder or os.curdir]
+    # all may answer now: a disk may answer some requests and not others
     silent = next((place for place in places if not _answers(place)), places[-1])
     error = LaunchError(
         f"`ddplaunch {argv[0]}` has given up: the disk of {silent} does not answer", hint=hint, status=NOT_WRITTEN
@@ -43,7 +45,7 @@ def end(argv: Sequence[str], env: Mapping[str, str]) -> int:
 def _answers(place: str) -> bool:
     """Whether the disk of a file or folder answers in time, be it that there is none."""
     try:
-        ask(partial(_read, place), _WITHIN)
+        ask(partial(_read, place), _ANSWER_WITHIN)
     except TimeoutError:
         return False
     except (OSError, AskedEnded):

@@ -45,7 +45,7 @@ _MORE_EXAMPLES = (
     ("ddplaunch --debug 1 train.py", "pdb in rank 1"),
     ("ddplaunch --nnodes 3 --simulate train.py", "three nodes on this one machine, to try it"),
 )
-# what people use, in the order in which they come to need it, and where the first sentence of the full text is no summary
+# what people use, in the order in which they come to need it, each with its summary; "": the first part of the full text is one
 _COMMON = {
     **dict.fromkeys(("nproc_per_node", "devices", "gpus_per_worker", "module", "env", "backend"), ""),
     "max_restarts": "How often to restart all after a failure.",
@@ -64,7 +64,7 @@ _DEFAULTS = (
     "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
     "Options may be written with _ for -."
 )
-_SELF = (
+_ABOUT_OPTIONS = (
     ("-h, --help", "The options used most, in short."),
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
@@ -79,14 +79,14 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Given | None:
-        """Keep the text with its origin."""
+        """Keep the text with its origin: the flag under which it was typed."""
         assert isinstance(param, JobOption)
         if value is False:  # a flag that is not given, in click 8.1
             return None
         if value.partition("=")[0].replace("_", "-") in _FLAGS or value in ("-h", "--help", "--help-all"):
             hint = f"type for example `{param.flag} {param.option.example}`"
             raise LaunchError(f"{param.flag} needs a value, but {value} follows", hint=hint)
-        form = param.flag if param.is_flag else f"{param.flag} {{}}"
+        form = param.flag if param.is_flag else f"{param.flag} {{}}"  # how it is typed, {} for the value
         return Given(name=param.option.name, text=value, source=Source.COMMAND_LINE, origin=param.flag, form=form)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -144,7 +144,7 @@ class JobCommand(Command):
     """A command with all options of a job; options after the script belong to the script."""
 
     def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), words: str = "", **settings: Any) -> None:
-        """Make a command with the options of a job and `params`, which the usage line shows as `words`."""
+        """Make a command with the options of a job and `params`, its own, which the usage line shows as `words`."""
         own = {name for param in params for name in param.opts}  # an alias with one of these names gives way
         aliases = (alias for alias in ALIASES if alias.flag not in own)
         options = [*map(JobOption, OPTIONS), *(JobOption(BY_NAME[alias.option], alias.flag) for alias in aliases)]
@@ -155,10 +155,10 @@ class JobCommand(Command):
         self.words = words
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Write beginnings of flags out, and add the value of each option whose value is optional.
+        """Return the arguments as click is to read them: flags written out, and a value behind each option that may lack one.
 
-        That is the next argument if it is a choice or a number, else the default: click would take any next argument, so
-        that `--debug train.py` would lack its script.
+        The next argument is that value if it is a choice or a number, else the default is: click would take any next argument,
+        so that `--debug train.py` would lack its script.
         """
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         known = {name: option for option in options for name in option.opts}
@@ -167,30 +167,19 @@ class JobCommand(Command):
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
             word, following = args[at], args[at + 1 : at + 2]
             if word.partition("=")[0].replace("_", "-") not in known:
-                from ddplaunch.cli.mistakes import written_out  # most people type whole names
-
-                try:
-                    word = written_out(word, "".join(following))
-                except LaunchError:
-                    if not ctx.resilient_parsing:  # else a shell completes what is not finished yet
-                        raise
+                word = _written_out(ctx, word, following)
             option = known.get(word.replace("_", "-"))
-            if option is None and not word.startswith("--"):  # letters may be grouped, up to one with a value
-                letters = (known.get(f"-{letter}") for letter in word[1:])
-                valued = [number for number, one in enumerate(letters, 2) if one is not None and not one.is_flag]
-                taken = following if valued[:1] == [len(word)] else []
-            elif isinstance(option, JobOption) and option.option.optional is not None:
+            if isinstance(option, JobOption) and option.option.optional is not None:
                 taken = following if following and _is_value(option.option, following[0]) else []
                 result.append(f"{option.flag}={taken[0] if taken else option.option.optional}")
-                at += 1 + len(taken)
-                continue
             else:
-                taken = following if option is not None and not option.is_flag else []
-            if taken and (taken == ["="] or (taken[0].startswith("=") and "-env" not in word)):
-                from ddplaunch.cli.mistakes import apart
+                taken = following if _takes_next(word, option, known) else []
+                # a value of --env has a = of its own: its parser says what is wrong there
+                if taken and (taken == ["="] or (taken[0].startswith("=") and "-env" not in word)):
+                    from ddplaunch.cli.mistakes import apart
 
-                raise apart(word, taken[0], "".join(args[at + 2 : at + 3]))
-            result += [word, *taken]
+                    raise apart(word, taken[0], "".join(args[at + 2 : at + 3]))
+                result += [word, *taken]
             at += 1 + len(taken)
         return [*result, *args[at:]]
 
@@ -198,12 +187,10 @@ class JobCommand(Command):
         """Return what is wrong with the options, and what was probably meant."""
         # those of this verb, which its help shows; all others it hands on, as options of the job
         own = [name for option in self.own_options for name in option.opts]
-        words = [*own, *_FLAGS]
-        if (
-            isinstance(error, click.NoSuchOption | click.BadOptionUsage)
-            and did_you_mean(error.option_name, words) in own
-        ):
-            return super().mistake(error, args)
+        if isinstance(error, click.NoSuchOption | click.BadOptionUsage):
+            nearest = did_you_mean(error.option_name, [*own, *_FLAGS])
+            if nearest in own:
+                return super().mistake(error, args)
         from ddplaunch.cli import mistakes  # most people make none
 
         return mistakes.in_options(error, args)
@@ -221,57 +208,88 @@ class JobCommand(Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options used most, or all of them by what they are for."""
         assert isinstance(formatter, Page)
-        if self.own_options:
+        if self.own_options:  # of another verb than `run`, whose help does not repeat those of a job
             super().format_options(ctx, formatter)
             return
         options = {one.option.name: one for one in self.params if isinstance(one, JobOption) and not one.hidden}
         if not ctx.meta.get(FULL_HELP):
             formatter.examples(EXAMPLES)
-            first = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
-            rows = [options[name].row(text or f"{first[name]}.") for name, text in _COMMON.items()]
+            firsts = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
+            rows = [options[name].row(summary or f"{firsts[name]}.") for name, summary in _COMMON.items()]
             formatter.rows("Options", rows)
             shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit")]
             formatter.rows("Verbs", [*shown, _BEFORE_RUNS, _INTO_RUNS])
-            formatter.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
+            formatter.rows("More", [*_ABOUT_OPTIONS[1:], ("VERB --help", "The help of a verb.")])
             return
         formatter.examples((*EXAMPLES, *_MORE_EXAMPLES))
         for group in GROUPS:
             formatter.rows(group, [one.row() for one in options.values() if one.option.group == group])
-        formatter.rows("Other options", _SELF)
+        formatter.rows("Other options", _ABOUT_OPTIONS)
         verbs = [(verb, text) for verb, (_, text) in VERBS.items()]
         formatter.rows("Verbs", [*verbs, ("help, version", "The same as --help and --version.")])
         formatter.paragraph(_DEFAULTS)
         formatter.rows("Exit status", list(MEANINGS.items()))
 
 
+def _written_out(ctx: click.Context, word: str, following: Sequence[str]) -> str:
+    """Return a word that is no flag of ours with the beginning of a flag written out; see `mistakes.written_out`."""
+    from ddplaunch.cli.mistakes import written_out  # most people type whole names
+
+    try:
+        return written_out(word, "".join(following))
+    except LaunchError:
+        if ctx.resilient_parsing:  # a shell completes what is not finished yet
+            return word
+        raise
+
+
+def _takes_next(word: str, option: click.Option | None, known: Mapping[str, click.Option]) -> bool:
+    """Whether click takes the next argument as the value of this word; `option` is the one that it names as a whole."""
+    if option is not None:
+        return not option.is_flag
+    if word.startswith("--"):  # it has its value behind a =, or is unknown
+        return False
+    # letters may be grouped, up to the first one with a value: that is the next argument if the letter is the last one
+    letters = [known.get(f"-{letter}") for letter in word[1:]]
+    valued = [index for index, one in enumerate(letters) if one is not None and not one.is_flag]
+    return valued[:1] == [len(letters) - 1]
+
+
 def _is_value(option: Option, argument: str) -> bool:
+    """Whether an argument is the optional value of an option: a choice, or a number, or, as in 0,2-3, a list of numbers."""
     if option.choices:
         return argument in option.choices
-    return argument.translate({44: None, 45: None} if option.listed else {}).isdigit()  # a list, as 0,2-3
+    return (re.sub("[,-]", "", argument) if option.listed else argument).isdigit()
 
 
 # --- the job
 
 
 def parse(words: Sequence[str], *, resilient: bool = False) -> CommandLine:
-    """Parse the arguments of a job; `resilient` means that mistakes are for others to say."""
+    """Parse the arguments of a job; `resilient`: whoever runs the line finds its mistakes, so that none is raised here."""
     with run.make_context("run", list(words), resilient_parsing=resilient) as ctx:
         return typed(ctx)
 
 
 def typed(ctx: click.Context) -> CommandLine:
-    """Return what click has parsed."""
+    """Return what click has parsed.
+
+    Raises:
+        LaunchError: an option was typed under two names, its own and an alias.
+    """
     values = (value if isinstance(value, tuple) else (value,) for value in ctx.params.values())
     given = tuple(one for each in values for one in each if isinstance(one, Given))
-    seen: dict[str, Given] = {}
+    by_name: dict[str, Given] = {}
     for one in given:
-        if (first := seen.setdefault(one.name, one)).origin != one.origin:
+        first = by_name.setdefault(one.name, one)
+        if first.origin != one.origin:
             raise LaunchError(f"{first} and {one} are the same option", hint="leave one out")
     words: Sequence[str] = ctx.meta[WORDS]
     program: tuple[str, ...] = ctx.params.get("program") or ()
     before = tuple(words[: len(words) - len(program)])
+    # torchrun drops the first -- of a line. Before the script click has dropped it; right behind the script it is dropped here
     if program[1:2] == ("--",) and before[-1:] != ("--",):
-        program = (program[0], *program[2:])  # as torchrun drops it there; any other is handed on
+        program = (program[0], *program[2:])
     return CommandLine(given, program, before)
 
 
@@ -282,7 +300,11 @@ def resolve(line: CommandLine, env: Mapping[str, str], folder: str | None) -> Jo
 
 
 def checked(ctx: click.Context) -> JobSpec:
-    """Return the job that was asked for, checked, and say what is hardly meant."""
+    """Return the job that was asked for, checked, and tell the user what is hardly meant.
+
+    Raises:
+        LaunchError: the line is wrong; see `_check`.
+    """
     line, env = typed(ctx), ctx.obj
     words = ctx.meta[WORDS]
     if not line.program and len(words) > 1 and words[-1].endswith(".py"):
@@ -292,52 +314,60 @@ def checked(ctx: click.Context) -> JobSpec:
         )
     spec = interpreter.chosen(resolve(line, env, working_directory()), env)
     assert isinstance(ctx.command, JobCommand)
-    forms = [option.opts[0] for option in ctx.command.own_options]
-    before = (*([str(ctx.info_name)] if forms else []), *line.before)
+    verbs_flags = [option.opts[0] for option in ctx.command.own_options]
+    is_run = not verbs_flags  # all other verbs with the options of a job have some of their own
+    before = line.before if is_run else (str(ctx.info_name), *line.before)
     try:
         _check(spec, env, before)
     except LaunchError as error:
-        if not forms:
+        if is_run:  # once the error is shown, node 0 is told that this node does not come
             from ddplaunch.launcher.start import dispatch
 
             error.then = partial(dispatch.give_up, spec, env, error)
         raise
-    for note in _notes(spec, env, before, forms):
+    for note in _notes(spec, env, before, verbs_flags):
         tell(f"note: {below(note)}\n")
     return spec
 
 
 def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:
-    """Check the program; `before` are the words before the program on the command line."""
+    """Check that the program and the file of the token are there; `before` are the words before the program.
+
+    Raises:
+        LaunchError: one of them is not; if possible the hint is the line that was meant.
+    """
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:
         missing = not exists_on_disk([target], "the script")
         if missing or os.path.basename(target).startswith("python"):
             from ddplaunch.cli import mistakes  # most people name a script
 
-            if error := mistakes.in_place_of(before, (target, *args)):
+            if error := mistakes.in_place_of_script(mistakes.Line(before, target, args)):
                 raise error
     elif spec.program.kind is ProgramKind.MODULE and target.partition(".")[0] in _LAUNCHER_PACKAGES:
         from ddplaunch.cli import mistakes
 
-        if error := mistakes.launcher_as_module(before, (target, *args)):
+        if error := mistakes.launcher_as_module(mistakes.Line(before, target, args)):
             raise error
     check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     if spec.token_file is not None and not os.path.exists(spec.token_file):
         raise LaunchError(f"{spec.typed('token_file', spec.token_file)}: no such file or directory")
 
 
-def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], forms: Sequence[str]) -> Iterator[str]:
-    """Yield what is no error, and yet hardly meant; `forms` are the flags of the verb."""
+def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], verbs_flags: Sequence[str]) -> Iterator[str]:
+    """Yield what is no error, and yet hardly meant; nothing with --quiet. `verbs_flags` are those that only the verb has."""
     if spec.verbosity < 0:
         return
     yield from sources.unknown_variables(env)
-    if spec.simulate and spec.nnodes[1] == 1 and not spec.origin("nnodes").startswith("-"):
+    is_typed = spec.origin("nnodes").startswith("-")
+    if spec.simulate and spec.nnodes[1] == 1 and not is_typed:
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
-    if not _FLAGS.union(forms).isdisjoint(word.partition("=")[0].replace("_", "-") for word in spec.program.args):
+    script_flags = {word.partition("=")[0].replace("_", "-") for word in spec.program.args}
+    if not script_flags.isdisjoint({*_FLAGS, *verbs_flags}):
         from ddplaunch.cli import mistakes
 
-        if note := mistakes.behind_script((spec.program.target, *spec.program.args), before, forms):
+        line = mistakes.Line(before, spec.program.target, spec.program.args)
+        if note := mistakes.behind_script(line, verbs_flags):
             yield note
 
 

@@ -13,7 +13,7 @@ from ddplaunch.system.errors import LaunchError
 if TYPE_CHECKING:
     from ddplaunch.plan.cluster.hostlist import Host
 
-_NUMBER = "--nproc-per-node"
+_NPROC = "--nproc-per-node"
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 FLAGS: Mapping[str, Option | None] = {
     **{option.flag: option for option in OPTIONS},
@@ -22,7 +22,7 @@ FLAGS: Mapping[str, Option | None] = {
     **dict.fromkeys(("--help", "--help-all", "--version")),
 }
 # options of other launchers, and ours of the same meaning, besides those of ALIASES; None: nothing has to be said here
-_OURS = {alias.flag: BY_NAME[alias.option].flag for alias in ALIASES}
+_OUR_FLAGS = {alias.flag: BY_NAME[alias.option].flag for alias in ALIASES}
 _MPIRUN = {"-H": "--hosts", "--host": "--hosts", "-x": "--env", "--allow-run-as-root": None, "--oversubscribe": None}
 _LAUNCH = {"--use-env": None}
 _DEEPSPEED = {"--no-local-rank": None, "--no-ssh": None}
@@ -41,60 +41,78 @@ LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
 
 
 def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words after another launcher as ddplaunch takes them, and those of them that have no counterpart."""
-    known, meant, lost = LAUNCHERS[name], list[tuple[str, str]](), list[str]()
-    words = list(words[1:] if name == "accelerate" and words[:1] == ["launch"] else words)
+    """Return the words after another launcher as ddplaunch takes them, and those of its options that have no counterpart.
+
+    Both are empty if the words name no script.
+    """
+    words = list(words)
+    if name == "accelerate" and words[:1] == ["launch"]:
+        del words[0]
     end = first_script(words)
     if end is None:
         return [], []
-    at, total = 0, 0  # workers of all nodes
+    meant, lost = list[tuple[str, str]](), list[str]()  # our flags with their values; words
+    total = 0  # workers of all nodes, where the launcher counts them so
+    at = 0
     while at < end:
-        typed, equals, value = words[at].partition("=")
-        flag = flag_of(words[at])
-        ours = known.get(flag, _OURS.get(flag, flag if flag in FLAGS else ""))
-        has_value = not equals and at + 1 < end and not words[at + 1].startswith("-")
+        word = words[at]
+        _, equals, value = word.partition("=")
+        flag = flag_of(word)
+        # None: nothing has to be said in its place; "": it has no counterpart
+        ours = LAUNCHERS[name].get(flag, _OUR_FLAGS.get(flag, flag if flag in FLAGS else ""))
         option = FLAGS.get(ours or "")
-        has_value = has_value and not (option is not None and option.is_flag)
-        value = words[at + 1] if has_value else value
-        if ours == "--include" and value.startswith("localhost:"):
+        is_flag = option is not None and option.is_flag
+        has_value_next = not equals and not is_flag and at + 1 < end and not words[at + 1].startswith("-")
+        value = words[at + 1] if has_value_next else value
+        if ours == "--include" and value.startswith("localhost:"):  # deepspeed --include localhost:0,1
             ours, value = "--devices", value.partition(":")[2]
         if ours:
             meant.append((ours, value))
-            total = int(value) if flag in ALIAS_OF and ALIAS_OF[flag].of_all_nodes and value.isdecimal() else total
-        elif ours == "" and not PYTHON.fullmatch(os.path.basename(typed)):
-            lost.append(words[at] + (f" {value}" if has_value else ""))
-        at += 2 if has_value and PYTHON.fullmatch(os.path.basename(value)) is None else 1
+            counts_all_nodes = flag in ALIAS_OF and ALIAS_OF[flag].of_all_nodes
+            total = int(value) if counts_all_nodes and value.isdecimal() else total
+        elif ours == "" and not _is_python(word):
+            lost.append(f"{word} {value}" if has_value_next else word)
+        # `python` before the script is no value of the option before
+        at += 2 if has_value_next and not _is_python(value) else 1
     options = [word for option in _on_each_node(meant, total) for word in option if word]
     return [*options, *words[end:]], lost
+
+
+def _is_python(word: str) -> bool:
+    return PYTHON.fullmatch(os.path.basename(word)) is not None
 
 
 def _on_each_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, str]]:
     """Return the options with the number of workers on each node, from the `total` of another launcher; 0: it named none.
 
-    As with mpirun, each host gets as many workers as it has slots; then the hosts get one more each in turn.
+    As with mpirun, each host gets as many workers as it has slots, one if it says none; then the hosts get one more each in turn.
     """
     typed = dict(meant)
-    hosts, nodes = _hosts(typed) if total else (), typed.get("--nnodes", "")
-    others = [option for option in meant if option[0] != _NUMBER]
+    hosts = _hosts(typed) if total else ()
     if not hosts:
-        number = total // int(nodes) if nodes.isdecimal() and int(nodes) and total % int(nodes) == 0 else 0
-        return _numbered(meant, number) if number else meant
-    counts, left = [0] * len(hosts), total
-    for at, host in enumerate(hosts):
-        counts[at] = min(host.slots or 1, left)
-        left -= counts[at]
-    counts = [count + left // len(hosts) + (at < left % len(hosts)) for at, count in enumerate(counts)]
-    if counts == [host.slots for host in hosts]:
-        return others
+        nodes = typed.get("--nnodes", "")
+        nnodes = int(nodes) if nodes.isdecimal() else 0
+        is_equal_on_all = nnodes > 0 and total > 0 and total % nnodes == 0
+        return _with_number(meant, total // nnodes) if is_equal_on_all else meant
+    counts, left = [], total
+    for host in hosts:
+        counts.append(min(host.slots or 1, left))
+        left -= counts[-1]
+    each, more = divmod(left, len(hosts))
+    counts = [count + each + (1 if index < more else 0) for index, count in enumerate(counts)]
+    if counts == [host.slots for host in hosts]:  # which the hosts say themselves
+        return [option for option in meant if option[0] != _NPROC]
     if len(set(counts)) == 1 and all(host.slots is None for host in hosts):
-        return _numbered(meant, counts[0])
-    names = [re.sub(r"[^@]*:.*", r"[\g<0>]", host.name) for host in hosts]  # an IPv6 address is in brackets
+        return _with_number(meant, counts[0])
+    # an IPv6 address, perhaps behind a user, gets brackets
+    names = [re.sub(r"[^@]*:.*", r"[\g<0>]", host.name) for host in hosts]
     listed = ",".join(f"{name}:{count}" for name, count in zip(names, counts, strict=True) if count)
-    return [*(option for option in others if option[0] not in ("--hosts", "--hostfile")), ("--hosts", listed)]
+    others = [option for option in meant if option[0] not in (_NPROC, "--hosts", "--hostfile")]
+    return [*others, ("--hosts", listed)]
 
 
-def _numbered(meant: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
-    return [(flag, str(number) if flag == _NUMBER else value) for flag, value in meant]
+def _with_number(meant: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
+    return [(flag, str(number) if flag == _NPROC else value) for flag, value in meant]
 
 
 def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:
@@ -103,11 +121,11 @@ def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:
 
     try:
         if "--hosts" in typed:
-            return hostlist.parse_hosts(typed["--hosts"], "")
+            return hostlist.parse_hosts(typed["--hosts"], origin="")
         if "--hostfile" in typed:
             with open(typed["--hostfile"], encoding="utf-8", errors="replace") as file:
-                return hostlist.parse_hostfile(file.read(1 << 20), "")
-    except (OSError, LaunchError):
+                return hostlist.parse_hostfile(file.read(1 << 20), path="")
+    except (OSError, LaunchError):  # which is no matter here: the line is wrong already
         pass
     return ()
 

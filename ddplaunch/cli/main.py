@@ -19,7 +19,7 @@ from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.errors import LaunchError, not_imported, write_stderr
 from ddplaunch.system.exitcodes import BUG, NOT_WRITTEN, USAGE
 
-_ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
+_INTRO = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
 
 
 class Application(click.Group):
@@ -80,11 +80,11 @@ def application(ctx: click.Context) -> int:
 
         help_page = ctx.make_formatter()
         assert isinstance(help_page, Context.formatter_class)
-        help_page.write_text(_ALONE)
+        help_page.write_text(_INTRO)
         help_page.examples(EXAMPLES)
         help_page.paragraph("`ddplaunch --help` shows the options used most, `ddplaunch --help-all` all of them.")
         write_stderr(page(ctx, help_page.getvalue(), fd=2))
-    return USAGE
+    return USAGE  # after a verb click returns what the verb has returned
 
 
 def watch_disk(argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ def watch_disk(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and give the exit status; `argv` is without the name of the command."""
+    """Run the command line, show an error if there is one, and return the exit status; `argv` is without the command's name."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # by the caller: nobody could wait for a child of ours
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -106,21 +106,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         failure = error
     except Exception as error:  # noqa: BLE001 - whatever else it is, it is a bug of ours
-        # what is not needed in each run is imported where it is; what Python itself lacks is no matter of our files
-        if not isinstance(error, ImportError) or (error.name or "").partition(".")[0] in sys.stdlib_module_names:
+        # what is not needed in each run is imported late, and may be missing: an installation is damaged, or was replaced
+        name = error.name or "" if isinstance(error, ImportError) else ""
+        is_file_missing = isinstance(error, ImportError) and name.partition(".")[0] not in sys.stdlib_module_names
+        if not is_file_missing:
             sys.excepthook(*sys.exc_info())
             write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
             return BUG
         failure = not_imported(error)
     write_stderr(Paint(use_colour(os.environ, os.isatty(2))).report(failure.render()))
-    if failure.then is not None:
+    if failure.then is not None:  # what is left to do once the user knows: node 0 is told
         failure.then()
     return failure.status
 
 
 def _main(argv: list[str]) -> int:
-    """Parse the command line, run the verb, and return the exit status; errors are raised."""
-    # click's own main would take over what is said of Ctrl-C, and of a pipe that is closed
+    """Parse the command line, run the verb, and return the exit status; errors are raised.
+
+    As click's own main does, which would also take over what is said of Ctrl-C, and of a pipe that is closed.
+    """
     if os.environ.get("_DDPLAUNCH_COMPLETE"):
         from ddplaunch.cli import completion  # only for a shell that completes
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 import click
+from msgspec import Struct
 
 from ddplaunch.cli.command import VERBS
 from ddplaunch.cli.launchers import FLAGS, LAUNCHERS, PYTHON, first_script, flag_of, of_launcher
@@ -20,19 +21,19 @@ from ddplaunch.system.words import did_you_mean, some
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
 _QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
-_NUMBER = "--nproc-per-node"
+_NPROC = "--nproc-per-node"
 
 # they run any command
-_IN_FRONT = ("env", "uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")
+_RUN_OTHERS = ("env", "uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _NUMERAL = re.compile(r"[-+]?\d*\.?\d+")
 # what people call our options
 _WORDS_FOR = {
-    "nprocs": _NUMBER, "ngpus": _NUMBER, "num-workers": _NUMBER, "workers": _NUMBER, "world-size": _NUMBER,
+    "nprocs": _NPROC, "ngpus": _NPROC, "num-workers": _NPROC, "workers": _NPROC, "world-size": _NPROC,
     "rank": "--node-rank", "port": "--master-port", "addr": "--master-addr", "master-ip": "--master-addr",
     "silent": "--quiet", "dry-run": "ddplaunch plan", "json": "ddplaunch plan --json", "sh": "ddplaunch plan --sh",
     "no-color": "NO_COLOR=1 ddplaunch", "bind-to": "--cpu-bind", "cpu": "--devices cpu",
-    "procs": _NUMBER, "gpus-per-node": _NUMBER, "ngpus-per-node": _NUMBER, "gpu": "--devices", "cuda": "--devices",
+    "procs": _NPROC, "gpus-per-node": _NPROC, "ngpus-per-node": _NPROC, "gpu": "--devices", "cuda": "--devices",
     "cuda-visible-devices": "--devices", "retries": "--max-restarts", "kill-after": "--grace-period", "omp": "--threads",
     **dict.fromkeys(("join-timeout", "start-timeout"), "--rdzv-timeout"),
     "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
@@ -45,7 +46,7 @@ _VERBS_FOR = {
 }  # fmt: skip
 # verbs that other tools have, and what serves in their place
 _LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
-_SERVES = {
+_SERVES_INSTEAD = {
     **dict.fromkeys(("info", "env", "test", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
     **dict.fromkeys(
         ("init", "config", "cfg", "configure", "setup"),
@@ -83,26 +84,39 @@ _OURS_ALONE = frozenset({
 })  # fmt: skip
 
 
-def written_out(argument: str, following: str) -> str:
-    """Complete the beginning of a flag of torchrun's as its parser does, if no other flag begins so.
+class Line(Struct, frozen=True):
+    """A line that was typed for a job: the words before the script, what stands in the script's place, and the words behind."""
 
-    `argument` is no option, `following` the next argument.
+    before: Sequence[str]  # without `ddplaunch`; the verb `plan` is among them
+    target: str
+    rest: Sequence[str] = ()
+
+    def with_target(self, *words: str, how: str = "") -> str:
+        """Return the hint to type these words in place of the target; `how` says what else to do."""
+        return _type(self.before, [*words, *self.rest], how)
+
+
+def written_out(argument: str, following: str) -> str:
+    """Complete the beginning of a flag of torchrun's as torchrun's parser does, if no other flag begins so; else change nothing.
+
+    `argument` is no option of ours, `following` the next argument, "" for none.
+
+    Raises:
+        LaunchError: it is the flag of another launcher, or lacks a dash.
     """
     typed, equals, value = argument.partition("=")
     name = typed.replace("_", "-")
-    if meant := _of_others(name, value if equals else following):
-        whole = meant + equals + value if meant == f"-{name}" else meant
-        raise LaunchError(f"{typed} is not an option", hint=f"did you mean `{whole}`?")
+    lacks_dash = name.startswith("-") and name[1:].replace("-", "_") in BY_NAME
+    meant = f"-{name}{equals}{value}" if lacks_dash else _of_others(name, value if equals else following)
+    if meant is not None:
+        raise LaunchError(f"{typed} is not an option", hint=f"did you mean `{meant}`?")
     found = [option for option in OPTIONS if option.flag.startswith(name)] if name.startswith("--") else []
-    if len(found) != 1 or not (found[0].pet or found[0].torchruns):
-        return argument
-    return found[0].flag + equals + value
+    is_torchruns = len(found) == 1 and (found[0].pet or found[0].torchruns)  # with a variable PET_*, or without one
+    return found[0].flag + equals + value if is_torchruns else argument
 
 
 def _of_others(name: str, value: str) -> str | None:
-    """Return what to type in place of another launcher's flag, or of a flag that lacks a dash; "" if nothing is known."""
-    if name.startswith("-") and BY_NAME.get(name[1:].replace("-", "_")):
-        return f"-{name}"  # with one dash
+    """Return what to type in place of another launcher's flag with this value; None: it is no such flag."""
     counts = value.isdecimal()
     match name:
         case "--gpus" | "-g" if value and not counts:
@@ -137,167 +151,169 @@ def in_options(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
 
 
 def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
-    """Return the error for a word that looks like an option and is none, with what was probably meant."""
+    """Return the error for a word that looks like an option and is none, with what was probably meant.
+
+    `name` is what click calls it: the flag, without a value, or only the first letter of a word with one dash.
+    """
     at = next((at for at, word in enumerate(argv) if word.startswith(name)), None)
     if at is None:  # typed with _
         at = next((at for at, word in enumerate(argv) if flag_of(word).startswith(name)), 0)
-    typed = name if name.startswith("--") else argv[at]
-    if wrong := not_typed(argv[at], argv[:at], argv[at + 1 :]):
+    line = Line(argv[:at], argv[at], argv[at + 1 :])
+    typed = name if name.startswith("--") else line.target
+    if wrong := of_text_processor(line):
         return wrong
-    words = argv[at].split()
-    if len(words) > 1 and argv[at].startswith("-"):
+    words = line.target.split()
+    if len(words) > 1 and line.target.startswith("-"):
         return LaunchError(
-            f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{' '.join(words)}`"
+            f"'{line.target}' is one word to the shell", hint=f"without the quotes: type `{' '.join(words)}`"
         )
-    if why := _NEEDLESS.get(flag_of(typed).lstrip("-").lower()):
-        return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
-    flag, equals, _ = argv[at].partition("=")
+    what = f"{name} is not an option"
+    bare = flag_of(typed).lstrip("-").lower()
+    if why := _NEEDLESS.get(bare):
+        return LaunchError(what, hint=f"leave it out: {why}")
+    flag, equals, _ = line.target.partition("=")
     if flag in _SBATCH:
-        end = at + (1 if equals else 2)
+        end = at + (1 if equals else 2)  # with its value
         whole = shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
-        return LaunchError(f"{name} is not an option", hint=f"sbatch has it: type `{whole}`")
+        return LaunchError(what, hint=f"sbatch has it: type `{whole}`")
     if typed[1:].isdecimal():
-        return LaunchError(f"{typed} is not an option", hint=_type(argv[:at], [_NUMBER, typed[1:], *argv[at + 1 :]]))
+        return LaunchError(f"{typed} is not an option", hint=line.with_target(_NPROC, typed[1:]))
     if typed == "-c":
         return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
-    bare = flag_of(typed).lstrip("-").lower()
     meant = _WORDS_FOR.get(bare)
     if meant is None:
+        # an alias of an option is no name to suggest; --json is one of `ddplaunch plan`
         known = [flag[2:] for flag, one in FLAGS.items() if flag.startswith("--") and (not one or one.flag == flag)]
         close = did_you_mean(bare, [*known, "json"], cutoff=0.7)
         meant = close and f"--{close}"
     if meant and "ddplaunch" in meant:  # a command of its own, with the rest of the line
-        return LaunchError(
-            f"{name} is not an option", hint=f"type `{meant} {shlex.join([*argv[:at], *argv[at + 1 :]])}`"
-        )
+        return LaunchError(what, hint=f"type `{meant} {shlex.join([*line.before, *line.rest])}`")
     order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
-    return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
+    return LaunchError(what, hint=f"did you mean `{meant}`?" if meant else order)
 
 
-def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
-    """Return the error for a SCRIPT that is probably meant as something else, such as a launcher, a number or a URL; else None.
-
-    `before` are the words before the script, the verb `plan` among them.
-    """
-    target, *rest = program
+def in_place_of_script(line: Line) -> LaunchError | None:
+    """Return the error for a SCRIPT that is probably meant as something else, such as a launcher or a URL; None: it is not."""
+    target = line.target
     name = os.path.basename(target)
     if name.startswith("python") and PYTHON.fullmatch(name):
-        return LaunchError(
-            f"{target} is no script: ddplaunch starts python itself", hint=_type(before, _of_python(rest))
-        )
+        hint = _type(line.before, _of_python(line.rest))
+        return LaunchError(f"{target} is no script: ddplaunch starts python itself", hint=hint)
     if os.path.lexists(target):
         return None
-    if error := _of_program(before, target, rest) or _of_optional(before, program):
+    if error := _of_program(line) or _of_optional(line):
         return error
     if "--" + flag_of(target) in FLAGS:
         option = FLAGS["--" + flag_of(target)]
-        is_alone = "=" not in target and (not rest or os.path.isfile(rest[0]))
+        is_alone = "=" not in target and (not line.rest or os.path.isfile(line.rest[0]))
         lacks_value = option is not None and not option.is_flag and is_alone
         meant = [f"--{target}", option.example] if option is not None and lacks_value else [f"--{target}"]
-        return LaunchError(
-            f"{target} is no script, but an option without its dashes", hint=_type([*before, *meant], rest)
-        )
+        hint = line.with_target(*meant)
+        return LaunchError(f"{target} is no script, but an option without its dashes", hint=hint)
     if _ASSIGNMENT.fullmatch(target):
-        return _of_assignment(before, program)
-    if target not in VERBS and (meant := _of_split_value(before, program)):
+        return _of_assignment(line)
+    if target not in VERBS and (meant := _of_split_value(line)):
         return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
     if target.isdecimal():
-        return LaunchError(f"{target} is a number, not a script", hint=_type([*before, _NUMBER, target], rest))
+        return LaunchError(f"{target} is a number, not a script", hint=line.with_target(_NPROC, target))
     if _NUMERAL.fullmatch(target):
-        return LaunchError(f"{target} is a number, not a script", hint=_type(before, rest))
-    if error := not_typed(target, before, rest):
-        return error
-    words = target.split()
-    if len(words) > 1 and (words[0].startswith("-") or os.path.isfile(words[0]) or words[0] in ("python", "ddplaunch")):
-        unquoted = words[1:] if words[0] in ("python", "ddplaunch") else words
-        return LaunchError(
-            f"{shlex.quote(target)} is one word to the shell",
-            hint=_type(before, [*unquoted, *rest], "without the quotes: "),
-        )
-    return _not_there(before, program)
+        return LaunchError(f"{target} is a number, not a script", hint=_type(line.before, line.rest))
+    return of_text_processor(line) or _of_quoted_line(line) or _not_there(line)
 
 
-def _of_program(before: Sequence[str], target: str, rest: Sequence[str]) -> LaunchError | None:
+def _of_quoted_line(line: Line) -> LaunchError | None:
+    """Return the error for several words in quotes, such as "train.py --lr 1"; None: it is none."""
+    words = line.target.split()
+    begins_line = words[:1] in (["python"], ["ddplaunch"])
+    if len(words) < 2 or not (begins_line or words[0].startswith("-") or os.path.isfile(words[0])):
+        return None
+    hint = line.with_target(*words[1 if begins_line else 0 :], how="without the quotes: ")
+    return LaunchError(f"{shlex.quote(line.target)} is one word to the shell", hint=hint)
+
+
+def _of_program(line: Line) -> LaunchError | None:
     """Return the error for a SCRIPT that is another launcher, a command that runs others, a verb, or a URL; else None."""
+    target, rest = line.target, line.rest
     if target in LAUNCHERS:
-        return _of_launcher(target, before, target, rest)
-    if target in _IN_FRONT and (at := first_script(rest)) is not None:
+        return _of_launcher(target, line.before, target, rest)
+    if target in _RUN_OTHERS and (at := first_script(rest)) is not None:
         words = [word for word in rest[:at] if not PYTHON.fullmatch(word)]
-        whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
+        whole = shlex.join([target, *words, "ddplaunch", *line.before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
-    if target in _SERVES and "." not in "".join(rest[:1]):
-        return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES[target])
+    names_file_next = "." in "".join(rest[:1])
+    if target in _SERVES_INSTEAD and not names_file_next:
+        return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES_INSTEAD[target])
     if re.match(r"\w+://", target):
-        return LaunchError(
-            f"{target} is a URL, not a file",
-            hint=_type(before, [os.path.basename(target) or "train.py", *rest], "fetch it first, then "),
-        )
+        hint = line.with_target(os.path.basename(target) or "train.py", how="fetch it first, then ")
+        return LaunchError(f"{target} is a URL, not a file", hint=hint)
     return None
 
 
-def _of_assignment(before: Sequence[str], program: Sequence[str]) -> LaunchError:
+def _of_assignment(line: Line) -> LaunchError:
     """Return the error for NAME=VALUE in place of the script: a variable if NAME has capitals, else the script's argument."""
-    target, *rest = program
-    assigned = [target, *takewhile(_ASSIGNMENT.fullmatch, rest)]
-    behind = rest[len(assigned) - 1 :]
-    if not target.partition("=")[0].isupper():
-        hint = _type(before, [*behind[:1], *assigned, *behind[1:]] if behind else [])
-        return LaunchError(f"{target} is not a script; its arguments come after it", hint=hint)
+    assigned = [line.target, *takewhile(_ASSIGNMENT.fullmatch, line.rest)]
+    script, *arguments = line.rest[len(assigned) - 1 :] or [""]
+    if not line.target.partition("=")[0].isupper():
+        hint = _type(line.before, [script, *assigned, *arguments] if script else [])
+        return LaunchError(f"{line.target} is not a script; its arguments come after it", hint=hint)
     env = [word for variable in assigned for word in ("--env", variable)]
-    return LaunchError(f"{target} is a variable, not a script", hint=_type([*before, *env], behind))
+    hint = _type([*line.before, *env], [script, *arguments] if script else [])
+    return LaunchError(f"{line.target} is a variable, not a script", hint=hint)
 
 
-def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
+def _not_there(line: Line) -> LaunchError | None:
     """Return the error for a script that does not exist: half of a name with a blank, a verb, or a word before the script."""
-    target, *rest = program
+    target, rest = line.target, line.rest
     missing = f"{target} does not exist"
+    program = [target, *rest]
     for end in range(2, len(program) + 1):
-        if os.path.isfile(" ".join(program[:end])):
-            whole = [" ".join(program[:end]), *program[end:]]
-            return LaunchError(missing, hint=_type(before, whole, "a name with a blank in it is quoted: "))
+        name = " ".join(program[:end])
+        if os.path.isfile(name):
+            hint = _type(line.before, [name, *program[end:]], "a name with a blank in it is quoted: ")
+            return LaunchError(missing, hint=hint)
     if verb := verb_meant(target):
-        late = [word for word in before if word not in VERBS]
         hint = f"did you mean `ddplaunch {verb} ...`?"
-        if late:
-            options = before if verb == "plan" else ()  # those of a job, which no other verb has
+        if any(word not in VERBS for word in line.before):
+            options = line.before if verb == "plan" else ()  # those of a job, which no other verb has
             hint = _type((), [verb, *options, *rest], "a verb comes first: ")
         return LaunchError(missing, hint=hint)
-    is_word = target.isidentifier() and (not os.path.lexists(f"{target}.py") or rest[:1] == [f"{target}.py"])
-    if is_word and rest and (flag_of(rest[0]) in FLAGS or (rest[0].endswith(".py") and os.path.isfile(rest[0]))):
-        return LaunchError(f"{target} is neither a verb of ddplaunch nor a script", hint=_type(before, rest))
+    # `train train.py`, `go --nnodes 2`; not `train`, where train.py is there: the script's name without its end
+    is_word = target.isidentifier() and (not os.path.lexists(f"{target}.py") or f"{target}.py" in rest[:1])
+    job_follows = bool(rest) and (flag_of(rest[0]) in FLAGS or (rest[0].endswith(".py") and os.path.isfile(rest[0])))
+    if is_word and job_follows:
+        return LaunchError(f"{target} is neither a verb of ddplaunch nor a script", hint=_type(line.before, rest))
     return None
 
 
-def _of_optional(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
-    """Return the error for a word that was meant as the optional value of the option before; None if it was not."""
-    target, *rest = program
-    option = FLAGS.get(before[-1].replace("_", "-")) if before else None
-    if option is None or option.optional is None or target.endswith(".py") or not any(map(os.path.isfile, rest[:1])):
+def _of_optional(line: Line) -> LaunchError | None:
+    """Return the error for a word that was meant as the optional value of the option before, but is none; else None."""
+    *before, typed = line.before or [""]
+    option = FLAGS.get(typed.replace("_", "-"))
+    script_follows = any(map(os.path.isfile, line.rest[:1]))
+    if option is None or option.optional is None or line.target.endswith(".py") or not script_follows:
         return None
     try:
-        option.parse(target)
+        option.parse(line.target)
+        return None
     except BadValue as error:
         why = error
-    else:
-        return None
-    numbers = re.findall(r"\d+", target)
-    if option.name == "simulate" and target.isdecimal():
-        meant = [before[-1], "--nnodes", target]
+    numbers = re.findall(r"\d+", line.target)
+    if option.name == "simulate" and line.target.isdecimal():
+        meant = [typed, "--nnodes", line.target]
     elif option.name == "debug" and len(numbers) > 1:  # one terminal is not for two debuggers
-        is_range = re.fullmatch(r"\d+-\d+", target)
-        meant = ["--debugpy", target if is_range else ",".join(numbers)]
+        is_range = re.fullmatch(r"\d+-\d+", line.target)
+        meant = ["--debugpy", line.target if is_range else ",".join(numbers)]
     elif len(numbers) == 1 and not option.choices:
-        meant = [before[-1], numbers[0]]
+        meant = [typed, numbers[0]]
     else:
-        meant = [before[-1], did_you_mean(target.lower(), option.choices) or option.example]
-    return LaunchError(f"{before[-1]} {target}: {why}", hint=_type([*before[:-1], *meant], rest))
+        meant = [typed, did_you_mean(line.target.lower(), option.choices) or option.example]
+    return LaunchError(f"{typed} {line.target}: {why}", hint=_type([*before, *meant], line.rest))
 
 
-def launcher_as_module(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
+def launcher_as_module(line: Line) -> LaunchError | None:
     """Return the error for -m with the module of another launcher; None: it is none."""
-    target, *rest = program
-    ours = [word for word in before if word not in ("-m", "--module")]
-    return _of_launcher(f"-m {target}", ours, target, rest) if target in LAUNCHERS else None
+    ours = [word for word in line.before if word not in ("-m", "--module")]
+    return _of_launcher(f"-m {line.target}", ours, line.target, line.rest) if line.target in LAUNCHERS else None
 
 
 def _of_launcher(typed: str, before: Sequence[str], launcher: str, words: Sequence[str]) -> LaunchError:
@@ -323,17 +339,20 @@ def apart(flag: str, value: str, following: str) -> LaunchError:
     return LaunchError(f"{flag} {value}: a value has no blanks around its =", hint=f"type `{flag} {whole or 'VALUE'}`")
 
 
-def not_typed(word: str, before: Sequence[str], rest: Sequence[str]) -> LaunchError | None:
-    """Return the error for a word with the dashes and quotes of a text processor; None: it has none."""
+def of_text_processor(line: Line) -> LaunchError | None:
+    """Return the error for a target with the dashes and quotes that text processors write; None: it has none of them."""
+    word = line.target
     body, plain = word.lstrip(_DASHES + "-") or word, word.translate(_QUOTES)
-    if body != word and any(dash in word[: -len(body)] for dash in _DASHES):
-        plain = ("--" if len(body.partition("=")[0]) > 1 else "-") + body.translate(_QUOTES)
+    dashes = word[: -len(body)] if body != word else ""
+    if any(dash in dashes for dash in _DASHES):
+        is_letter = len(body.partition("=")[0]) == 1
+        plain = ("-" if is_letter else "--") + body.translate(_QUOTES)
     if plain == word:
         return None
     foreign = next(character for character in word if character in _DASHES or ord(character) in _QUOTES)
     return LaunchError(
         f"{word} contains U+{ord(foreign):04X} ({unicodedata.name(foreign).lower()}), as text processors write it",
-        hint=_type(before, [plain, *rest]),
+        hint=line.with_target(plain),
     )
 
 
@@ -342,74 +361,76 @@ def verb_meant(word: str) -> str | None:
     return None if "." in word or "/" in word else _VERBS_FOR.get(word) or did_you_mean(word, VERBS, cutoff=0.75)
 
 
-def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence[str] = ()) -> str | None:
+def behind_script(line: Line, verbs_flags: Sequence[str] = ()) -> str | None:
     """Return a note on options of ours that the script gets, unless the script's text has them, too; None for none.
 
-    `forms` are the flags of the verb.
+    `verbs_flags` are those that only the verb has, such as --json of `ddplaunch plan`.
     """
-    text = text_of(program[0])
+    text = text_of(line.target)
     if text is None:
         return None
-    ours = _OURS_ALONE.union(form.removeprefix("--") for form in forms)
-    moved, left, names = list[str](), list[str](), list[str]()
-    words = list(program[1:])
+    ours = {f"--{name}" for name in _OURS_ALONE}.union(verbs_flags)
+    moved, left, flags = list[str](), list[str](), list[str]()
+    words = list(line.rest)
     while words:
         word = words.pop(0)
-        name = flag_of(word)
-        is_scripts = name[2:] in text or name[2:].replace("-", "_") in text
-        if not word.startswith("--") or name[2:] not in ours or is_scripts:
+        flag = flag_of(word)
+        is_of_script = flag[2:] in text or flag[2:].replace("-", "_") in text
+        if not word.startswith("--") or flag not in ours or is_of_script:
             left.append(word)
             continue
-        names.append(name)
+        flags.append(flag)
         moved.append(word)
-        option = FLAGS.get(name)
-        takes_value = name not in forms and (option is None or not option.is_flag)
+        option = FLAGS.get(flag)
+        takes_value = flag not in verbs_flags and (option is None or not option.is_flag)
         if takes_value and "=" not in word and words and not words[0].startswith("-"):
             moved.append(words.pop(0))
-    if not names:
+    if not flags:
         return None
-    what = (
-        f"{names[0]} after {program[0]} is an option"
-        if len(names) == 1
-        else f"{some(names)} after {program[0]} are options"
-    )
-    meant = shlex.join(["ddplaunch", *before, *moved, program[0], *left])
-    return f"{what} of the script; for ddplaunch type `{meant}`"
+    are_options = "is an option" if len(flags) == 1 else "are options"
+    meant = shlex.join(["ddplaunch", *line.before, *moved, line.target, *left])
+    return f"{some(flags)} after {line.target} {are_options} of the script; for ddplaunch type `{meant}`"
 
 
-def _of_split_value(before: Sequence[str], program: Sequence[str]) -> list[str]:
+def _of_split_value(line: Line) -> list[str]:
     """Return the command line that was meant if spaces split a value, so that its rest stands for SCRIPT; else [].
 
     `--preload torch numpy train.py` gives `--preload torch,numpy train.py`, `--timeout 5 m train.py` `--timeout 5m train.py`.
     """
-    option = FLAGS.get(flag_of(before[-2])) if len(before) > 1 else None
-    at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
-    if option is None or option.is_flag or not at or program[at].startswith("-"):
+    if len(line.before) < 2:
+        return []
+    *before, typed, value = line.before
+    option, program = FLAGS.get(flag_of(typed)), [line.target, *line.rest]
+    script = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
+    if option is None or option.is_flag or not script or program[script].startswith("-"):
         return []
     if option.listed:
-        value = ",".join(word.strip(",") for word in (before[-1], *program[:at]))
-    elif option.metavar == "TIME" and before[-1].isdecimal() and program[0][0] in "smhd":
-        value = before[-1] + program[0][0]
+        value = ",".join(word.strip(",") for word in (value, *program[:script]))
+    elif option.metavar == "TIME" and value.isdecimal() and program[0][0] in "smhd":  # a unit of time
+        value += program[0][0]
     else:
         return []
-    return [*before[:-1], value, *program[at:]]
+    return [*before, typed, value, *program[script:]]
 
 
 def _of_python(words: Sequence[str]) -> list[str]:
-    """Return the words behind `python` as ddplaunch takes them: without Python's own options."""
+    """Return the words behind `python` as ddplaunch takes them: without Python's own options, and [] if they run no file."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at].startswith("-m"):
-            module = words[at][2:] or "".join(words[at + 1 : at + 2])
-            rest = list(words[at + (1 if words[at][2:] else 2) :])
-            return of_launcher(module, rest)[0] if module in LAUNCHERS else ["-m", module, *rest]
+            module, *rest = [words[at][2:], *words[at + 1 :]] if words[at][2:] else words[at + 1 :] or [""]
+            if module in LAUNCHERS:
+                meant, _ = of_launcher(module, rest)
+                return meant
+            return ["-m", module, *rest]
         if words[at] == "-c":
             return []
-        at += 2 if words[at] in ("-W", "-X") else 1
+        at += 2 if words[at] in ("-W", "-X") else 1  # these two have a value
     return list(words[at:])
 
 
 def _type(before: Sequence[str], meant: Sequence[str], how: str = "") -> str:
+    """Return the hint to type `ddplaunch BEFORE MEANT`; without a script in `meant`, the hint to name one."""
     if not meant:
         return "type `ddplaunch train.py`, with the name of your script"
     return f"{how}type `{shlex.join(['ddplaunch', *before, *meant])}`"

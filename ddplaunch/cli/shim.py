@@ -79,7 +79,7 @@ def make(folder: str) -> str:
         try:
             _check_owner(folder, opened)
             for name in files:
-                _check(folder, opened, name)
+                _check_is_ours(folder, opened, name)
             for name, text in files.items():
                 _write(opened, name, text, 0o755 if name == "torchrun" else 0o644)
         finally:
@@ -109,25 +109,27 @@ def _check_owner(folder: str, opened: int) -> None:
         raise LaunchError(f"{why}, and what lies there would run as you", hint=_OWN_FOLDER)
 
 
-def _check(folder: str, opened: int, name: str) -> None:
-    """Refuse to replace a file of this name that ddplaunch has not written: a link, or no plain file, is not ours."""
+def _check_is_ours(folder: str, opened: int, name: str) -> None:
+    """Refuse to replace a file of this name in the folder (`opened`) that ddplaunch has not written.
+
+    A link, or what is no plain file, is not ours either.
+    """
     from ddplaunch.system.process.files import open_regular
 
+    is_ours = False
     try:
-        file = open_regular(name, dir_fd=opened)
+        with open_regular(name, dir_fd=opened) as file:
+            is_ours = _MARK.encode() in file.read(_LONGEST)
     except FileNotFoundError:
         return
     except OSError:
-        file = None
-    if file is not None:
-        with file:
-            if _MARK.encode() in file.read(_LONGEST):
-                return
-    raise LaunchError(f"{folder}/{name} exists and is not ours", hint=_OWN_FOLDER)
+        pass
+    if not is_ours:
+        raise LaunchError(f"{folder}/{name} exists and is not ours", hint=_OWN_FOLDER)
 
 
 def _write(opened: int, name: str, text: str, mode: int) -> None:
-    """Write a file of the folder, whole or not at all, whatever has its name by now."""
+    """Write a file of the folder (`opened`), whole or not at all, in place of whatever has its name by now."""
     new = f".{name}.{os.urandom(4).hex()}"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=opened)
     try:
@@ -146,29 +148,33 @@ def main(argv: Sequence[str]) -> int:
     from ddplaunch.cli import main as cli
 
     kind, *words = argv
-    # torchrun's default; of the variables the weakest but one, so that any other wins
+    # torchrun starts one worker unless told otherwise. Our own variable and the command line win over this one
     os.environ.setdefault("PET_NPROC_PER_NODE", "1")
     if kind == "launch" or {"-h", "--help"} & set(words):
-        words = _explained(kind, words)
+        words = _adapted(kind, words)
     return cli.main(["run", *words])
 
 
-def _explained(kind: str, words: list[str]) -> list[str]:
-    """Say where help is asked for that this is not torch's; else add --local-rank, as torch.distributed.launch does."""
+def _adapted(kind: str, words: list[str]) -> list[str]:
+    """Return the words for torch.distributed.launch with the --local-rank that it adds to those of the script; else as they are.
+
+    If they ask for help, say before it that this is not torch's.
+    """
     from ddplaunch.cli import job
 
     program: Sequence[str] = ()
     with suppress(LaunchError):  # a mistake is found again, and said, where the words are run
         program = job.parse(words, resilient=True).program
-    at = len(words) - len(program)
-    if {"-h", "--help"} & set(words[:at]):
+    script = len(words) - len(program)
+    before = set(words[:script])
+    if {"-h", "--help"} & before:
         sys.stdout.write(
             "This torchrun is ddplaunch, by `ddplaunch shim`. Without its folder in PATH it is torch's again.\n\n"
         )
         sys.stdout.flush()
-    elif kind == "launch" and program and not {"--use-env", "--use_env"} & set(words[:at]):
-        # with a -- behind the script, which is dropped, it comes behind that
-        return [*words[: at + 1], "--local-rank=${local_rank}", *words[at + 1 :]]
+    elif kind == "launch" and program and not {"--use-env", "--use_env"} & before:
+        # behind a -- that follows the script, too: `program` lacks that, so that the index is one higher
+        return [*words[: script + 1], "--local-rank=${local_rank}", *words[script + 1 :]]
     return words
 
 

@@ -27,9 +27,9 @@ from ddplaunch.tools.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, USAGE, 
 
 SEPARATOR = "--"
 
-_OURS = ("print", "wait", "follow", "parsable", "help", "version")
+_OUR_OPTIONS = ("print", "wait", "follow", "parsable", "help", "version")
 _REFUSED = {"usage": "`sbatch --usage` shows it", "wrap": "ddplaunch writes the script: type the job after --"}
-_NO_VALUE = "\0"  # of an option that has none, or may lack its own
+_NO_VALUE = "\0"  # what click gives for an option that has no value, or was typed without one
 
 
 class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -45,7 +45,8 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 
             return None
         name = param.opts[0].removeprefix("--")
         words: list[str] = ctx.meta[WORDS]
-        if value.startswith("--") and value in words:  # else it stands behind =
+        is_own_word = value in words  # else it stands behind a =
+        if value.startswith("--") and is_own_word:
             typed = words[words.index(value) - 1]
             hint = f"if {value} is its value, type `--{name}={value}`"
             raise LaunchError(f"{typed} needs a value, but {value} follows", hint=hint)
@@ -64,7 +65,7 @@ class SubmitCommand(Command):
         letters = {name: [f"-{letter}"] for letter, name in SHORT.items()}
         rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete)
         options: list[click.Parameter] = []
-        for name in sorted(KNOWN.difference(_OURS)):
+        for name in sorted(KNOWN.difference(_OUR_OPTIONS)):
             # click: with a `flag_value`, an option need not have a value; without `is_flag`, it may have one
             without_value: dict[str, Any] = {"is_flag": name in FLAGS, "flag_value": _NO_VALUE}
             names = [f"--{name}", *letters.get(name, ())]
@@ -74,15 +75,18 @@ class SubmitCommand(Command):
         self.own_options = [param for param in params if isinstance(param, click.Option)]
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Return what stands before the job, with names written out, and unknown options in one word with their values."""
+        """Return what stands before the job, as click is to read it.
+
+        Beginnings of names are written out. An option that is not in our table gets the word behind as its value, in one word.
+        """
         before = args[: args.index(SEPARATOR)] if SEPARATOR in args else args
         words: list[str] = []
         for word in before:
             name, equals, value = word.removeprefix("--").partition("=")
             if word.startswith("--"):
-                is_whole = not name or name in KNOWN or name in _OURS or name.replace("-", "_") in BY_NAME
-                longer = [] if is_whole else [known for known in KNOWN if known.startswith(name)]
-                words.append(f"--{longer[0] if len(longer) == 1 else name}{equals}{value}")
+                is_whole = not name or name in KNOWN or name in _OUR_OPTIONS or name.replace("-", "_") in BY_NAME
+                meant = [] if is_whole else [known for known in KNOWN if known.startswith(name)]
+                words.append(f"--{meant[0] if len(meant) == 1 else name}{equals}{value}")
             elif words and not word.startswith("-") and _is_unknown(words[-1]):
                 words[-1] += f"={word}" if words[-1].startswith("--") else word
             else:
@@ -108,7 +112,7 @@ def _is_unknown(word: str) -> bool:
     """Whether this is an option of one letter or name that we do not know, without a value."""
     if word.startswith("--"):
         name = word.removeprefix("--")
-        return "=" not in name and name not in (*KNOWN, *_OURS, *(option.key for option in BY_NAME.values()))
+        return "=" not in name and name not in (*KNOWN, *_OUR_OPTIONS, *(option.key for option in BY_NAME.values()))
     return len(word) == 2 and word[0] == "-" and word[1] not in SHORT
 
 
@@ -129,15 +133,19 @@ def _checked(option: SbatchOption) -> SbatchOption:
     return option
 
 
-def _unknown(rest: Sequence[str], words: Sequence[str]) -> list[SbatchOption]:
-    """Return the options that are not in our table; `words` are all arguments."""
+def _options_not_in_table(rest: Sequence[str], words: Sequence[str]) -> list[SbatchOption]:
+    """Return the options in `rest`, what click has left of all arguments (`words`): those that are not in our table.
+
+    Raises:
+        LaunchError: a word is no option of sbatch, such as the script where the -- before it is missing.
+    """
     found = []
     for word in rest:
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("-") or word == "-":
             if SEPARATOR in words:
                 raise LaunchError(f"{word} before -- is neither an option of sbatch nor a value of one", hint=USAGE)
-            meant = shlex.join(["ddplaunch", "submit", *_separated(words, words.index(word))])
+            meant = shlex.join(["ddplaunch", "submit", *_with_separator(words, words.index(word))])
             raise LaunchError("-- is missing between the options of sbatch and the job", hint=f"type `{meant}`")
         if name.replace("-", "_") in BY_NAME:
             raise LaunchError(f"--{name} is an option of ddplaunch, not of sbatch", hint=f"type it after --: {USAGE}")
@@ -148,28 +156,32 @@ def _unknown(rest: Sequence[str], words: Sequence[str]) -> list[SbatchOption]:
     return found
 
 
-def _separated(words: Sequence[str], at: int) -> list[str]:
-    """Return the line that was meant by `words` without --: options of sbatch go before --, even from behind the script."""
-    text = mistakes.text_of(words[at]) or ""
-    behind, moved, kept = list(words[at + 1 :]), list[str](), list[str]()
+def _with_separator(words: Sequence[str], script: int) -> list[str]:
+    """Return the line that was meant by `words` without --, whose script has this index.
+
+    Options of sbatch go before the --, even from behind the script, unless the script's text has them, too.
+    """
+    text = mistakes.text_of(words[script]) or ""
+    behind, of_sbatch, of_script = list(words[script + 1 :]), list[str](), list[str]()
     while behind:
         word = behind.pop(0)
         typed, equals, _ = word.partition("=")
         name = typed.removeprefix("--") if typed.startswith("--") else SHORT.get(typed.removeprefix("-"), "")
         if name not in KNOWN or not word.startswith("-") or typed in text:
-            kept.append(word)
+            of_script.append(word)
             continue
-        moved.append(word)
-        if not equals and name not in FLAGS | OPTIONAL and behind and not behind[0].startswith("-"):
-            moved.append(behind.pop(0))
-    return [*words[:at], *moved, SEPARATOR, words[at], *kept]
+        of_sbatch.append(word)
+        needs_value = not equals and name not in FLAGS | OPTIONAL
+        if needs_value and behind and not behind[0].startswith("-"):
+            of_sbatch.append(behind.pop(0))
+    return [*words[:script], *of_sbatch, SEPARATOR, words[script], *of_script]
 
 
 def request_of(ctx: click.Context) -> SubmitRequest:
     """Return what was asked for."""
     words: list[str] = ctx.meta[WORDS]
     known = [value for value in ctx.params.values() if isinstance(value, SbatchOption)]
-    options = (*known, *_unknown(ctx.params["rest"] or (), words))
+    options = (*known, *_options_not_in_table(ctx.params["rest"] or (), words))
     if SEPARATOR not in words:
         raise LaunchError("no job to submit: nothing follows --", hint=USAGE)
     ours = {name: ctx.params[name] for name in ("print", "wait", "follow", "parsable")}
@@ -218,6 +230,7 @@ def submit(ctx: click.Context, /, **_: Any) -> int:
     request, env = request_of(ctx), ctx.obj
 
     def parse_job(words: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
+        """Return how many of these words stand behind the options of the job, and the job."""
         line = job.parse(words)
         return len(words) - len(line.before), job.resolve(line, job_env, working_directory())
 

@@ -25,7 +25,7 @@ from ddplaunch.system.redaction.diffs import diff
 WITHIN = 15.0  # seconds for all of it; the commands have less
 _GIT_TIMEOUT = 5.0  # seconds; `git status` reads every file of a large repository
 _LONGEST_DIFF = 64_000  # characters
-_MOST_FILES = 200
+_MOST_FILES = 200  # changed ones that are named
 _GIT = (
     "git",
     "--no-optional-locks",
@@ -62,17 +62,17 @@ def _code(folder: str, env: Mapping[str, str], known: Sequence[str]) -> dict[str
     """Return the commit of the repository in which a folder lies, and what was changed since; None without one."""
     until = time.monotonic() + _GIT_TIMEOUT
     git = partial(_output, env=_for_git(env), folder=folder, until=until)
-    commit = git((*_GIT, "rev-parse", "--show-toplevel", "HEAD"))
-    if commit is None or commit.count("\n") < 2:
+    top_and_commit = git((*_GIT, "rev-parse", "--show-toplevel", "HEAD"))
+    if top_and_commit is None or top_and_commit.count("\n") < 2:  # there is no repository, or no commit in it
         return None
-    top, sha = commit.splitlines()[:2]
+    top, commit = top_and_commit.splitlines()[:2]
     git = partial(git, folder=top)
     status = git((*_GIT, "status", "--porcelain", "--branch", "--ignore-submodules=dirty"))
-    found: dict[str, Any] = {"folder": line(top), "commit": line(sha), "branch": None, "changed": None, "diff": None,
+    found: dict[str, Any] = {"folder": line(top), "commit": line(commit), "branch": None, "changed": None, "diff": None,
                              "hidden": 0}  # fmt: skip
     if status is None:  # git took too long
         return found
-    branch, *changed = status.splitlines() or [""]
+    branch, *changed = status.splitlines() or [""]  # "## main...origin/main", then a line for each changed file
     found |= {
         "branch": line(branch.removeprefix("## ").partition("...")[0]),
         "changed": list(map(line, changed[:_MOST_FILES])),
@@ -114,12 +114,14 @@ def _machine(devices: Sequence[Device]) -> dict[str, Any]:
         "cpu": line(cpu[1]) if cpu else None,
         "cpus": os.cpu_count(),
         "memory": int(memory[1]) << 10 if memory else None,
+        # a device without a name as CUDA_VISIBLE_DEVICES has it
         "devices": [line(device.name or device.token) for device in devices],
         "driver": driver[1] if driver else None,
     }
 
 
 def _text(path: str) -> str:
+    """Return the beginning of a file; "" if it cannot be read."""
     with suppress(OSError), open(path, errors="replace") as file:
         return file.read(1 << 18)
     return ""

@@ -37,10 +37,10 @@ KINDS = {
 }
 OF_DOCTOR = ("slow", "unreachable")  # no longer so, once the doctor finds nothing wrong with the node
 KEPT = 7 * 86400.0  # seconds
-_MOST = 500  # failures
-_LARGEST = 1 << 20  # bytes
+_MOST_FAILURES = 500  # failures
+_LARGEST_FILE = 1 << 20  # bytes of the file that are read
 _AHEAD = 3600.0  # seconds that the clock of another host may be ahead
-_WITHIN = 1.0  # seconds
+_DISK_WITHIN = 1.0  # seconds that the disk has to answer
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -64,9 +64,10 @@ def read(path: str, now: float) -> list[Failure]:
 
 
 def _read(path: str, now: float) -> list[Failure]:
+    """Read the file, on a disk that may hang; for the rest see `read`."""
     try:
         with open_regular(path) as file:
-            owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST)
+            owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -87,12 +88,13 @@ def _unusable(path: str, why: str) -> LaunchError:
 
 
 def _decoded(text: bytes) -> list[Failure]:
+    """Return the lines that are failures."""
     return [one for one in lines_of(text, Failure) if one is not None]
 
 
 def _recent(failures: Sequence[Failure], now: float) -> list[Failure]:
     kept = [one for one in failures if one.kind in KINDS and now - KEPT <= one.at <= now + _AHEAD]
-    return sorted(kept, key=lambda one: one.at)[-_MOST:]
+    return sorted(kept, key=lambda one: one.at)[-_MOST_FAILURES:]
 
 
 def _without_old(failures: Sequence[Failure], now: float) -> list[Failure]:
@@ -110,7 +112,7 @@ def remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[
     from ddplaunch.system.process.ask import AskedEnded, ask
 
     with suppress(OSError, AskedEnded):  # of which TimeoutError is one
-        ask(partial(_remember, path, failures, now, well), _WITHIN)
+        ask(partial(_remember, path, failures, now, well), _DISK_WITHIN)
 
 
 def _remember(path: str, failures: Sequence[Failure], now: float, well: Sequence[str]) -> None:
@@ -122,20 +124,20 @@ def _remember(path: str, failures: Sequence[Failure], now: float, well: Sequence
 
 
 def remember_suspects(path: str, failures: Sequence[tuple[Failure, str | None]], now: float) -> None:
-    """Remember failures, each with the address of a machine whose name is its own word, in the same way as `remember`.
+    """Remember failures of nodes that gave their names themselves, each with the address from which it reached this host.
 
-    Such a failure is dropped unless the name leads to that address: a node could call itself like a healthy one. A name
-    without an address is somebody else's word.
+    A failure is dropped unless its name leads to that address: a node could call itself like a healthy one. A failure without
+    an address has a name from somebody else, such as the user. As with `remember`, a disk that hangs holds nobody up.
     """
     from ddplaunch.system.process.ask import AskedEnded, ask
 
-    def add_known() -> None:
-        known = [one for one, address in failures if address is None or leads_to(one.host, address)]
-        if known:
-            _remember(path, known, now, ())
+    def remember_proven() -> None:
+        proven = [one for one, address in failures if address is None or leads_to(one.host, address)]
+        if proven:
+            _remember(path, proven, now, ())
 
     with suppress(OSError, AskedEnded):
-        ask(add_known, _WITHIN)
+        ask(remember_proven, _DISK_WITHIN)
 
 
 def add(path: str, failures: Sequence[Failure], now: float, well: Sequence[str] = ()) -> None:
@@ -167,15 +169,15 @@ def _forget(path: str, host: str, now: float) -> int:
 
 
 def _change(path: str, change: Callable[[list[Failure]], list[Failure]], now: float) -> None:
-    """Replace the failures in the file by what `change` makes of them, while other jobs that do the same wait."""
+    """Replace the failures in the file by what `change` makes of those that are not old; other jobs that do the same wait."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "r+b") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX)
-        kept = change(_without_old(_decoded(file.read(_LARGEST)), now))[-_MOST:]
+        kept = change(_without_old(_decoded(file.read(_LARGEST_FILE)), now))[-_MOST_FAILURES:]
         text = b"".join(msgspec.json.encode(one) + b"\n" for one in kept)
         file.seek(0)
-        file.write(text)  # longer than what was there, in most cases: a reader never finds the file empty
+        file.write(text)  # and cut the file only then: a reader, who takes no lock, never finds the file empty
         file.flush()
         file.truncate(len(text))
 

@@ -1,4 +1,4 @@
-"""What is to be written to files, on its way to the process that writes them.
+"""The agent's end of the queue to the process that writes the files of a run, and the messages of that queue.
 
 A disk may hang, as that of a file server that does not respond, and what writes to it is then in uninterruptible sleep. So a
 process of its own writes (`record/file_writer.py`), which can be left behind; a thread would keep its process from ending. The
@@ -24,8 +24,8 @@ Reply = Mapping[str, Any]
 HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, as long as the disk takes any
 LIMIT = 64 << 20  # bytes waiting from which output is dropped
 HANG_TIMEOUT = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
-RECHECK = 1.0  # seconds: after a pause of everything the writer needs a moment, too
-_ROOM = 1 << 20  # bytes beyond LIMIT for what is no output
+RECHECK = 1.0  # seconds: after a pause of the whole machine the writer needs a moment, too
+_ROOM_FOR_EVENTS = 1 << 20  # bytes beyond LIMIT for what is no output
 
 # Messages and replies are frames: of a message what it is, for which log, and the content; of a reply packed values.
 PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
@@ -79,7 +79,7 @@ def values_of(reply: bytes) -> Mapping[str, Any]:
 
 
 class Log:
-    """One log, which the other process writes."""
+    """One log, which the writer writes."""
 
     def __init__(self, files: FileQueue, number: int) -> None:
         self._files = files
@@ -95,18 +95,19 @@ class Log:
 
     @property
     def is_kept(self) -> bool:
-        """Whether all that is written is kept."""
+        """Whether all that is written to it is kept."""
         return self._files.keeps_logs
 
 
 class FileQueue:
-    """Our side of the socket to that process, which takes `serve` of its module; without one, everything is dropped."""
+    """The agent's end of the socket to the writer, the process that writes the files; without a writer, everything is dropped."""
 
     def __init__(
         self, sock: socket.socket | None = None, shared: int = -1, pid: int = 0, listener: socket.socket | None = None
     ) -> None:
-        """`shared` is a file in memory: what the writer has done, and what is left for it when the agent ends before it.
+        """Send messages over `sock`; None: there is no writer.
 
+        `shared` is a file in memory: it says how much the writer has done, and takes what the agent leaves to it at its end.
         `listener` is the socket of the run: the writer, which has it too, gives it a name on the disk.
         """
         self.pid = pid  # of the writer; 0: there is none
@@ -116,18 +117,20 @@ class FileQueue:
         self._buffer = SendBuffer(sock.sendmsg) if sock is not None else SendBuffer(lambda _: 0)
         self._replies = Decoder(LONGEST_REPLY)
         self._handed_over = 0  # bytes, ever
-        self._seen = b""  # of the writer's progress, at the last look
-        self._rechecks = False
+        self._seen = b""  # the writer's progress (the first PROGRESS bytes of `shared`), at the last look
+        self._rechecks = False  # whether the timer is set for a second look
         self._loop: Loop | None = None
         self._timer: Timer | None = None  # to look whether there is progress
-        self._logs = 0  # numbers given
-        self._missing: Counter[int] = Counter()  # bytes that were dropped of a log since it last took any
-        self._ending = False
-        self.replied: Callable[[Reply], None] = lambda _: None  # is called with each reply but the next one
-        self.listening: Callable[[Reply], None] = lambda _: None  # is called when connections to `listener` can come
+        self._logs = 0  # that were opened; a log's number is how many these were
+        self._missing: Counter[int] = Counter()  # by log: bytes that were dropped since the writer last took any
+        self._was_told_to_end = False
+        # called with each reply, except for that about the socket of the run
+        self.replied: Callable[[Reply], None] = lambda _: None
+        # called with that reply: `listener` has a name, or can have none
+        self.listening: Callable[[Reply], None] = lambda _: None
         self.dropped_lines = 0
-        self.hangs = False  # the disk: there was no progress for long
-        self.has_hung = False  # ever
+        self.hangs = False  # the disk hangs: the writer has made no progress for long
+        self.has_hung = False  # the disk hung at some time
         self.fails = False  # a log could not be written
 
     # --- what is written
@@ -139,7 +142,7 @@ class FileQueue:
         return Log(self, self._logs)
 
     def append(self, log: int, data: bytes) -> None:
-        """Append to a log; drop it if too much waits, from then on until all of that is gone."""
+        """Append to a log. Once too much waits, drop what comes until all that waits is written."""
         if self._missing or self.size + len(data) > LIMIT or self._sock is None:
             self._missing[log] += len(data)
             self.dropped_lines += data.count(b"\n")
@@ -156,17 +159,21 @@ class FileQueue:
             self.put(MISSING, b"%d" % self._missing.pop(log), log)
 
     def put(self, kind: bytes, data: bytes = b"", log: int = 0) -> None:
-        """Send a message to the writer, or keep the message until there is room."""
-        if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM):
+        """Send a message to the writer, or keep the message until the socket has room. See `append` for output of workers.
+
+        Of all other messages, which are few, only events may be so many that they are dropped.
+        """
+        if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM_FOR_EVENTS):
             return
         self._handed_over += HEADER + len(data)
         try:
             self._buffer.put(header(kind, log, len(data)), data)
         except OSError:
-            self.receive()  # it may have said why, before its end
+            self.receive()  # the writer may have said why it ended
             return
         self._watch()
-        if kind != SAMPLE:  # samples alone are no reason to wake; what comes next finds out whether the disk hangs
+        # a sample is no reason to wake this process for; the next message finds out whether the disk hangs
+        if kind != SAMPLE:
             self._expect_progress()
 
     @property
@@ -213,10 +220,12 @@ class FileQueue:
                 data = self._sock.recv(1 << 16)
                 if not data:
                     self._lose_writer()
+                    return
                 self._replies.feed(data)
                 while (found := self._replies.take()) is not None:
                     reply = values_of(found)
-                    (self.listening if "listening" in reply else self.replied)(reply)
+                    on_reply = self.listening if "listening" in reply else self.replied
+                    on_reply(reply)
         except BlockingIOError:
             pass
         except OSError:
@@ -233,15 +242,20 @@ class FileQueue:
             self._timer.set(self._loop.now() + HANG_TIMEOUT)
 
     def _on_time(self) -> None:
-        """See whether the writer has done anything since the last look."""
+        """See whether the writer has done anything since the last look; without progress, look twice before the disk hangs.
+
+        Called when the timer is due, and while the disk hangs, whenever something is to be written.
+        """
         assert self._loop is not None
         assert self._timer is not None
-        progress, before = os.pread(self._shared, PROGRESS, 0), self._seen
+        progress = os.pread(self._shared, PROGRESS, 0)
+        has_done_all = int.from_bytes(progress[:8], "little") == self._handed_over
+        has_progressed = progress != self._seen
         self._seen, now = progress, self._loop.now()
-        if int.from_bytes(progress[:8], "little") == self._handed_over:
+        if has_done_all:
             self.hangs = False
             self._timer.cancel()
-        elif progress != before:
+        elif has_progressed:
             self.hangs = False
             self._timer.set(now + HANG_TIMEOUT)
         elif not self.hangs and not self._rechecks:
@@ -272,18 +286,18 @@ class FileQueue:
 
     def end(self) -> None:
         """Have the writer end when it has written all."""
-        self._ending = True
+        self._was_told_to_end = True
         self.put(END)
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has not, and the disk does not hang."""
+        """Whether the writer is still at it, and the disk does not hang."""
         if self.hangs and self._sock is not None:
             self._on_time()
         return self._sock is not None and not self.hangs
 
     def leave(self) -> None:
-        """Leave what waits to the writer: it takes that if the disk ever answers."""
+        """Leave what waits to the writer, in the shared file: it writes that if the disk ever answers."""
         if self._sock is None:
             return
         at = PROGRESS
@@ -292,16 +306,16 @@ class FileQueue:
         self.close()
 
     def _lose_writer(self) -> None:
-        if not self._ending:
+        if not self._was_told_to_end:
             who = f"the process that writes the logs{f' (pid {self.pid})' if self.pid else ''}"
             self.replied({"problem": f"{who} has ended, perhaps killed: output is shown, but no longer kept"})
         self.close()
 
     def close(self) -> None:
-        """Close our side, which the writer sees."""
+        """Close this end, at which the writer ends; what still waits is dropped."""
         if self._sock is None:
             return
-        if self._loop is not None and self._timer is not None:
+        if self._loop is not None and self._timer is not None:  # `attach` was called
             self._loop.unwatch(self._sock)
             self._timer.cancel()
         self._sock.close()

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 TIDY_AFTER = 1.0  # seconds: most jobs have started all their workers by then
 
-_GONE = "the log folder did not answer"
+_WHY_MISSING = "the log folder did not answer"
 
 
 def run(sock: int, shared: int, listener: int = -1) -> None:
-    """Be that process: take messages from this socket until there are no more, and note in this file what is done.
+    """Be that process: take messages from this socket until there are no more, and note in the file `shared` what is done.
 
-    `listener` is the socket of the run, which the agent has too. The first socket is closed at the end: this process needs
-    another while for its own, which is not waited for.
+    `listener` is the socket of the run, which the agent has too. `sock` is closed at once at the end, which the agent waits for:
+    this process may take another while to end.
     """
     writer = _Writer(sock, shared, listener)
     try:
@@ -46,33 +46,35 @@ def run(sock: int, shared: int, listener: int = -1) -> None:
 
 
 class _Writer:
-    """The files that are open, and how much is done."""
+    """Carries out the agent's messages, one after the other: the files that are open, and how much is done."""
 
     def __init__(self, sock: int, shared: int, listener: int) -> None:
-        """Take messages from `sock`; `shared` is the memory in which the agent reads how far the writer is."""
+        """Take messages from `sock`; `shared` is the file in memory in which the agent reads how far the writer is."""
         self._sock = sock
         self._shared = shared
         self._listener = listener
-        self._done = 0  # bytes
-        self._steps = 0
-        self._path = ""
-        # everything is done by this, never by a path: others may have put another folder in its place
+        self._done = 0  # bytes of messages
+        self._steps = 0  # which rise with each message, and with each piece of a long copy
+        self._path = ""  # of the run's folder, for people
+        # descriptors, -1 while there is no folder. All is done by these, never by a path: others may put a folder in its place
         self._folder = -1
         self._events = -1
         self._samples: dict[str, int] = {}  # by name
-        self._logs: dict[int, BoundedLog] = {}
+        self._logs: dict[int, BoundedLog] = {}  # by the number that the agent has given
         self._times: LogTimes | None = None
-        self._socket: tuple[int, str] | None = None  # the folder and the name of the socket of the run
-        self._tidying: Iterator[str | None] | None = None
-        self._tidies_at = 0.0  # monotonic
+        # where the socket of the run lies: a descriptor of the folder, and the name
+        self._socket: tuple[int, str] | None = None
+        self._tidying: Iterator[str | None] | None = None  # removes old runs step by step; None: there is nothing to do
+        self._tidies_at = 0.0  # when that begins, in monotonic seconds
 
     def run(self) -> None:
-        """Carry out every message."""
+        """Carry out every message: those of the socket, then those that an agent that has ended left in the shared file."""
         with open(os.dup(self._sock), "rb") as messages, open(os.dup(self._shared), "rb") as left:
             os.lseek(left.fileno(), file_queue.PROGRESS, os.SEEK_SET)
 
             def read(size: int) -> bytes:
                 data = messages.read(size)
+                # a message may begin in the socket and end in the file
                 return data if len(data) == size else data + left.read(size - len(data))
 
             while True:
@@ -83,7 +85,7 @@ class _Writer:
                 if kind == file_queue.END:
                     break
                 data = read(size)
-                if len(data) == size:
+                if len(data) == size:  # else the agent was killed before it had handed over the whole message
                     self._do(kind, log, data)
                 self._note_done(file_queue.HEADER + size)
         if self._socket is not None:
@@ -99,7 +101,11 @@ class _Writer:
         os.pwrite(self._shared, self._done.to_bytes(8, "little") + self._steps.to_bytes(8, "little"), 0)
 
     def _do(self, kind: bytes, log: int, data: bytes) -> None:
-        """Carry out one message of the agent; an error of the disk is reported, and the job goes on."""
+        """Carry out one message of the agent; an error of the disk is reported, and the job goes on.
+
+        `kind` says what the message is, and what `data` holds (see file_queue); `log` is the number of a log, 0 for none. What
+        needs the folder, or a log that could not be opened, is dropped: the agent has been told why.
+        """
         try:
             if kind == file_queue.MAKE:
                 self._make(**marshal.loads(data))
@@ -108,7 +114,7 @@ class _Writer:
             elif kind == file_queue.WRITE and log in self._logs:
                 self._write_log(log, lambda file: file.write(data))
             elif kind == file_queue.MISSING and log in self._logs:
-                self._write_log(log, lambda file: file.note_missing(int(data), _GONE))
+                self._write_log(log, lambda file: file.note_missing(int(data), _WHY_MISSING))
             elif kind == file_queue.CLOSE and log in self._logs:
                 self._close_log(log)
             elif kind == file_queue.EVENT:
@@ -127,8 +133,8 @@ class _Writer:
                 name, values = marshal.loads(data)
                 self._replace(name, json.dumps(values, indent=1).encode() + b"\n")
             elif kind == file_queue.REPLACE:
-                where, _, content = data.partition(b"\n")
-                self._replace(where.decode(), content)
+                file_name, _, content = data.partition(b"\n")
+                self._replace(file_name.decode(), content)
         except OSError as error:
             path = os.path.join(self._path, error.filename or "").rstrip("/")
             self.reply(problem=f"{error.strerror}: {path}: the run folder will not be complete")
@@ -141,7 +147,7 @@ class _Writer:
     # --- the folder
 
     def _make(self, root: str, name: str, runs: str | None, keep: int) -> None:
-        """Make the folder of this run; those in `runs` are kept for so many days."""
+        """Make the folder of this run; old ones in `runs` are removed after `keep` days, None: there are none to remove."""
         try:
             self._path, self._folder, self._events = folders.make(root, name)
             unsafe = folders.replaceable_by(self._path)
@@ -153,29 +159,34 @@ class _Writer:
         self._times = LogTimes(self._folder)
         self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
-            # where no job has lasted long enough, short ones have to do it
-            is_due = time.time() - old_runs.last_tidied(runs) > old_runs.DAY
-            self._tidies_at = time.monotonic() + (0 if is_due else TIDY_AFTER)
+            # jobs that end within TIDY_AFTER remove nothing; after a day in which all did, this one begins at once
+            is_overdue = time.time() - old_runs.last_tidied(runs) > old_runs.DAY
+            self._tidies_at = time.monotonic() + (0 if is_overdue else TIDY_AFTER)
             self._tidying = old_runs.tidy(runs, keep)
 
     def _tidy(self, messages: BufferedReader) -> None:
-        """Remove old runs while no message waits, one file at a time, so that no job begins or ends later for them."""
+        """Remove old runs, one file at a time, until the next message is there: no job begins or ends later for them."""
         if self._tidying is None:
             return
         sock = messages.fileno()
-        os.set_blocking(sock, False)  # what was read before may hold the next message, or none
+        os.set_blocking(sock, False)  # for peek(), which looks into the socket if its buffer is empty
         try:
             while not messages.peek(1):
-                if select.select([sock], [], [], max(0.0, self._tidies_at - time.monotonic()))[0]:
+                not_before = max(0.0, self._tidies_at - time.monotonic())
+                message_comes, _, _ = select.select([sock], [], [], not_before)
+                if message_comes:
                     break
                 if (said := next(self._tidying)) is not None:
                     self.reply(notice=said)
-        except Exception:  # noqa: BLE001 - the end of the tidying, or a bug in it, which must not cost this run its logs
+        except Exception:  # noqa: BLE001 - StopIteration, or a bug in the tidying, which must not cost this run its logs
             self._tidying = None
         os.set_blocking(sock, True)
 
     def _listen(self, name: str, in_folder: bool) -> None:
-        """Bind the socket of the run in its folder, or, where that fails, by this name in the folder of all sockets."""
+        """Listen at the socket of the run in its folder, or, where that fails, under this name in the folder of all sockets.
+
+        Without `in_folder`, only there. Nothing is replied where it fails for no reason that a user could do anything about.
+        """
         listener = socket.socket(fileno=self._listener)
         if in_folder and self._folder >= 0:
             with suppress(OSError):  # the file system has no sockets
@@ -188,7 +199,8 @@ class _Writer:
                 self._socket = folder, name
         listener.close()  # the agent has it too, and is to be the last to close it
         if self._socket is not None:
-            self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{self._socket[0]}"), name=self._socket[1])
+            found, name = self._socket
+            self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{found}"), name=name)
         elif why := run_socket.problem():
             self.reply(listening=False, why=why)
 
@@ -248,7 +260,7 @@ class _Writer:
     def _close_log(self, number: int) -> None:
         log = self._logs.pop(number)
         before = log.error
-        log.close(copied=lambda: self._note_done(0))  # a disk that is slow does not hang
+        log.close(copied=lambda: self._note_done(0))  # which is progress: a disk that is slow does not hang
         if before is None:
             self._note_error(log)
 

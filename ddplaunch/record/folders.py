@@ -1,4 +1,4 @@
-"""The folders of runs: how a run is called, where the folders lie, a new one, those whose run goes on.
+"""The folders of runs: how a run is called, where the folders lie, how one is made, which of them are of runs that go on.
 
 A run has the name that was asked for, or date, time and a short name, which is what people see and type.
 """
@@ -69,7 +69,7 @@ def bad_nodes_file(env: Mapping[str, str]) -> str:
 def make(root: str, name: str) -> tuple[str, int, int]:
     """Make the folder `name` below `root`, or one with a number behind its name if a run has it, and its events.jsonl.
 
-    Give its path and descriptors of both: what is done by that of the folder is done there, whatever has its name by then.
+    Return its path, and descriptors of the folder and of the file: nobody can put another folder in the place of a descriptor.
 
     Raises OSError.
     """
@@ -83,13 +83,18 @@ def make(root: str, name: str) -> tuple[str, int, int]:
         try:
             return path, *_claim(path)
         except OSError as error:
-            if is_new and not isinstance(error, FileExistsError):  # else another run was quicker
+            # a folder that was there may be of another run, or no folder; in a new one, another run may have been quicker
+            is_taken = not is_new or isinstance(error, FileExistsError)
+            if not is_taken:
                 raise
     raise AssertionError
 
 
 def _claim(path: str) -> tuple[int, int]:
-    """Return descriptors of a folder that no run has yet, and of its new events.jsonl. Raises OSError: one has it."""
+    """Return descriptors of a folder that no run has yet, and of its new events.jsonl, which makes the folder that of this run.
+
+    Raises OSError: a run has it, or the disk takes no file.
+    """
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         new = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -132,16 +137,17 @@ def replaceable_by(path: str) -> str | None:
 
 
 def unknown_owners() -> list[int]:
-    """Return the overflow uid in a container, as which files of all unmapped users appear; [] outside.
+    """Return the overflow uid in a container: files of all users that the container does not know have it. [] outside of one.
 
-    A folder of that uid may belong to any user of the host, so its owner says nothing.
+    A folder of that uid may belong to any user of the host, so its owner says nothing. See user_namespaces(7).
     """
     try:
         with (
             open("/proc/self/uid_map", encoding="ascii") as file,
             open("/proc/sys/fs/overflowuid", encoding="ascii") as uid,
         ):
-            return [] if int(file.read().split()[2]) == 2**32 - 1 else [int(uid.read())]
+            mapped = int(file.read().split()[2])  # how many uids the first line maps; outside of a container, all
+            return [] if mapped == 2**32 - 1 else [int(uid.read())]
     except (OSError, ValueError, IndexError):
         return []
 
@@ -156,12 +162,13 @@ def parts_of(run: str) -> list[str]:
     """Return the folders of a run that hold events: its own, if it has any, and those of its nodes, by node rank."""
     try:
         with os.scandir(run) as entries:
-            own = [entry for entry in entries if entry.name.startswith(OF_A_NODE)]
-            parts = [entry.path for entry in own if entry.is_dir(follow_symlinks=False)]
+            named = [entry for entry in entries if entry.name.startswith(OF_A_NODE)]
+            of_nodes = [entry.path for entry in named if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return [run]
-    whole = [run] if not parts or os.path.exists(f"{run}/events.jsonl") else []
-    return [*whole, *sorted(parts, key=_by_number)]
+    has_own_events = os.path.exists(f"{run}/events.jsonl")
+    own = [run] if has_own_events or not of_nodes else []
+    return [*own, *sorted(of_nodes, key=_by_number)]
 
 
 def _by_number(part: str) -> tuple[list[int], str]:
@@ -180,7 +187,10 @@ def first_that_goes_on(run: str) -> str | None:
 
 
 def _is_written(part: str, *, for_sure: bool) -> bool:
-    """Whether the agent that writes the events in this folder still runs; `for_sure`: no, if there are no locks to tell by."""
+    """Whether the agent that writes the events in this folder still runs, which it shows by a lock (`lock`).
+
+    Where the file system has no locks: False if it is to be known `for_sure`, else whether the end of the job is not written yet.
+    """
     file = f"{part}/events.jsonl"
     try:
         events = open_regular(file)

@@ -25,12 +25,12 @@ class _File:
     """A file that is only appended to, and what is known of its end."""
 
     def __init__(self, path: str, folder: int | None) -> None:
-        self.path = path
+        self.path = path  # relative to `folder`, a descriptor; None: to the working directory
         self._folder = folder
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self.fd = os.open(path, flags, 0o600, dir_fd=folder)
         self.size = os.fstat(self.fd).st_size
-        self.midline = self.size > 0 and os.pread(self.fd, 1, self.size - 1) != b"\n"
+        self.ends_midline = self.size > 0 and os.pread(self.fd, 1, self.size - 1) != b"\n"
 
     def append(self, data: bytes) -> None:
         """Write all of it; after an OSError `size` tells how much was written."""
@@ -38,18 +38,21 @@ class _File:
         while view:
             written = os.write(self.fd, view)
             self.size += written
-            self.midline = view[written - 1] != ord("\n")
+            self.ends_midline = view[written - 1] != ord("\n")
             view = view[written:]
 
-    def cut(self, data: bytes, start: int, room: int) -> int:
-        """Where to stop in data for not more than this room, at the end of a line if possible."""
+    def end_of_piece(self, data: bytes, start: int, room: int) -> int:
+        """Return where in `data` the piece ends that begins at `start` and fits into this room, between lines if possible.
+
+        `start` itself: this file is to take nothing more.
+        """
         if len(data) - start <= room:
             return len(data)
         line_end = data.rfind(b"\n", start, start + max(0, room)) + 1
         if line_end:
             return line_end
         # a line that has not begun here goes to the next file whole, unless it is too long for any
-        return start if self.size and not self.midline else start + max(0, room)
+        return start if self.size and not self.ends_midline else start + max(0, room)
 
     def remove(self) -> None:
         """Close and unlink, if the name still exists."""
@@ -62,7 +65,7 @@ class BoundedLog:
     """A log of at most `limit` bytes, plus a line with the number of those left out.
 
     The first half of the limit goes to the file itself, what follows to segments beside it, PATH.tail-1, PATH.tail-2
-    and so on, each at most a sixth of the limit; only the last two exist. `close` appends them to the file: so
+    and so on, each at most a sixth of the limit. Only the last two are kept, and `close` appends them to the file: so
     the copies, too, stay within the limit. Cuts are made between lines where there are any.
     """
 
@@ -71,17 +74,18 @@ class BoundedLog:
     ) -> None:
         """Open for appending, with mode 0600 if the file is new; limit None: unbounded. A failure is in `error` afterwards.
 
-        `folder` is a descriptor of what a relative path is relative to; a link is never followed.
-        What is there already counts for the first half; a file beyond it grows by a third of the limit at most.
+        `folder` is a descriptor of the folder that a relative path is relative to; a link is never followed. Bytes that the file
+        has already count for the first half: if they are more, only the segments are added, a third of the limit.
         """
         self.error: OSError | None = None  # the first one; nothing was written since
         self.path = os.fspath(path)
         self._folder = folder
         self._limit = limit
-        self._files: list[_File] = []  # the file itself and at most two segments; the last one is written to
+        # the file itself and at most two segments; the last one is written to. Empty: it could not be opened, or is closed
+        self._files: list[_File] = []
         self._segments = 0  # begun so far
-        self._dropped = 0  # bytes between the file's own and those of the segments
-        self._lost = 0  # bytes that came after the error
+        self._dropped = 0  # bytes of segments that were removed
+        self._lost = 0  # bytes that came after the error, or after `close`
         try:
             self._files.append(_File(self.path, folder))
         except OSError as error:
@@ -89,27 +93,32 @@ class BoundedLog:
 
     def write(self, data: bytes) -> None:
         """Append; after an error or after close, drop."""
-        start = 0
+        written = 0
         try:
-            while start < len(data) and self._files and self.error is None:
+            while written < len(data) and self._files and self.error is None:
                 file = self._files[-1]
-                end = file.cut(data, start, self._room(file, len(data)))
-                if end > start:
-                    before = file.size
+                end = file.end_of_piece(data, written, self._room(file, len(data)))
+                if end > written:
+                    size_before = file.size
                     try:
-                        file.append(data[start:end])
+                        file.append(data[written:end])
                     finally:
-                        start += file.size - before
-                else:  # begin a segment
-                    if len(self._files) == 3:
-                        oldest = self._files.pop(1)
-                        self._dropped += oldest.size
-                        oldest.remove()
-                    self._segments += 1
-                    self._files.append(_File(f"{self.path}.tail-{self._segments}", self._folder))
+                        written += file.size - size_before
+                else:
+                    self._begin_segment()
         except OSError as error:
             self.error = error
-        self._lost += len(data) - start
+        self._lost += len(data) - written
+
+    def _begin_segment(self) -> None:
+        """Begin the next segment; there are at most two, so the oldest goes."""
+        _, *segments = self._files
+        if len(segments) == 2:
+            oldest = self._files.pop(1)
+            self._dropped += oldest.size
+            oldest.remove()
+        self._segments += 1
+        self._files.append(_File(f"{self.path}.tail-{self._segments}", self._folder))
 
     @property
     def end(self) -> tuple[str, int]:
@@ -117,6 +126,7 @@ class BoundedLog:
         return (self._files[-1].path, self._files[-1].size) if self._files else (self.path, 0)
 
     def _room(self, file: _File, enough: int) -> int:
+        """Return for how many more bytes a file has room; `enough` if there is no limit."""
         if self._limit is None:
             return enough
         share = self._limit // 2 if file is self._files[0] else max(1, self._limit // 6)
@@ -131,7 +141,7 @@ class BoundedLog:
                 self.error = error
 
     def close(self, copied: Callable[[], None] = lambda: None) -> None:
-        """Append the segments to the file, and note what is missing where; call `copied` after each piece."""
+        """Append the segments to the file, and note what is missing where; call `copied` after each piece that was copied."""
         try:
             self._join(copied)
         except OSError as error:  # segments that could not be joined stay where they are
@@ -144,44 +154,46 @@ class BoundedLog:
         self._files.clear()
 
     def _join(self, copied: Callable[[], None]) -> None:
-        """Append the later segments to the first, with a note on the bytes that are left out between them."""
+        """Append the segments to the file itself, behind a note on the bytes that are left out between them."""
         if not self._files:
             return
         whole = self._files[0]
         if self._dropped:
             self._note(whole, f"{self._dropped} bytes are left out here: the log had reached its limit")
         while len(self._files) > 1:
-            source, before = self._files[1], whole.size
+            segment, size_before = self._files[1], whole.size
             try:
-                for offset in range(0, source.size, _PIECE):
-                    whole.append(os.pread(source.fd, min(_PIECE, source.size - offset), offset))
+                for offset in range(0, segment.size, _PIECE):
+                    whole.append(os.pread(segment.fd, min(_PIECE, segment.size - offset), offset))
                     copied()
-            except OSError:  # the disk is full: the segment stays, and nothing of it stands there twice
-                os.ftruncate(whole.fd, before)
+            except OSError:  # the disk is full: the segment stays, so no half of it may stay in the file as well
+                os.ftruncate(whole.fd, size_before)
                 raise
             self._files.pop(1).remove()
         if self._lost:
             self._note(whole, f"{self._lost} bytes are missing here: {self.error.strerror if self.error else 'closed'}")
 
     def _note(self, file: _File, text: str) -> None:
-        file.append(b"%b[ddplaunch: %b]\n" % (b"\n" if file.midline else b"", text.encode()))
+        file.append(b"%b[ddplaunch: %b]\n" % (b"\n" if file.ends_midline else b"", text.encode()))
 
 
 # --- when what was written
 
 TIMES = "log-times"
 INTERVAL = 10.0  # seconds between two lines about one log, at first
-_MOST = 64 << 20  # bytes that are read: far more than a run of months has
-_DOUBLES = 4 << 20  # bytes of the file after each of which that doubles, so that it stays small in a run of months
+_LARGEST_TIMES = 64 << 20  # bytes that are read: far more than a run of months has
+_DOUBLES_EVERY = (
+    4 << 20
+)  # bytes: the interval doubles each time the file has grown by so many, so it stays small in a run of months
 
 
 class LogTimes:
-    """The writing side; what it cannot write is missing, and `--since` shows more than was asked for."""
+    """Writes the file of times; if it cannot, lines are missing, and `--since` shows more than was asked for."""
 
     def __init__(self, folder: int) -> None:
-        """In the folder of this descriptor."""
-        self._size = 0
-        self._noted: dict[str, float] = {}  # when each log was noted last
+        """Make the file in the folder of this descriptor."""
+        self._size = 0  # bytes of the file
+        self._noted: dict[str, float] = {}  # when each log was noted last, in seconds since 1970
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(TIMES, flags, 0o600, dir_fd=folder)
@@ -189,9 +201,11 @@ class LogTimes:
             self._fd = -1
 
     def note(self, name: str, offset: int, at: float) -> None:
-        """Note, unless that was done not long ago, that this log is written to."""
-        interval = INTERVAL * 2 ** (self._size // _DOUBLES)
-        if self._fd < 0 or 0 <= at - self._noted.get(name, -1e12) < interval:
+        """Note, unless that was done not long ago, that this log has `offset` bytes at this time (seconds since 1970)."""
+        interval = INTERVAL * 2 ** (self._size // _DOUBLES_EVERY)
+        was_noted_at = self._noted.get(name)
+        is_recent = was_noted_at is not None and 0 <= at - was_noted_at < interval  # not if the clock was set back
+        if self._fd < 0 or is_recent:
             return
         self._noted[name] = at
         try:
@@ -209,7 +223,7 @@ def offset_at(folder: str, name: str, at: float) -> int:
 def _offsets_at(folder: str, at: float) -> Mapping[bytes, int]:
     """Return how long each log was at a time, by name, as the file of times says."""
     offsets: dict[bytes, int] = {}
-    for line in (content(f"{folder}/{TIMES}", _MOST) or b"").split(b"\n"):
+    for line in (content(f"{folder}/{TIMES}", _LARGEST_TIMES) or b"").split(b"\n"):
         with suppress(ValueError):  # a number of thousands of digits
             match line.split(b" ", 2):
                 case [when, size, name] if when.isdigit() and size.isdigit() and int(when) <= at:

@@ -25,11 +25,11 @@ from ddplaunch.system.words import why_failed
 
 CHUNK = 1 << 20  # bytes read at once, and the longest line that is kept in one piece
 STREAMS = ("out", "err")
-_GAP = b"[ddplaunch: a part is left out here: the log had reached its limit]\n"
-_OURS = re.compile(r"rank-(\d{1,9})\.(out|err)")
+_GAP_NOTE = b"[ddplaunch: a part is left out here: the log had reached its limit]\n"
+_OUR_NAME = re.compile(r"rank-(\d{1,9})\.(out|err)")
 _ATTEMPT = re.compile(r"attempt_(\d{1,9})")
-_TORCHRUNS = {"stdout.log": "out", "stderr.log": "err"}
-_SETTLED = 2.0  # seconds
+_TORCHRUN_NAMES = {"stdout.log": "out", "stderr.log": "err"}
+_SETTLED = 2.0  # seconds after which a change of a folder has another time than the one before, on any file system
 _LONGEST_EXCEPTION = 1 << 18  # characters
 
 
@@ -37,10 +37,10 @@ class LogFile(Struct, frozen=True):
     """One log of a rank."""
 
     rank: int
-    attempt: int  # with --log-dir each generation has logs of its own
-    stream: str
+    attempt: int  # the generation, with --log-dir; else 0: a rank has one log for all generations
+    stream: str  # of STREAMS
     folder: str  # of the run, or of the node
-    name: str  # in it
+    name: str  # the path in that folder
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -68,42 +68,51 @@ def _names(folder: str) -> list[str]:
 
 
 def _logs_in(root: str) -> Iterator[LogFile]:
-    """Yield the log files in a folder: those of ddplaunch, or of torchrun, which has a folder for each rank."""
-    ranks: dict[int, int] | None = None
-    for name in _names(root):
-        if found := _OURS.fullmatch(name):
-            yield LogFile(int(found[1]), 0, found[2], root, name)
-        elif found := _ATTEMPT.fullmatch(name):
-            ranks = _ranks_by_local_rank(root) if ranks is None else ranks
-            for local_rank in filter(str.isdigit, _names(f"{root}/{name}")):
-                for file in _names(f"{root}/{name}/{local_rank}"):
-                    if file in _TORCHRUNS:
-                        rank = ranks.get(int(local_rank), int(local_rank))
-                        path = f"{name}/{local_rank}/{file}"
-                        yield LogFile(rank, int(found[1]), _TORCHRUNS[file], root, path)
+    """Yield the log files in a folder: rank-3.out, or as torchrun lays them, attempt_0/3/stdout.log for a local rank."""
+    names = _names(root)
+    attempts = [found for name in names if (found := _ATTEMPT.fullmatch(name))]
+    ranks = _ranks_by_local_rank(root) if attempts else {}
+    for found in attempts:
+        attempt = found[0]
+        for local_rank in filter(str.isdigit, _names(f"{root}/{attempt}")):
+            rank = ranks.get(int(local_rank), int(local_rank))
+            for file in _names(f"{root}/{attempt}/{local_rank}"):
+                if file in _TORCHRUN_NAMES:
+                    path = f"{attempt}/{local_rank}/{file}"
+                    yield LogFile(
+                        rank=rank, attempt=int(found[1]), stream=_TORCHRUN_NAMES[file], folder=root, name=path
+                    )
+    for name in names:
+        if found := _OUR_NAME.fullmatch(name):
+            yield LogFile(rank=int(found[1]), attempt=0, stream=found[2], folder=root, name=name)
 
 
 def _ranks_by_local_rank(root: str) -> dict[int, int]:
+    """Return the ranks in the plan of a node by their local ranks; {} if it cannot be read."""
     with suppress(ValueError, KeyError, TypeError, OverflowError):
         return {int(worker["local_rank"]): int(worker["rank"]) for worker in Node(root).object("plan")["workers"]}
     return {}
 
 
 def segments_of(path: str) -> Sequence[int]:
-    """Return the numbers of the segments in which a log is continued beside itself, PATH.tail-1 and so on."""
+    """Return the numbers of the segments in which a log is continued beside itself, PATH.tail-1 and so on.
+
+    Thousands of logs share one listing of their folder, until the folder changes.
+    """
     folder, base = os.path.split(path)
     try:
         changed = os.stat(folder).st_mtime
     except OSError:
         return ()
-    # a change may have come right after a listing, at the same time as the one before: such a listing counts once
     now = time.time()
-    return _segments_in(folder, changed if now - changed >= _SETTLED else now).get(base, ())
+    # a change right after a listing may have the same time as the change before: such a listing is not used again
+    version = changed if now - changed >= _SETTLED else now
+    return _segments_in(folder, version).get(base, ())
 
 
-@lru_cache(maxsize=1 << 10)  # one listing for thousands of logs
-def _segments_in(folder: str, as_of: float) -> Mapping[str, Sequence[int]]:
-    """Return the segments in a folder, by the names of their logs; `as_of` is another time once the folder has changed."""
+@lru_cache(maxsize=1 << 10)
+def _segments_in(folder: str, version: float) -> Mapping[str, Sequence[int]]:
+    """Return the segments in a folder, by the names of their logs; `version` only tells two states of the folder apart."""
     found = dict[str, list[int]]()
     for name in _names(folder):
         base, tail, number = name.rpartition(".tail-")
@@ -113,48 +122,51 @@ def _segments_in(folder: str, as_of: float) -> Mapping[str, Sequence[int]]:
 
 
 class LogReader:
-    """Gives the lines of a log that are new each time, by way of the segments that a long one is continued in."""
+    """Gives the lines of a log that are new each time, and goes on to the segments that a long log is continued in."""
 
     def __init__(self, log: LogFile, since: float | None = None) -> None:
         """`since`: leave out what was written before this time, as far as that is known."""
         self._segment = 0  # the one that is read; 0: the log itself
-        self._fd = -1
-        self._rest = b""
+        self._fd = -1  # of that segment; -1: it is not open
+        self._rest = b""  # what was read behind the last line
         self._since = since
         self._log = log
 
     def lines(self) -> Iterator[bytes]:
-        """Return whole lines up to the end that the log has now, each with its newline; of a bar, what a return ends.
+        """Yield whole lines up to the end that the log has now, each with its newline.
+
+        A progress bar writes its states over each other, each with a return at its end: these are yielded as they are.
 
         Raises:
-            LaunchError: its disk fails.
+            LaunchError: the disk of the log fails.
         """
         while self._fd >= 0 or self._open():
             while data := self._read():
                 *whole, self._rest = (self._rest + data).split(b"\n")
                 for line in whole:
                     yield line + b"\n"
-                if cut := self._rest.rfind(b"\r") + 1:
-                    yield self._rest[:cut]
-                    self._rest = self._rest[cut:]
+                if end_of_states := self._rest.rfind(b"\r") + 1:
+                    yield self._rest[:end_of_states]
+                    self._rest = self._rest[end_of_states:]
                 if len(self._rest) >= CHUNK:
                     yield from self.rest()
             if (following := self._next_segment()) is None:
                 return
-            if following > self._segment + 1:
+            is_part_dropped = following > self._segment + 1
+            if is_part_dropped:
                 yield from self.rest()
-                yield _GAP
+                yield _GAP_NOTE
             self.close()
             self._segment = following
 
     def rest(self) -> Iterator[bytes]:
-        """Return what stands behind the last newline, if anything, as a line."""
+        """Yield what stands behind the last newline, if anything, as a line."""
         rest, self._rest = self._rest, b""
         if rest:
             yield rest + b"\n"
 
     def _open(self) -> bool:
-        """Open the current segment of the log, at the first line since the time that was asked for."""
+        """Open the current segment, at the first line since the time that was asked for; return whether there is that segment."""
         name = f"{self._log.name}.tail-{self._segment}" if self._segment else self._log.name
         try:
             with open_regular(f"{self._log.folder}/{name}") as file:
@@ -221,13 +233,13 @@ def stacks(part: str, generation: int, size: int) -> str:
 
 
 def exception(part: str, generation: int, rank: int, local_rank: int) -> str:
-    """Return the traceback that one worker recorded in a generation; "" for none."""
+    """Return the traceback that one worker recorded in a generation, in our form or in torch elastic's; "" for none."""
     for path in (f"{part}/errors/{generation}/{rank}.json", f"{part}/attempt_{generation}/{local_rank}/error.json"):
         found = read_json(path)
         message = found.get("message") if isinstance(found, dict) else None
         if isinstance(message, str):
             return message[-_LONGEST_EXCEPTION:]
-        if isinstance(message, dict):
+        if isinstance(message, dict):  # as torch.distributed.elastic.multiprocessing.errors writes it
             more = message.get("extraInfo")
             stack = more.get("py_callstack") if isinstance(more, dict) else None
             text = stack if isinstance(stack, str) else message.get("message")

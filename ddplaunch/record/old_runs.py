@@ -29,18 +29,18 @@ from ddplaunch.system.words import count, duration
 
 DAY = 86400.0  # seconds
 ROOM = 2 << 30  # bytes of all runs older than a day
-AGAIN_AFTER = 3600.0  # seconds: no job need look again at thousands of runs that another has just looked at
+AGAIN_AFTER = 3600.0  # seconds: no job needs to look again at thousands of runs that another has just looked at
 
 SKEW = 3600.0  # seconds by which two clocks may differ that agree
 LEAP = 14 * DAY  # a time in which no job has looked here, which is as likely that of a clock that is wrong
 _KEEP_ALL = "`--keep-runs 0` keeps all runs at any time"
 
-_COUNTS_FOR = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
-_LONG = 600.0  # seconds
+_LEAST_COUNTED = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
+_LONG_RUN = 600.0  # seconds: a run that took so long matters, even if it ended well
 _FREE = 1 << 30  # bytes that should be free on the disk, or a twentieth of it if that is less
-_WORTH_IT = 1 << 20  # bytes: smaller runs do not make room
-_WELL = ("finished", "signalled")
-_GOING = ".removed-"  # how the name of a run begins that is being removed; no name of a run begins with a dot
+_LEAST_SIZE = 1 << 20  # bytes: smaller runs do not make room
+_ENDED_WELL = ("finished", "signalled")  # how a job ends (`why` of job_ended) that did not fail
+_BEING_REMOVED = ".removed-"  # how the name of a run begins that is being removed; no name of a run begins with a dot
 _LIST = "removed-runs"
 _LONGEST_LIST = 1 << 20  # bytes
 
@@ -51,7 +51,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     name: str
     written: float  # when, in seconds since 1970
     matters: bool  # it took long, or failed
-    size: int = 0  # bytes, _COUNTS_FOR at least
+    size: int = 0  # bytes, _LEAST_COUNTED at least
 
 
 class Removal(Struct, frozen=True):
@@ -71,23 +71,30 @@ def last_tidied(runs: str) -> float:
 
 
 class Looks(Struct, frozen=True):
-    """When jobs have looked here, by the clock of the disk, in seconds since 1970. It stands in the marker."""
+    """When jobs have looked here, by the clock of the disk, in seconds since 1970: what the marker file holds."""
 
     last: float = 0.0  # 0: never
-    leapt: float = 0.0  # the first look after a leap of the clock, as long as that is not confirmed; 0: there was none
+    leapt: float = (
+        0.0  # the first look after a leap of the clock, which a look on a later day confirms; 0: there was none
+    )
 
 
 def doubt(now: float, of_disk: float, looks: Looks) -> tuple[str, Looks]:
-    """Return why nothing may be removed for its age, and the looks with this one; "" if the clocks agree. Pure."""
+    """Return why nothing may be removed for its age ("": the clocks agree), and the looks with this one. Pure.
+
+    `now` is the time by the clock of this node, `of_disk` that by the clock of the disk.
+    """
     ahead = now - of_disk
     if abs(ahead) > SKEW:
         which = "ahead of" if ahead > 0 else "behind"
         return f"the clock of this node is {duration(abs(ahead))} {which} that of their disk", looks
-    leap = of_disk - looks.last
-    if looks.last and not -SKEW <= leap <= LEAP:
-        since = f"{duration(abs(leap))} {'after' if leap > 0 else 'before'} the last job here, by its clock"
+    since_last = of_disk - looks.last
+    has_leapt = looks.last > 0 and not -SKEW <= since_last <= LEAP
+    if has_leapt:
+        since = f"{duration(abs(since_last))} {'after' if since_last > 0 else 'before'} the last job here, by its clock"
         return f"this is {since}. If the clock is right, old runs go from tomorrow on", Looks(of_disk, of_disk)
-    if looks.leapt and 0 <= of_disk - looks.leapt < DAY:
+    is_unconfirmed = looks.leapt > 0 and 0 <= of_disk - looks.leapt < DAY
+    if is_unconfirmed:
         return "the clock has leapt by many days since yesterday", Looks(of_disk, looks.leapt)
     return "", Looks(of_disk)
 
@@ -97,10 +104,14 @@ def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
 
     Yield what the user is to be told: what was removed, or why nothing was; None between.
 
+    The time of the marker file says when a job last looked at all runs. A job may end in the middle of this, so the time changes
+    only at the end.
+
     Raises OSError.
     """
-    before = last_tidied(runs)
-    if not days or (0 <= time.time() - before < AGAIN_AFTER and not _is_full(runs)):
+    tidied_at = last_tidied(runs)
+    others_have_just_done_it = 0 <= time.time() - tidied_at < AGAIN_AFTER
+    if not days or (others_have_just_done_it and not _is_full(runs)):
         return
     marker = os.open(_marker(runs), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -111,15 +122,16 @@ def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
         except OSError:
             pass  # a file system without locks: two jobs may do the same at once
         _shorten_list(runs)
-        why, looks = doubt(time.time(), time_of_disk(os.path.dirname(runs)), _looks(marker, before))
+        why, looks = doubt(time.time(), time_of_disk(os.path.dirname(runs)), _looks(marker, tidied_at))
         if why:
             yield f"no old runs are removed: {why}. {_KEEP_ALL}"
         os.pwrite(marker, b"%017.3f %017.3f\n" % (looks.last, looks.leapt), 0)
-        if not (why and before):
-            os.utime(marker, (before, before))  # a job that is too short to look at all runs leaves it so
-        gone = yield from _tidy(runs, days, by_age=not why)
-        if gone:
-            yield f"removed {count(gone, 'run')} no longer kept (--keep-runs {days}); `ddplaunch logs RUN` says why"
+        # the marker has the time of this write now; in doubt it stays, so that the doubt is not said again within AGAIN_AFTER
+        if not (why and tidied_at):
+            os.utime(marker, (tidied_at, tidied_at))
+        removed = yield from _tidy(runs, days, by_age=not why)
+        if removed:
+            yield f"removed {count(removed, 'run')} no longer kept (--keep-runs {days}); `ddplaunch logs RUN` says why"
         if not why:
             os.utime(marker)
     finally:
@@ -127,7 +139,7 @@ def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
 
 
 def _looks(marker: int, tidied: float) -> Looks:
-    """Return the content of the marker. An older version left the marker empty, and wrote the file when it had `tidied`."""
+    """Return the content of the marker; of an empty one, as an older version leaves it, the time when that has `tidied`."""
     with suppress(ValueError):
         if found := os.pread(marker, 100, 0).split()[:2]:
             return Looks(*map(float, found))
@@ -139,14 +151,14 @@ def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
 
     Without `by_age`, only a full disk is a reason: which runs go then, the clock of the disk alone decides.
     """
-    now, gone = time.time(), 0
+    now, removed = time.time(), 0
     names = os.listdir(runs)
     # from another one each time: jobs that are too short to look at all of them look at some
     first = int.from_bytes(os.urandom(4), "little") % max(1, len(names))
-    young, kept = [], []
+    young, old = [], []  # runs that stay: written to within a day, and all others
     for name in names[first:] + names[:first]:
         yield
-        if name.startswith(_GOING):
+        if name.startswith(_BEING_REMOVED):  # a job ended while it removed this
             yield from remove(f"{runs}/{name}")
         elif (run := look(runs, name)) is None:
             continue
@@ -157,34 +169,40 @@ def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
             if now - run.written <= DAY:  # a lock that another host holds is not seen on every file system
                 young.append(run)
             elif by_age and now - run.written > days * DAY:
-                gone += yield from _remove(runs, run, f"it was older than {days} days")
+                removed += yield from _remove(runs, run, f"it was older than {days} days")
             else:
-                kept.append(run)
-    kept.sort(key=_last_to_go)
-    excess = sum(run.size for run in kept) - ROOM if by_age else 0
+                old.append(run)
+    old.sort(key=_last_to_go)  # so that the first to go is the last in the list
+    excess = sum(run.size for run in old) - ROOM if by_age else 0
     while excess > 0:
-        excess -= kept[-1].size
-        gone += yield from _remove(runs, kept.pop(), f"runs older than a day had more than {ROOM >> 30} GiB")
+        run = old.pop()
+        excess -= run.size
+        removed += yield from _remove(runs, run, f"runs older than a day had more than {ROOM >> 30} GiB")
     young.sort(key=_last_to_go)
-    for run in reversed([*young, *kept]):
+    for run in reversed([*young, *old]):
         if not _is_full(runs):
             break
-        if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _WORTH_IT:
-            gone += yield from _remove(runs, run, "the disk was almost full")
-    return gone
+        if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _LEAST_SIZE:
+            removed += yield from _remove(runs, run, "the disk was almost full")
+    return removed
 
 
 def _last_to_go(run: Candidate) -> tuple[bool, float]:
+    """Return what sorts runs: those that matter stand before others, and young ones before old ones."""
     return not run.matters, -run.written
 
 
 def look(runs: str, name: str) -> Candidate | None:
-    """Return the run in the folder of this name; None if that is not a run."""
+    """Return the run in the folder of this name; None if that is not a run of ours, or was renamed by the user.
+
+    It is one if each of its nodes has a file of events that begins with an event of ours, and its name is what its first event
+    says, or, before there is one, of the form that we make.
+    """
     folder = f"{runs}/{name}"
     if os.path.islink(folder) or not os.path.isdir(folder):  # a link may lead to where the user has moved a run
         return None
     began, written, ended_well = [], [], []
-    is_named = short(name) != name  # a name that we make; any other may be what a user has renamed a run to
+    has_own_name = short(name) != name
     for node in Run(folder).nodes:
         events = _own_file(f"{node.folder}/events.jsonl")
         if events is None:
@@ -195,17 +213,17 @@ def look(runs: str, name: str) -> Candidate | None:
         if not node.head or not node.head[0].is_ours:
             return None
         if node.start is not None:
-            # the second folder of one name has a number behind it; any other name is one that the user has given
             base, _, number = name.rpartition(".")
-            if node.start.run_id != name and not (number.isdecimal() and node.start.run_id == base):
+            is_second_of_name = number.isdecimal() and node.start.run_id == base
+            if node.start.run_id != name and not is_second_of_name:
                 return None
-            is_named = True
+            has_own_name = True
         began.append(node.head[0].at)
         summary = node.object("summary") if _own_file(f"{node.folder}/summary.json") is not None else {}
-        ended_well.append(summary.get("why") in _WELL)
-    if not began or not is_named:
+        ended_well.append(summary.get("why") in _ENDED_WELL)
+    if not began or not has_own_name:
         return None
-    matters = not all(ended_well) or max(written) - min(began) >= _LONG
+    matters = not all(ended_well) or max(written) - min(began) >= _LONG_RUN
     return Candidate(name=name, written=max(written), matters=matters)
 
 
@@ -228,20 +246,20 @@ def _measure(runs: str, run: Candidate) -> Generator[None, None, Candidate]:
         with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 found = entry.stat(follow_symlinks=False)
-                size += found.st_blocks * 512
+                size += found.st_blocks * 512  # the unit of st_blocks, see stat(3type)
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(entry.path)
                 else:
                     written = max(written, found.st_mtime)
                 yield
-    return replace(run, size=max(size, _COUNTS_FOR), written=written)
+    return replace(run, size=max(size, _LEAST_COUNTED), written=written)
 
 
 def _remove(runs: str, run: Candidate, why: str) -> Generator[None, None, bool]:
     """Remove a run and note why in the list of removed runs; yield between files. Return False for one that stays: it goes on."""
     if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
         return False
-    going = f"{runs}/{_GOING}{run.name}"
+    going = f"{runs}/{_BEING_REMOVED}{run.name}"
     try:
         os.rename(f"{runs}/{run.name}", going)  # at once, so that no half of a run is ever shown
     except OSError:
@@ -256,6 +274,7 @@ def _remove(runs: str, run: Candidate, why: str) -> Generator[None, None, bool]:
 
 
 def _is_full(folder: str) -> bool:
+    """Whether the disk of a folder is almost full."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize < min(_FREE, found.f_blocks * found.f_frsize // 20)
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def lines_of(data: bytes | None, kind: type[T]) -> Iterator[T | None]:
-    """Yield lines of JSON as values of this type, and None for a line that is none.
+    """Yield lines of JSON as values of this type, and None for a line that is no such value; nothing for None as data.
 
     What stands behind the last newline may be half written, and is left out if it cannot be read.
     """
@@ -95,7 +95,7 @@ class Node(Struct, dict=True):
 
     @cached_property
     def head(self) -> Sequence[EventRow]:
-        """The events up to the start of the job, or up to one that cannot be read."""
+        """The first events: up to the start of the job, or up to a line that cannot be read."""
         found: list[EventRow] = []
         for event in lines_of(content(f"{self.folder}/events.jsonl", _HEAD), EventRow):
             if event is None:

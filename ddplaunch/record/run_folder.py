@@ -1,4 +1,4 @@
-"""The folder of a run: the plan, the events, the logs, the exceptions, the summary. Never fails the job, and touches no disk.
+"""The folder of a run, as its agent fills it: plan, events, logs, exceptions, summary. Never fails the job, touches no disk.
 
     RUN/plan.json  RUN/events.jsonl  RUN/summary.json  RUN/rank-3.out  RUN/rank-3.err  RUN/errors/0/3.json
     RUN/stacks/0.txt  RUN/samples.jsonl  RUN/collectives.jsonl  RUN/about.json
@@ -28,12 +28,12 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count
 
 SAMPLES, COLLECTIVES = "samples.jsonl", "collectives.jsonl"
-_ELSEWHERE = "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER` keeps the next ones on another disk"
+_HINT_OTHER_DISK = "`export XDG_STATE_HOME=FOLDER` or `--log-dir FOLDER` keeps the next ones on another disk"
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 
 
 class RunFolder:
-    """The folder that keeps the record of one run; `path` is None if there is none."""
+    """The folder that keeps the record of one run, written by another process (the writer); `path` is None if there is none."""
 
     def __init__(
         self,
@@ -48,19 +48,20 @@ class RunFolder:
     ) -> None:
         """Have the folder `name` made below `root`, with a number behind a name that is taken; without a name, keep nothing.
 
-        Those in `runs`, the folder of all runs, are kept for `keep` days, 0: for ever. `needed_by` is the option, as it was
-        typed, without whose folder no worker may start.
+        Old runs in `runs`, the folder of all runs, are removed after `keep` days; 0: never. None: `root` is that of --log-dir, in
+        which nothing is removed. `torchrun_layout`: files have the names that torchrun gives. `needed_by` is the option, as
+        typed, without whose folder no worker may start; "": none.
         """
         self.files = files
         self.path: str | None = f"{root}/{name}" if name else None  # as it will be, until it is made
-        self.is_made = not name  # or never will be
+        self.is_made = not name  # the writer has made it, or it is known that there will be none
         self.problem: str | None = None  # the first thing that could not be written, and why
         self.refusal: str | None = None  # why no worker may start: the folder that was asked for cannot be made
-        self.warning: str | None = None  # about where it lies
+        self.warning: str | None = None  # who else may replace the folder
         self.notices: list[str] = []  # what was done with old runs, and is not reported yet
         self._torchrun_layout = torchrun_layout
         self._needed_by = needed_by
-        self._reported_hanging = False
+        self._reported_hanging = False  # whether the last message said that the disk hangs
         if name and not files.is_open:
             self._keep_nothing("there is no room for one more process")
         elif name:
@@ -75,9 +76,9 @@ class RunFolder:
         return folder
 
     def _on_reply(self, reply: Mapping[str, Any]) -> None:
-        """Take a reply of the writer: the folder is made, cannot be made, or has a problem."""
+        """Note what the writer replies: the folder is made, cannot be made, or has a problem; or old runs were removed."""
         match reply:
-            case {"made": path, "unsafe": unsafe}:
+            case {"made": path, "unsafe": unsafe}:  # unsafe: None, or who may replace it
                 self.path, self.is_made = path, True
                 if unsafe is not None:
                     self.warning = f"the folder of the logs may be replaced: {unsafe}"
@@ -88,8 +89,9 @@ class RunFolder:
                 self.files.fails = True
             case {"problem": problem, **more}:
                 self.problem = self.problem or problem
-                self.files.fails = self.files.fails or "fails" in more
-                if not self.is_made:  # nor will it be: the writer has ended
+                output_is_lost = "fails" in more
+                self.files.fails = self.files.fails or output_is_lost
+                if not self.is_made:  # before its first reply a writer only has a problem if it ends
                     self.path, self.is_made = None, True
 
     def _keep_nothing(self, why: str) -> None:
@@ -168,24 +170,24 @@ class RunFolder:
         return f"{base}filtered_stdout.log", f"{base}filtered_stderr.log"
 
     def news(self, on: str) -> str | None:
-        """Return a message if the disk hangs or answers again since the last call, else None; `on` names the host."""
+        """Return a message if the disk hangs or answers again since the last call, else None; `on`: "" or " on HOST", for it."""
         if self.files.hangs is self._reported_hanging:
             return None
         self._reported_hanging = self.files.hangs
         if self.files.hangs:
             what = "its logs wait"
             if not self.is_made:
-                what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_ELSEWHERE}"
+                what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_HINT_OTHER_DISK}"
             return f"warning: the log folder {self.path}{on} does not answer. The job goes on, and {what}"
         lines = self.files.dropped_lines
         dropped = [f"{count(lines, 'line')} of log were dropped meanwhile"] if lines else []
         return "; ".join([f"the log folder {self.path}{on} answers again", *dropped])
 
     def leave(self, on: str) -> str | None:
-        """Leave what is not written to the writer, and say so; `on` names the host."""
-        hung = self.files.hangs
+        """Leave what is not written to the writer, as this process ends; return a message if the disk hangs, else None."""
+        hangs = self.files.hangs
         self.files.leave()
-        if not hung:
+        if not hangs:
             return None
         lines = self.files.dropped_lines
         dropped = f"{count(lines, 'line')} of log dropped; " if lines else ""
@@ -203,11 +205,14 @@ def folder_of_run(
     """
     if spec.log_dir == os.devnull:  # torchrun's value for none
         return RunFolder.none(files)
+    is_of_command = not plan.workers  # a command that has started all agents has no workers itself
+    own_part = f"node-{plan.node_rank}"
     if spec.log_dir:
         root = os.path.abspath(spec.log_dir)
-        if is_part or not plan.workers:
-            shared = _shared_name(spec, plan.run_id)
-            root, name = (f"{root}/{shared}", f"node-{plan.node_rank}") if is_part else (root, shared)
+        if is_part:
+            root, name = f"{root}/{_shared_name(spec, plan.run_id)}", own_part
+        elif is_of_command:
+            name = _shared_name(spec, plan.run_id)
         else:
             # a second run with an equal id gets a name of its own
             name = f"{spec.rdzv_id or plan.run_id}_{os.urandom(4).hex()}"
@@ -216,21 +221,25 @@ def folder_of_run(
         return RunFolder(files, root, name, runs=None, torchrun_layout=True, needed_by=needed_by)
     if (runs := runs_folder(env)) is None:
         return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
-    # homes are often shared, so each node has a folder of its own in that of the run
-    node = f"node-{plan.node_rank}" if is_part or (plan.workers and len(plan.agents) > 1) else None
+    root, name = runs, plan.run_id
     if plan.workers and len(plan.agents) > plan.nnodes:
-        node = f"rank-{plan.workers[0].rank}"  # a command was started for each rank
-    root, name = (runs, plan.run_id) if node is None else (f"{runs}/{plan.run_id}", node)
+        root, name = f"{runs}/{plan.run_id}", f"rank-{plan.workers[0].rank}"  # a command was started for each rank
+    elif is_part or (plan.workers and len(plan.agents) > 1):
+        # homes are often shared, so each node has a folder of its own in that of the run
+        root, name = f"{runs}/{plan.run_id}", own_part
     return RunFolder(files, root, name, runs=runs, torchrun_layout=False, keep=spec.keep_runs)
 
 
 def run_id_with_nodes(spec: JobSpec, env: Mapping[str, str]) -> str:
     """Return the name of a run whose nodes lay their folders into its own; one that was asked for and is taken gets a number.
 
-    All nodes know it then. Where the disk hangs, the name is taken as it was asked for.
+    The command that starts all agents calls this and tells them the name: each alone would find the folder of the first one
+    taken. Where the disk hangs, the name is taken as it was asked for.
     """
     asked, runs = run_id_of(spec), runs_folder(env)
-    if spec.run_id is None or spec.log_dir == os.devnull or (runs is None and not spec.log_dir):
+    is_drawn = spec.run_id is None
+    keeps_nothing = spec.log_dir == os.devnull or (runs is None and not spec.log_dir)
+    if is_drawn or keeps_nothing:
         return asked
     from ddplaunch.system.process.files import exists_on_disk  # few jobs need it
 

@@ -1,4 +1,4 @@
-"""Where the socket of a run lies: in its folder, or in a folder of this user in /tmp. Makes it, and removes it.
+"""The socket at which a run answers: where it lies (in the run's folder, or in this user's in /tmp), how it is made and found.
 
 It is there, and answers, from the moment that it has its name; a socket that refuses connections is of a run that was killed.
 """
@@ -23,7 +23,7 @@ _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: unix(7), SO_PEERCRED
 class SocketPath(Struct, frozen=True):
     """Where the socket of a run lies."""
 
-    folder: str
+    folder: str  # "": nowhere, the socket has an abstract name (unix(7))
     name: str
 
     @property
@@ -42,7 +42,7 @@ def runtime_folder(uid: int) -> str:
 
 
 def open_runtime_folder(*, make: bool = False) -> int:
-    """Open that folder, and give its descriptor.
+    """Open the runtime folder, with `make` after making it, and return its descriptor.
 
     Raises OSError: there is none, or what is there belongs to another user, or others may write to it.
     """
@@ -75,7 +75,7 @@ def address(folder: int, name: str) -> str:
 
 
 def listen(sock: socket.socket, folder: int, name: str) -> None:
-    """Listen in this folder under this name, for this user alone.
+    """Listen in this folder (a descriptor) under this name, for this user alone; a socket with the name is replaced.
 
     Raises OSError: the file system has no sockets, or takes no more files.
     """
@@ -84,7 +84,7 @@ def listen(sock: socket.socket, folder: int, name: str) -> None:
     try:
         sock.bind(address(folder, new))
         sock.listen(_BACKLOG)
-        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)  # who finds it, is answered
+        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)  # so a socket with this name always listens already
     except OSError:
         with suppress(OSError):
             os.unlink(new, dir_fd=folder)
@@ -94,7 +94,7 @@ def listen(sock: socket.socket, folder: int, name: str) -> None:
 
 
 def connect(folder: str, name: str) -> socket.socket:
-    """Connect to the socket of a run; one without a folder has an abstract name (unix(7)).
+    """Connect to the socket of a run; one without a folder has an abstract name (unix(7)), in which a null byte stands first.
 
     Raises:
         BlockingIOError: a process listens there, and takes no connections.
@@ -104,10 +104,12 @@ def connect(folder: str, name: str) -> socket.socket:
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if folder else -1
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.setblocking(False)  # where too many wait already, it is an error
+        sock.setblocking(False)  # else connect() would wait where too many wait already
         sock.connect(address(opened, name) if folder else f"\0{name}")
         sock.setblocking(True)
-        if (uid := uid_of(sock)) not in (os.getuid(), 0) and os.getuid() != 0:
+        uid, own = uid_of(sock), os.getuid()
+        is_trusted = uid in (own, 0) or own == 0
+        if not is_trusted:
             raise LaunchError(f"{folder}/{name} belongs to another user ({uid})")
     except BaseException:
         sock.close()
@@ -119,7 +121,10 @@ def connect(folder: str, name: str) -> socket.socket:
 
 
 def remove_refusing(path: str, name: str) -> None:
-    """Remove what a killed run has left among the sockets of this host; that of a folder may be of a run on another host."""
+    """Remove a socket that refuses connections, as a killed run leaves it, if it lies in the runtime folder.
+
+    A socket in a run's folder stays: the run may go on on another host that shares the disk.
+    """
     if path == runtime_folder(os.getuid()):
         with suppress(OSError):
             os.unlink(f"{path}/{name}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 Span = tuple[int, int]  # of one clock, in one unit
 Spans = list[Span]  # in order, none empty, none touching the next
@@ -23,34 +23,36 @@ def union(spans: Iterable[Span]) -> Spans:
 
 def common(ours: Spans, others: Spans) -> Spans:
     """Return the times that are in both."""
-    made, at = [], 0
-    for begin, end in ours:
-        while at < len(others) and others[at][1] <= begin:
-            at += 1
-        here = at
-        while here < len(others) and others[here][0] < end:
-            made.append((max(begin, others[here][0]), min(end, others[here][1])))
-            here += 1
-    return made
+    overlaps = ((our, other) for our, overlapping in _with_overlapping(ours, others) for other in overlapping)
+    return [(max(begin, other_begin), min(end, other_end)) for (begin, end), (other_begin, other_end) in overlaps]
 
 
 def beyond(ours: Spans, others: Spans) -> Spans:
     """Return the times that are in the first and not in the second."""
-    made, at = [], 0
-    for begin, end in ours:
-        while at < len(others) and others[at][1] <= begin:
-            at += 1
-        left, here = begin, at
-        while here < len(others) and others[here][0] < end:
-            if left < others[here][0]:
-                made.append((left, others[here][0]))
-            left = max(left, others[here][1])
-            here += 1
-        if left < end:
-            made.append((left, end))
+    made = []
+    for (begin, end), overlapping in _with_overlapping(ours, others):
+        free_from = begin
+        for other_begin, other_end in overlapping:
+            if free_from < other_begin:
+                made.append((free_from, other_begin))
+            free_from = max(free_from, other_end)
+        if free_from < end:
+            made.append((free_from, end))
     return made
 
 
+def _with_overlapping(ours: Spans, others: Spans) -> Iterator[tuple[Span, Spans]]:
+    """Yield each of our spans with the others that overlap it, in one pass over both."""
+    first = 0  # index in `others`: all before it end before our span begins
+    for begin, end in ours:
+        while first < len(others) and others[first][1] <= begin:
+            first += 1
+        after = first
+        while after < len(others) and others[after][0] < end:
+            after += 1
+        yield (begin, end), others[first:after]
+
+
 def length(spans: Iterable[Span]) -> int:
-    """Return how long they are together."""
+    """Return how long the spans are together."""
     return sum(end - begin for begin, end in spans)

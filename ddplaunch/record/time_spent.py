@@ -68,25 +68,29 @@ class Spent(Struct, frozen=True):
 
 
 def time_spent(attempts: Sequence[Attempt], began: float, ended: float, queue: float = 0.0) -> Spent | None:
-    """Return where the time from `began` to `ended`, and `queue` seconds before, went; None if no worker said a step."""
+    """Return where the time from `began` to `ended`, and `queue` seconds before, went; None if no worker said a step.
+
+    `attempts` are the generations in their order. What workers say of times is kept between what was known before and the end.
+    """
     start = steps = again = restarts = 0.0
-    last: float | None = None  # when the last step was said
-    farthest = 0
+    last: float | None = None  # when the last step so far was said
+    farthest = 0  # the farthest step so far
     for attempt in attempts:
-        if attempt.first_call is None:  # all of it counts as the time between two steps
+        if attempt.first_call is None:  # it made no step: all of its time passed between two steps of others
             continue
         first_call = min(max(attempt.first_call, began if last is None else last), ended)
         last_call = min(max(attempt.last_call, first_call), ended)
+        made = max(attempt.last_step - attempt.first_step, 0)
+        repeated = 0  # steps that a generation before had made, but had lost with its end
         if last is None:
             start = first_call - began
         else:
             restarts += first_call - last
-        made = attempt.last_step - attempt.first_step
-        known = min(max(farthest - attempt.first_step, 0), max(made, 0)) if last is not None else 0
+            repeated = min(max(farthest - attempt.first_step, 0), made)
         seconds = last_call - first_call
-        repeated = seconds * known / made if made > 0 else 0.0
-        again += repeated
-        steps += seconds - repeated
+        seconds_again = seconds * repeated / made if made else 0.0
+        again += seconds_again
+        steps += seconds - seconds_again
         farthest = max(farthest, attempt.last_step)
         last = last_call
     if last is None:

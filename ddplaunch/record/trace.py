@@ -17,7 +17,7 @@ import msgspec
 
 from ddplaunch.system.fields import clean
 
-_LONGEST = 1000  # characters of a text
+_LONGEST_TEXT = 1000  # characters of a text
 _BATCH = 5000  # entries that are in memory at once
 
 Entry = Mapping[str, Any]
@@ -28,11 +28,12 @@ encode = msgspec.json.Encoder().encode
 
 def write(file: IO[bytes], entries: Iterable[Entry], about: Mapping[str, Any], *, packed: bool) -> None:
     """Write a trace as the entries come, `packed` by gzip; `about` is kept beside all entries."""
-    coming, separator = iter(entries), b""
-    packer: Any = gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) if packed else nullcontext(file)
-    with packer as out:
+    remaining, separator = iter(entries), b""
+    # mtime: the same run gives the same bytes
+    target: Any = gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) if packed else nullcontext(file)
+    with target as out:
         out.write(b'{"displayTimeUnit":"ms","otherData":' + encode(_cleaned(about)) + b',"traceEvents":[\n')
-        while batch := list(islice(coming, _BATCH)):
+        while batch := list(islice(remaining, _BATCH)):
             out.write(separator + b",\n".join(map(encode, batch)))
             separator = b",\n"
         out.write(b"\n]}\n")
@@ -77,7 +78,7 @@ def _cleaned(value: Any) -> Any:
     """Return a value with all texts in it cleaned and cut."""
     match value:
         case str():
-            return clean(value[:_LONGEST])
+            return clean(value[:_LONGEST_TEXT])
         case Mapping():
             return {name: _cleaned(part) for name, part in value.items()}
         case list() | tuple():

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.cli.submit import _OURS, _REFUSED
+from ddplaunch.cli.submit import _OUR_OPTIONS, _REFUSED
 from ddplaunch.record import bad_nodes
 from ddplaunch.record.bad_nodes import Failure
 from ddplaunch.record.folders import bad_nodes_file
@@ -264,7 +264,7 @@ def test_words_come_out_of_bash_as_they_went_in(job: list[str], filler: int) -> 
 @settings(NO_CLOCK, max_examples=30)
 @given(
     st.dictionaries(st.sampled_from(sorted(VALUED - _REFUSED.keys())), VALUES.filter(len), max_size=6),
-    st.lists(st.sampled_from(sorted(FLAGS - set(_OURS) - _REFUSED.keys())), max_size=3),
+    st.lists(st.sampled_from(sorted(FLAGS - set(_OUR_OPTIONS) - _REFUSED.keys())), max_size=3),
     st.lists(WORDS, max_size=6),
 )
 def test_every_script_is_one_that_bash_understands(valued: dict[str, str], flags: list[str], job: list[str]) -> None:

@@ -7,6 +7,7 @@ reached the number that others wait in is the one that they wait for, and two th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -27,8 +28,8 @@ _EQUAL_SIZES = {
 }
 _DISAGREE = "the ranks disagree"
 _DEADLOCK = "deadlock"
-_MOST = 16  # groups, or locations, that are named
-_MOST_LINES = 80  # of RAS
+_MOST_NAMED = 16  # groups, or locations, that are named
+_MOST_RAS_LINES = 80  # of RAS
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -47,275 +48,267 @@ class Wait(Struct, frozen=True, kw_only=True):
 
 
 def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
-    """Say in sentences who waits for whom; nothing where no rank waits in a collective."""
-    ranks = {sample.rank: sample for sample in samples if not sample.child}
-    groups = _groups(ranks)
-    waits = _waits(groups, ranks)
-    lines = [line for wait in waits[:_MOST] for line in _lines_of(wait, groups, waits, ranks, cwd)[0]]
-    return [*_cycle(waits), *lines, *_point_to_point(ranks)]
-
-
-def awaited(samples: Iterable[Sample]) -> tuple[frozenset[int], str]:
-    """Return the ranks that other ranks wait for while they are in no collective, and a sentence about them; "" for none."""
-    ranks = {sample.rank: sample for sample in samples if not sample.child}
-    groups = _groups(ranks)
-    waits = _waits(groups, ranks)
-    waiting = {rank for wait in waits for rank in wait.waiting}
-    for wait in waits:
-        if free := [rank for rank in wait.missing if rank not in waiting]:
-            of_rank = groups[wait.name]
-            call = next(call for call in _calls(of_rank[wait.waiting[0]]) if call.number == wait.number)
-            what = f"{_named(call)} of {_group(wait.name, of_rank, ranks)}"
-            has, verb = "has" if len(free) == 1 else "have", "waits" if len(wait.waiting) == 1 else "wait"
-            text = f"{these_ranks(free)} {has} not reached {what}, in which {these_ranks(wait.waiting)} {verb}"
-            return frozenset(free), text
-    return frozenset(), ""
+    """Say in sentences who waits for whom; nothing where no rank waits in a collective. Paths are shown relative to `cwd`."""
+    return _Joined(samples, cwd).explain()
 
 
 def waits(samples: Iterable[Sample]) -> list[Wait]:
     """Return in which collectives ranks wait."""
-    ranks = {sample.rank: sample for sample in samples if not sample.child}
-    return _waits(_groups(ranks), ranks)
+    return _Joined(samples, "").waits
 
 
-def _groups(ranks: dict[int, Sample]) -> dict[str, dict[int, Group]]:
-    """The groups by name, each by rank; in one pass, for thousands of ranks have thousands of groups."""
-    found: dict[str, dict[int, Group]] = {}
-    for rank, sample in sorted(ranks.items()):
-        for group in sample.groups or ():
-            found.setdefault(group.name, {})[rank] = group
-    return dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
+class _Explained(NamedTuple):
+    """Lines about one wait, and the ranks whose location these lines name."""
+
+    lines: list[str]
+    ranks: frozenset[int]
 
 
-def _waits(groups: dict[str, dict[int, Group]], ranks: dict[int, Sample]) -> list[Wait]:
-    return [wait for name, of_rank in groups.items() if (wait := _wait(name, of_rank, ranks)) is not None]
+class _Joined:
+    """What the recorders of all ranks told at one moment, joined by group: who waits in which collective, and sentences on it."""
+
+    def __init__(self, samples: Iterable[Sample], cwd: str) -> None:
+        """Join the samples of workers; children of workers are in no group."""
+        self._cwd = cwd
+        self._ranks = {sample.rank: sample for sample in samples if not sample.child}
+        found: dict[str, dict[int, Group]] = {}
+        for rank, sample in sorted(self._ranks.items()):  # one pass: thousands of ranks have thousands of groups
+            for group in sample.groups or ():
+                found.setdefault(group.name, {})[rank] = group
+        # what each rank tells of a group, by the group's name; group 2 comes before group 10
+        self._groups = dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
+        self.waits = [wait for name in self._groups if (wait := self._wait(name)) is not None]
+
+    def explain(self) -> list[str]:
+        """Say who waits for whom: a deadlock first, then each group, then sends and receives."""
+        lines = [line for wait in self.waits[:_MOST_NAMED] for line in self._explained(wait).lines]
+        return [*self._cycle(), *lines, *self._point_to_point()]
+
+    def awaited(self) -> tuple[frozenset[int], str]:
+        """Return the ranks that others wait for while they are in no collective themselves, and a sentence; "" for none."""
+        waiting = {rank for wait in self.waits for rank in wait.waiting}
+        for wait in self.waits:
+            if free := [rank for rank in wait.missing if rank not in waiting]:
+                what = f"{self._call_text(wait.waiting[0], wait)} of {self._group_text(wait.name)}"
+                has, verb = "has" if len(free) == 1 else "have", "waits" if len(wait.waiting) == 1 else "wait"
+                text = f"{these_ranks(free)} {has} not reached {what}, in which {these_ranks(wait.waiting)} {verb}"
+                return frozenset(free), text
+        return frozenset(), ""
+
+    def at_the_end(self) -> list[str]:
+        """Say where the ranks were when they had to end, and who waited for whom; each rank's location once."""
+        explained = [self._explained(wait, located=True) for wait in self.waits[:_MOST_NAMED]]
+        named = frozenset[int]().union(*(each.ranks for each in explained))
+        elsewhere: dict[tuple[str, str], list[int]] = {}  # ranks, by their state and location
+        for sample in self._ranks.values():
+            # by a stack, or by a sentence in place of one: "its script has ended"
+            is_known = bool(sample.main or sample.state)
+            if is_known and sample.rank not in named:
+                elsewhere.setdefault((sample.state, where(sample, self._cwd)), []).append(sample.rank)
+        locations = [
+            these_ranks(who) + (f": {state}" if state else f" {'was' if len(who) == 1 else 'were'} in {text}")
+            for (state, text), who in list(elsewhere.items())[:_MOST_NAMED]
+        ]
+        if more := [rank for who in list(elsewhere.values())[_MOST_NAMED:] for rank in who]:
+            locations.append(f"{these_ranks(more)} {'was' if len(more) == 1 else 'were'} elsewhere")
+        lines = [line for each in explained for line in each.lines]
+        return [*locations, *self._cycle(), *lines, *self._point_to_point()]
+
+    def _wait(self, name: str) -> Wait | None:
+        """Return who waits in the first unfinished call of a group, and who has not come to that call; None if nobody waits."""
+        of_rank = self._groups[name]
+        pending = {rank: call for rank, group in of_rank.items() for call in _first_pending(group)}
+        if not pending:
+            return None
+        number = min(call.number for call in pending.values())
+        waiting = tuple(rank for rank, call in pending.items() if call.number == number)
+        missing = tuple(rank for rank in _members(of_rank) if self._has_not_reached(number, rank, of_rank.get(rank)))
+        operation = pending[waiting[0]].operation
+        return Wait(name=name, operation=operation, number=number, waiting=waiting, missing=missing)
+
+    def _has_not_reached(self, number: int, rank: int, group: Group | None) -> bool:
+        """Whether a rank is known not to have called this collective; `group` is what it tells of the group, None for nothing."""
+        if rank not in self._ranks:
+            return False
+        last = max((call.number for call in _calls(group)), default=0) if group is not None else 0
+        # a rank of which torch tells nothing may have called anything, unless it has ended
+        tells_all = self._ranks[rank].groups is not None or self._ranks[rank].ended
+        return last < number and tells_all
+
+    def _explained(self, wait: Wait, *, located: bool = False) -> _Explained:
+        """Explain one wait: who is in it, or who called what under its number, and what the missing ranks do instead.
+
+        With `located` the lines also say where the waiting ranks are, if all are at one location.
+        """
+        of_rank = self._groups[wait.name]
+        calls = {rank: call for rank, group in of_rank.items() for call in _calls(group) if call.number == wait.number}
+        group, named = self._group_text(wait.name), set[int]()
+        if kinds := _differences(calls):
+            called = "; ".join(f"{these_ranks(who)} called {text}" for text, who in kinds)
+            lines = [f"{_DISAGREE} about collective #{wait.number} of {group}: {called}"]
+        else:
+            locations = {own_location(self._ranks[rank], self._cwd) for rank in wait.waiting} if located else set()
+            here = ""
+            if len(locations) == 1:
+                here = f", {locations.pop()}"
+                named.update(wait.waiting)
+            verb = "waits" if len(wait.waiting) == 1 else "wait"
+            call = self._call_text(wait.waiting[0], wait)
+            lines = [f"{these_ranks(wait.waiting)} {verb} in {call} of {group}{here}"]
+        by_text: dict[str, list[int]] = {}
+        for rank in wait.missing:
+            by_text.setdefault(self._what_instead(rank, wait), []).append(rank)
+        for text, who in list(by_text.items())[:_MOST_NAMED]:
+            if len(who) > 1:
+                they = self._what_instead(who[0], wait, many=True)
+                lines.append(f"  {these_ranks(who)} have not reached it: {they}")
+            else:
+                lines.append(f"  {these_ranks(who)} has not reached it: {text}")
+            named.update(who)
+        return _Explained(lines, frozenset(named))
+
+    def _what_instead(self, rank: int, wait: Wait, *, many: bool = False) -> str:
+        """Say what a missing rank, or `many` like it, did last in the group, and where the rank is: "it has ended"."""
+        it_has, it_is, it_waits, its = (
+            ("they have", "they are", "they wait", "their") if many else ("it has", "it is", "it waits", "its")
+        )
+        sample, group = self._ranks[rank], self._groups[wait.name].get(rank)
+        if sample.ended:
+            return f"{it_has} ended"
+        last = f"{it_has} called none of this group"
+        if group is not None and (calls := _calls(group)):
+            done = "completed" if calls[-1].done else "not completed"
+            last = f"{its} last was {calls[-1].operation} #{calls[-1].number}, {done}"
+        other = next((one for one in self.waits if one.name != wait.name and rank in one.waiting), None)
+        if other is None:
+            return f"{last}; {it_is} in {where(sample, self._cwd)}"
+        call = self._call_text(rank, other)
+        return f"{last}; {it_waits} in {call} of group {other.name}, {own_location(sample, self._cwd)}"
+
+    def _call_text(self, rank: int, wait: Wait) -> str:
+        """Write the call that a rank waits in."""
+        return _numbered(next(call for call in _calls(self._groups[wait.name][rank]) if call.number == wait.number))
+
+    def _group_text(self, name: str) -> str:
+        """Write a group: "group 1 (tensor parallel, ranks 0-3)"; ranks are named where they are not all."""
+        of_rank = self._groups[name].values()
+        title = next((group.title for group in of_rank if group.title), "")
+        members = next((group.ranks for group in of_rank if group.members), [])
+        facts = [title] if title else []
+        if members and len(members) < len(self._ranks):
+            facts.append(these_ranks(members))
+        return f"group {name}" + (f" ({', '.join(facts)})" if facts else "")
+
+    def _cycle(self) -> list[str]:
+        """Return a sentence on ranks that wait for each other in a circle, each in another group; [] if there are none."""
+        waits = {rank: wait for wait in self.waits for rank in wait.waiting if wait.missing}
+        lead_to_no_circle: set[int] = set()
+        for start in sorted(waits):
+            path: dict[int, None] = {}  # in order: each waits for the next
+            rank: int | None = start
+            while rank is not None and rank not in lead_to_no_circle and rank not in path:
+                path[rank] = None
+                rank = next((missing for missing in waits[rank].missing if missing in waits), None)
+            if rank in path:
+                circle = [*path][[*path].index(rank) :]
+                steps = (
+                    f"rank {one} for rank {other} in group {waits[one].name}"
+                    for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
+                )
+                return [f"{_DEADLOCK}: each waits for the next: {', '.join(steps)}"]
+            lead_to_no_circle.update(path)
+        return []
+
+    def _point_to_point(self) -> list[str]:
+        """Return lines about unfinished sends and receives of NCCL, the first one of each rank and group; gloo records none."""
+        pending: dict[str, list[int]] = {}
+        for rank, sample in sorted(self._ranks.items()):
+            for group in sample.groups or ():
+                first = next((call for call in group.calls if call.is_p2p and not call.done), None)
+                if first is not None:
+                    pending.setdefault(f"{_numbered(first)} of group {group.name}", []).append(rank)
+        return [
+            f"{these_ranks(who)} wait{'s' if len(who) == 1 else ''} in {text}"
+            for text, who in list(pending.items())[:_MOST_NAMED]
+        ]
 
 
 def _calls(group: Group) -> list[Call]:
     return [call for call in group.calls if not call.is_p2p]
 
 
-def _wait(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> Wait | None:
-    """Return who waits in the first unfinished call of a group, and who has not come to that call; None if nobody waits."""
-    pending = {
-        rank: next((call.number for call in _calls(group) if not call.done), None) for rank, group in of_rank.items()
-    }
-    numbers = [number for number in pending.values() if number is not None]
-    if not numbers:
-        return None
-    number = min(numbers)
-    waiting = tuple(rank for rank, at in pending.items() if at == number)
-    missing = tuple(rank for rank in _members(of_rank) if _reached(rank, of_rank) < number and _is_known(rank, ranks))
-    operation = next(call.operation for call in _calls(of_rank[waiting[0]]) if call.number == number)
-    return Wait(name=name, operation=operation, number=number, waiting=waiting, missing=missing)
+def _first_pending(group: Group) -> list[Call]:
+    return [call for call in _calls(group) if not call.done][:1]
 
 
 def _members(of_rank: dict[int, Group]) -> list[int]:
-    distinct = {
-        group.members: group for group in of_rank.values()
-    }  # ranks agree, as they should, and one of them is read
+    # ranks that agree, as they should, are read once
+    distinct = {group.members: group for group in of_rank.values()}
     return sorted(set(of_rank).union(*(group.ranks for group in distinct.values())))
 
 
-def _reached(rank: int, of_rank: dict[int, Group]) -> int:
-    """The number of the last collective that a rank has called."""
-    return max((call.number for call in _calls(of_rank[rank])), default=0) if rank in of_rank else 0
-
-
-def _is_known(rank: int, ranks: dict[int, Sample]) -> bool:
-    """Whether it is known of a rank that it has called nothing more: torch tells of it, or it has ended."""
-    return rank in ranks and (ranks[rank].groups is not None or ranks[rank].ended)
-
-
-def _lines_of(
-    wait: Wait,
-    groups: dict[str, dict[int, Group]],
-    waits: Sequence[Wait],
-    ranks: dict[int, Sample],
-    cwd: str,
-    *,
-    located: bool = False,
-) -> tuple[list[str], frozenset[int]]:
-    """Return lines about one wait, and the ranks whose location the lines name; `located`: also where the waiting ranks are."""
-    of_rank = groups[wait.name]
-    calls = {rank: call for rank, group in of_rank.items() for call in _calls(group) if call.number == wait.number}
-    first = calls[wait.waiting[0]]
-    group = _group(wait.name, of_rank, ranks)
-    verb = "waits" if len(wait.waiting) == 1 else "wait"
-    if kinds := _differences(calls):
-        called = "; ".join(f"{these_ranks(who)} called {text}" for text, who in kinds)
-        lines = [f"{_DISAGREE} about collective #{wait.number} of {group}: {called}"]
-        named: set[int] = set()
-    else:
-        locations = {own_location(ranks[rank], cwd) for rank in wait.waiting} if located else set()
-        named = set(wait.waiting) if len(locations) == 1 else set()
-        here = f", {locations.pop()}" if named else ""
-        lines = [f"{these_ranks(wait.waiting)} {verb} in {_named(first)} of {group}{here}"]
-    instead: dict[str, list[int]] = {}
-    for rank in wait.missing:
-        instead.setdefault(_instead(rank, wait, of_rank, waits, groups, ranks, cwd), []).append(rank)
-    for text, who in list(instead.items())[:_MOST]:
-        if len(who) > 1:
-            they = _instead(who[0], wait, of_rank, waits, groups, ranks, cwd, many=True)
-            lines.append(f"  {these_ranks(who)} have not reached it: {they}")
-        else:
-            lines.append(f"  {these_ranks(who)} has not reached it: {text}")
-        named.update(who)
-    return lines, frozenset(named)
-
-
 def _differences(calls: dict[int, Call]) -> list[tuple[str, list[int]]]:
-    """What was called under one number, and by whom, where that is not one thing."""
+    """Return what was called under one number, and by which ranks; [] where that is one thing."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     for rank, call in calls.items():
         sizes = (call.inputs, call.outputs) if call.operation in _EQUAL_SIZES else ()
         kinds.setdefault((call.operation, *sizes), []).append(rank)
     if len(kinds) < 2:
         return []
-    return [(_call_text(calls[who[0]]), who) for who in sorted(kinds.values(), key=lambda who: (-len(who), who))]
-
-
-def _call_text(call: Call) -> str:
-    tensors = call.inputs or call.outputs
-    return f"{call.operation} ({tensors})" if tensors else call.operation
-
-
-def _named(call: Call) -> str:
-    """Write a call: "broadcast #412 (float32 [4096, 4096])"."""
-    tensors = call.inputs or call.outputs
-    return f"{call.operation} #{call.number}" + (f" ({tensors})" if tensors else "")
-
-
-def _group(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> str:
-    """Write a group: "group 1 (tensor parallel, ranks 0-3)"; ranks are named where they are not all."""
-    title = next((group.title for group in of_rank.values() if group.title), "")
-    members = next((group.ranks for group in of_rank.values() if group.members), [])
-    facts = [*([title] if title else []), *([these_ranks(members)] if members and len(members) < len(ranks) else [])]
-    return f"group {name}" + (f" ({', '.join(facts)})" if facts else "")
-
-
-def _instead(
-    rank: int,
-    wait: Wait,
-    of_rank: dict[int, Group],
-    waits: Sequence[Wait],
-    groups: dict[str, dict[int, Group]],
-    ranks: dict[int, Sample],
-    cwd: str,
-    *,
-    many: bool = False,
-) -> str:
-    """Return what a missing rank, or `many` like it, did last in the group, and where the rank is: "it has ended"."""
-    it_has, it_is, it_waits, its = (
-        ("they have", "they are", "they wait", "their") if many else ("it has", "it is", "it waits", "its")
-    )
-    if ranks[rank].ended:
-        return f"{it_has} ended"
-    calls = _calls(of_rank[rank]) if rank in of_rank else []
-    if calls:
-        done = "completed" if calls[-1].done else "not completed"
-        last = f"{its} last was {calls[-1].operation} #{calls[-1].number}, {done}"
-    else:
-        last = f"{it_has} called none of this group"
-    elsewhere = next((one for one in waits if one.name != wait.name and rank in one.waiting), None)
-    if elsewhere is None:
-        return f"{last}; {it_is} in {where(ranks[rank], cwd)}"
-    call = next(call for call in _calls(groups[elsewhere.name][rank]) if call.number == elsewhere.number)
-    return f"{last}; {it_waits} in {_named(call)} of group {elsewhere.name}, {own_location(ranks[rank], cwd)}"
-
-
-def _cycle(waits: Sequence[Wait]) -> list[str]:
-    """Find ranks that wait for each other in a circle, each in another group."""
-    edges = {rank: (wait.missing, wait.name) for wait in waits for rank in wait.waiting if wait.missing}
-    seen: set[int] = set()  # no circle begins there
-    for start in sorted(edges):
-        path: dict[int, None] = {}  # in order
-        rank: int | None = start
-        while rank is not None and rank not in seen and rank not in path:
-            path[rank] = None
-            rank = next((one for one in edges[rank][0] if one in edges), None)
-        if rank in path:
-            circle = [*path][[*path].index(rank) :]
-            steps = (
-                f"rank {one} for rank {other} in group {edges[one][1]}"
-                for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
-            )
-            return [f"{_DEADLOCK}: each waits for the next: {', '.join(steps)}"]
-        seen.update(path)
-    return []
-
-
-def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
-    """Return lines about unfinished sends and receives of NCCL; gloo records none."""
-    pending: dict[str, list[int]] = {}
-    for rank, sample in sorted(ranks.items()):
-        for group in sample.groups or ():
-            for call in group.calls:
-                if call.is_p2p and not call.done:
-                    pending.setdefault(f"{_named(call)} of group {group.name}", []).append(rank)
-                    break
     return [
-        f"{these_ranks(who)} wait{'s' if len(who) == 1 else ''} in {text}"
-        for text, who in list(pending.items())[:_MOST]
+        (_with_tensors(calls[who[0]].operation, calls[who[0]]), who)
+        for who in sorted(kinds.values(), key=lambda who: (-len(who), who))
     ]
 
 
-def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
-    """Return where the last living ranks were when they had to end, and who waited for whom; each rank's location once."""
-    # NOT_BEGUN says only that our handler of stacks is not there, which is so at the end of a process, too
-    alive = [sample for sample in samples if not (sample.ended or sample.child or sample.state == NOT_BEGUN)]
-    ranks = {sample.rank: sample for sample in alive}
-    groups = _groups(ranks)
-    waits = _waits(groups, ranks)
-    explained = [_lines_of(wait, groups, waits, ranks, cwd, located=True) for wait in waits[:_MOST]]
-    named = frozenset[int]().union(*(of_ranks for _, of_ranks in explained))
-    elsewhere: dict[tuple[str, str], list[int]] = {}
-    for sample in alive:
-        # by a stack, or by a sentence in place of one: "its script has ended"
-        is_known = bool(sample.main or sample.state)
-        if is_known and sample.rank not in named:
-            elsewhere.setdefault((sample.state, where(sample, cwd)), []).append(sample.rank)
-    locations = [
-        these_ranks(who) + (f": {state}" if state else f" {'was' if len(who) == 1 else 'were'} in {text}")
-        for (state, text), who in list(elsewhere.items())[:_MOST]
-    ]
-    if more := [rank for who in list(elsewhere.values())[_MOST:] for rank in who]:
-        locations.append(f"{these_ranks(more)} {'was' if len(more) == 1 else 'were'} elsewhere")
-    return [*locations, *_cycle(waits), *(line for lines, _ in explained for line in lines), *_point_to_point(ranks)]
+def _numbered(call: Call) -> str:
+    """Write a call: "broadcast #412 (float32 [4096, 4096])"."""
+    return _with_tensors(f"{call.operation} #{call.number}", call)
+
+
+def _with_tensors(what: str, call: Call) -> str:
+    tensors = call.inputs or call.outputs
+    return f"{what} ({tensors})" if tensors else what
 
 
 def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: Collection[int] = ()) -> Whereabouts:
     """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where.
 
-    Of the ranks that ended by themselves too the report says how: where they were while they ended explains nothing.
+    Of the ranks that `ended` by themselves the failure report says how: where they were while they ended explains nothing.
     """
     if of_hang:
         return describe(samples, cwd)
-    others = [sample for sample in samples if sample.rank not in ended]
-    return Whereabouts(locations=tuple(at_the_end(others, cwd)))
+    # NOT_BEGUN says only that our handler of stacks is not there, which is so at the end of a process, too
+    alive = [sample for sample in samples if not (sample.ended or sample.child or sample.state == NOT_BEGUN)]
+    others = [sample for sample in alive if sample.rank not in ended]
+    return Whereabouts(locations=tuple(_Joined(others, cwd).at_the_end()))
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
-    """Return why the workers of a hanging job may hang, where they are, and for whom they wait."""
+    """Return why the workers of a hanging job may hang, where they are, and for whom they wait.
+
+    The first sentence is about the ranks that others wait for, else about the first wait, else the first thing a rank printed.
+    """
     workers = [sample for sample in samples if not (sample.child or sample.ended)]
-    waits, why = explain(samples, cwd), reasons(samples, cwd)
-    first, head = awaited(samples)
-    if not head and waits:
-        head = waits[0]
-    elif not head:
+    joined = _Joined(samples, cwd)
+    waits, printed = joined.explain(), reasons(samples, cwd)
+    is_explained = bool(printed) or any(line.startswith((_DISAGREE, _DEADLOCK)) for line in waits)
+    awaited, what = joined.awaited()
+    if not what and waits:
+        what = waits[0]
+    elif not what:
         # torch does not number the collectives, but the stacks show who is in one
         waiting = {sample.rank for sample in workers if is_waiting(sample)}
-        first = frozenset(sample.rank for sample in workers) - waiting
-        if first and waiting:
-            are, wait = "is" if len(first) == 1 else "are", "waits" if len(waiting) == 1 else "wait"
-            head = f"{these_ranks(first)} {are} in no collective, {these_ranks(waiting)} {wait} in one"
-        elif why:
-            head, *why = why
-    groups = sorted(merge(workers), key=lambda group: first.isdisjoint(group.ranks))
-    locations = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
-    facts = (*why, *locations, *ended_well(samples), *waits, *ras_lines(samples))
-    is_explained = bool(reasons(samples, cwd)) or any(line.startswith((_DISAGREE, _DEADLOCK)) for line in waits)
-    return Whereabouts(what=head, locations=facts, awaited=tuple(sorted(first)), is_explained=is_explained)
+        awaited = frozenset(sample.rank for sample in workers) - waiting
+        if awaited and waiting:
+            are, wait = "is" if len(awaited) == 1 else "are", "waits" if len(waiting) == 1 else "wait"
+            what = f"{these_ranks(awaited)} {are} in no collective, {these_ranks(waiting)} {wait} in one"
+        elif printed:
+            what, *printed = printed
+    groups = sorted(merge(workers), key=lambda group: awaited.isdisjoint(group.ranks))
+    locations = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST_NAMED])
+    facts = (*printed, *locations, *ended_well(samples), *waits, *ras_lines(samples))
+    return Whereabouts(what=what, locations=facts, awaited=tuple(sorted(awaited)), is_explained=is_explained)
 
 
 def ras_lines(samples: Sequence[Sample]) -> list[str]:
@@ -323,5 +316,5 @@ def ras_lines(samples: Sequence[Sample]) -> list[str]:
     asked = next((sample for sample in samples if sample.ras), None)
     if asked is None:
         return []
-    lines = [line.rstrip() for line in asked.ras.splitlines() if line.strip()][:_MOST_LINES]
+    lines = [line.rstrip() for line in asked.ras.splitlines() if line.strip()][:_MOST_RAS_LINES]
     return [f"NCCL's RAS service, asked at rank {asked.rank}:", *(f"  {line}" for line in lines)]

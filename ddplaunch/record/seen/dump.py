@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -33,8 +34,8 @@ _THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16}(?: \[([^]\n]{0,64})\]
 _FRAME = re.compile(r'  File (?:"(.{0,2048})"|\?\?\?), line (\d{1,9}|\?\?\?) in (.{1,2048})')
 _LONGEST_LINE = 8192
 _OF_DEBUGGER = tuple(f"/ddplaunch/worker/{name}.py" for name in ("signals", "debugger"))
-# below the program's first frame, or where it has none yet
-_BELOW = tuple(f"/ddplaunch/worker/{name}.py" for name in ("bootstrap", "lifecycle", "call"))
+# whose frames lie below the program's first one, or stand alone where it has none yet
+_BOOTSTRAP = tuple(f"/ddplaunch/worker/{name}.py" for name in ("bootstrap", "lifecycle", "call"))
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
@@ -45,17 +46,26 @@ class Crash(Struct, frozen=True, kw_only=True):
     main: tuple[Frame, ...] = ()  # of the main thread, if that is another one
 
 
+class _Dumped(NamedTuple):
+    """One thread of a dump."""
+
+    took_signal: bool
+    name: str  # "": not known
+    frames: list[Frame]  # innermost first
+
+
 def parse_dump(text: str) -> tuple[Thread, ...]:
     """Return the threads of a dump that a process was asked for.
 
     The main thread is the one that took the signal, else the last one.
     """
     threads = _threads(text)
-    main = next((index for index, (current, _, _) in enumerate(threads) if current), len(threads) - 1)
+    main = next((thread for thread in threads if thread.took_signal), threads[-1] if threads else None)
     return tuple(
-        Thread(frames=of_program(frames), name=name, is_main=index == main, at_exit=index == main and _is_over(frames))
-        for index, (_, name, frames) in enumerate(threads)
-    )
+        Thread(frames=of_program(thread.frames), name=thread.name, is_main=thread is main,
+               at_exit=thread is main and _is_over(thread.frames))
+        for thread in threads
+    )  # fmt: skip
 
 
 def parse_crash(text: str) -> Crash:
@@ -65,9 +75,12 @@ def parse_crash(text: str) -> Crash:
     """
     _, found, dump = text.rpartition(FATAL)
     threads = _threads(dump) if found else []
-    current = next((frames for is_current, _, frames in threads if is_current), [])
-    of_bootstrap = (frames for _, _, frames in threads if any(frame.file.endswith(_BELOW) for frame in frames))
-    last = threads[-1][2] if threads and "\n...\n" not in dump else []
+    current = next((thread.frames for thread in threads if thread.took_signal), [])
+    of_bootstrap = (
+        thread.frames for thread in threads if any(frame.file.endswith(_BOOTSTRAP) for frame in thread.frames)
+    )
+    is_cut_off = "\n...\n" in dump  # as faulthandler writes where there are too many threads
+    last = threads[-1].frames if threads and not is_cut_off else []
     main = next(of_bootstrap, last)
     return Crash(current=of_program(current), main=of_program(main) if main is not current else ())
 
@@ -80,37 +93,41 @@ def shortened(text: str, most: int) -> str:
     """
     if len(text) <= most:
         return text
-    before, _, dump = text.rpartition(FATAL)
     crash = parse_crash(text)
-    stacks = _written("Current thread", crash.current, most // 4) + _written("Thread", crash.main, most // 4)
-    if stacks:
-        name = dump[:_LONGEST_NAME].partition("\n")[0]
-        stacks = f"{FATAL}{name}\n{stacks}"
-    said = (before if stacks else text).splitlines(keepends=True)
-    explained = "".join(line for line in said if not NOISE.match(line))
+    stacks = _as_dumped("Current thread", crash.current, most // 4) + _as_dumped("Thread", crash.main, most // 4)
+    said = text
+    if stacks:  # the dump is written again, with its first line and these stacks alone
+        said, _, dump = text.rpartition(FATAL)
+        signal = dump[:_LONGEST_NAME].partition("\n")[0]
+        stacks = f"{FATAL}{signal}\n{stacks}"
+    said = "".join(line for line in said.splitlines(keepends=True) if not NOISE.match(line))
     room = most - len(stacks)
-    return (explained if len(explained) <= room else explained[-room:].partition("\n")[2]) + stacks
+    if len(said) > room:
+        said = said[-room:].partition("\n")[2]
+    return said + stacks
 
 
-def _written(head: str, frames: tuple[Frame, ...], most: int) -> str:
-    """Return a stack as faulthandler would write it, without its outermost frames if it is longer than `most` characters."""
+def _as_dumped(head: str, frames: tuple[Frame, ...], most: int) -> str:
+    """Return a stack as faulthandler would write it, without its outermost frames if it is longer than `most` characters.
+
+    "" if there is no frame, or no room for one.
+    """
     text = "".join(f'  File "{frame.file}", line {frame.line} in {frame.function}\n' for frame in frames)
     whole = text[:most].rpartition("\n")[0]
     return f"\n{head} 0x0 (most recent call first):\n{whole}\n" if whole else ""
 
 
-def _threads(text: str) -> list[tuple[bool, str, list[Frame]]]:
-    """Return the threads of a dump in its order: whether each took the signal, its name, and its frames."""
-    threads: list[tuple[bool, str, list[Frame]]] = []
+def _threads(text: str) -> list[_Dumped]:
+    """Return the threads of a dump in its order: the main thread comes last. Of too many, the last ones are returned."""
+    threads: list[_Dumped] = []
     for line in text.split("\n"):
         if len(line) > _LONGEST_LINE:
             continue
         if (head := _THREAD.fullmatch(line)) is not None:
-            if len(threads) == MOST_THREADS:
-                del threads[0]  # the main thread comes last
-            threads.append((head[1] == "Current t", head[2] or "", []))
-        elif threads and (found := _FRAME.fullmatch(line)) is not None and len(threads[-1][2]) < MOST_FRAMES:
-            threads[-1][2].append(_frame(found))
+            threads.append(_Dumped(took_signal=head[1] == "Current t", name=head[2] or "", frames=[]))
+            del threads[:-MOST_THREADS]
+        elif threads and (found := _FRAME.fullmatch(line)) is not None and len(threads[-1].frames) < MOST_FRAMES:
+            threads[-1].frames.append(_frame(found))
     return threads
 
 
@@ -119,13 +136,13 @@ def _is_over(frames: Sequence[Frame]) -> bool:
 
     Of a very deep stack the outermost frames are not in the list.
     """
-    return 0 < len(frames) < _WHOLE and not any(frame.file.endswith(_BELOW) for frame in frames)
+    return 0 < len(frames) < _WHOLE and not any(frame.file.endswith(_BOOTSTRAP) for frame in frames)
 
 
 def of_program(frames: list[Frame]) -> tuple[Frame, ...]:
     """Leave out the frames of ours below the program's first one, and those of a debugger of ours, which holds its last one."""
     held = max((at for at, frame in enumerate(frames, 1) if frame.file.endswith(_OF_DEBUGGER)), default=0)
-    return tuple(frame for frame in frames[held:] if not frame.file.endswith(_BELOW))
+    return tuple(frame for frame in frames[held:] if not frame.file.endswith(_BOOTSTRAP))
 
 
 def _frame(found: re.Match[str]) -> Frame:

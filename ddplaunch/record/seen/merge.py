@@ -93,8 +93,8 @@ def standing(sample: Sample) -> object:
 
 
 def _summary(frames: Sequence[Frame], cwd: str) -> str:
-    """What the program calls, and where it does."""
-    own = next((number for number, frame in enumerate(frames) if not is_library(frame)), None)
+    """Write which function of a library the program calls, and where: "all_reduce, train.py:88 in train_step"."""
+    own = next((index for index, frame in enumerate(frames) if not is_library(frame)), None)
     if own is None:
         return location(frames[0], cwd) if frames else ""
     called = next((frame for frame in reversed(frames[:own]) if frame.function not in _WRAPPERS), None)
@@ -120,7 +120,10 @@ class Line(Struct, frozen=True):
 
 
 def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[Line]:
-    """Return groups of workers as text: a line each, and the stack below unless the line says it all."""
+    """Return groups of processes as text: a line that says who is where, and the stack below; a blank line between groups.
+
+    `threads`: also the stacks of all other threads.
+    """
     written: list[Line] = []
     for group in groups:
         sample = group.samples[0]
@@ -130,9 +133,9 @@ def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[L
         if sample.native:
             written += (Line(f"  {line}") for line in sample.native.splitlines())
         else:
-            # where the program's own frame is the innermost one, the line has named it
-            is_named = bool(sample.main) and not is_library(sample.main[0])
-            written += _stack(sample.main[1:] if is_named else sample.main, cwd, "  ")
+            # if the innermost frame is the program's own, the line above has named it
+            innermost_is_named = bool(sample.main) and not is_library(sample.main[0])
+            written += _stack(sample.main[1:] if innermost_is_named else sample.main, cwd, "  ")
         if threads:
             others = [thread for thread in sample.threads if not thread.is_main]
             for number, thread in enumerate(others, 1):  # before Python 3.14 they have no name
@@ -144,9 +147,9 @@ def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[L
 def _stack(frames: Sequence[Frame], cwd: str, indent: str) -> list[Line]:
     """Return the lines of a stack, innermost frame first; of neighbouring frames in libraries, only the first."""
     written: list[Line] = []
-    for folded, run in groupby(frames, is_library):
-        found = list(run)
-        if folded:
+    for of_library, neighbours in groupby(frames, is_library):
+        found = list(neighbours)
+        if of_library:
             more = f" (and {count(len(found) - 1, 'frame')} of libraries)" if len(found) > 1 else ""
             written.append(Line(f"{indent}{location(found[0], cwd)}{more}", is_library=True))
         else:

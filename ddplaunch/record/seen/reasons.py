@@ -17,8 +17,8 @@ from ddplaunch.system.words import these_ranks
 ENDED_WELL = "exit status 0"  # the state of such a child
 LONGEST = 4000  # characters of an error that are kept
 _TRACEBACK = "Traceback (most recent call last):\n"
-_SHOWN = 200  # characters of an exception that are shown
-_MOST = 8  # errors, and children, that are named
+_LONGEST_SHOWN = 200  # characters of an exception that are shown
+_MOST_NAMED = 8  # errors, and children, that are named
 
 
 def last_error(stderr: str) -> str:
@@ -47,35 +47,36 @@ def _printed(samples: Iterable[Sample], cwd: str) -> list[str]:
     for sample in samples:
         if sample.said and not sample.child and (text := _summary(sample.said, cwd)):
             by_error.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "#", text), (text, []))[1].append(sample.rank)
-    return [f"{these_ranks(ranks)} printed {text}" for text, ranks in list(by_error.values())[:_MOST]]
+    return [f"{these_ranks(ranks)} printed {text}" for text, ranks in list(by_error.values())[:_MOST_NAMED]]
 
 
 def _summary(said: str, cwd: str) -> str:
-    """Write an error in a line: "OSError: shard 17 is gone   (train.py:5 in prefetch)"; "" if none is found in the text."""
-    frames: tuple[Frame, ...]
+    """Write what `last_error` found in a line: "OSError: shard 17 is gone   (train.py:5 in prefetch)"; "" if it says nothing."""
+    frames: tuple[Frame, ...]  # outermost first
     if said.startswith(FATAL):
         what, crash = said.partition("\n")[0], parse_crash(said)
         frames = tuple(reversed(crash.current or crash.main))
     else:
         lines = said.removeprefix(_TRACEBACK).split("\n")
-        what = next((line for line in lines if line and not line.startswith(" ")), "")
-        frames = frames_of(WorkerError(type="", message="", traceback=said.partition(f"\n{what}")[0] if what else said))
+        what = next((line for line in lines if line and not line.startswith(" ")), "")  # frames are indented
+        traceback, _, _ = said.partition(f"\n{what}")  # other output may follow the error
+        frames = frames_of(WorkerError(type="", message="", traceback=traceback))
     if not what:
         return ""
-    what = what if len(what) <= _SHOWN else f"{what[:_SHOWN]}..."
+    what = what if len(what) <= _LONGEST_SHOWN else f"{what[:_LONGEST_SHOWN]}..."
     own, inner = relevant_frames(frames)
     frame = own or inner
     return f"{what}   ({location(frame, cwd)})" if frame is not None else what
 
 
 def _ended_children(samples: Iterable[Sample], *, badly: bool) -> list[str]:
-    """Return a sentence for each way in which children of ranks have ended that these have not waited for."""
+    """Return a sentence for each way in which children have ended, `badly` or well, for which their ranks have not waited."""
     by_end: dict[tuple[str, str], list[int]] = {}
     for sample in samples:
         if sample.child and sample.ended and (sample.state != ENDED_WELL) is badly:
             by_end.setdefault((sample.child, sample.state), []).append(sample.rank)
     sentences = []
-    for (name, how), ranks in list(by_end.items())[:_MOST]:
+    for (name, how), ranks in list(by_end.items())[:_MOST_NAMED]:
         who, has = ("a child", "has") if len(ranks) == 1 else (f"{len(ranks)} children", "have")
         sentences.append(f"{who} of {these_ranks(sorted(set(ranks)))} ({name}) {has} ended: {how}")
     return sentences

@@ -16,8 +16,9 @@ from ddplaunch.system.fields import Malformed, check_density, piece
 _MOST_GROUPS = 64  # of a worker
 _MOST_MEMBERS = 1 << 18  # ranks of all groups of a worker together
 _MOST_CALLS = 16  # of a group that are kept: the last ones
+_MOST_TENSORS = 4  # of a call that are written one by one
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
-_LONGEST = 160  # characters of a name or of sizes
+_LONGEST_TEXT = 160  # characters of a name or of sizes
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -29,18 +30,18 @@ _DTYPES = {
 
 
 def parse_members(text: str) -> dict[str, str]:
-    """Return the groups in the file that worker/distributed.py writes: each line has a name and the ranks.
+    """Return the ranks of groups, as "0-3,7" by name, in the file that worker/distributed.py writes: "NAME RANKS" in each line.
 
-    Which ranks a group has that no job can have, or more of them than are kept of one worker, is not known.
+    A group is left out if its ranks are malformed, are more than a job can have, or are too many beside those of other groups.
     """
     found = {}
-    left = _MOST_MEMBERS
+    room = _MOST_MEMBERS
     for line in text.split("\n"):
         name, _, ranks = line.rpartition(" ")
         size = _count(ranks) if len(ranks) <= LONGEST_MEMBERS else 0
-        if 0 < size <= min(left, MAX_MEMBERS):
+        if 0 < size <= min(room, MAX_MEMBERS):
             found[name] = ranks
-            left -= size
+            room -= size
     return found
 
 
@@ -62,29 +63,27 @@ def _count(written: str) -> int:
 
 
 def parse(body: bytes, members: Mapping[str, str]) -> list[Group]:
-    """Take the groups and their last calls out of an answer; `members` is what `parse_members` returns."""
+    """Return the groups in an answer of the recorder, with their last calls; `members` is what `parse_members` returns."""
     answer = _decoded(body)
     status = _mapping(answer.get("pg_status"))
-    calls: dict[str, list[Call]] = {}
-    titles: dict[str, tuple[str, str]] = {}
+    calls: dict[str, list[Call]] = {}  # these and the names by torch's id of the group
+    names: dict[str, tuple[str, str]] = {}
     for fields in _entries(answer):
-        key = str(fields.get("pg_id"))
-        if (call := call_of(fields)) is not None and (key in titles or len(titles) < _MOST_GROUPS):
-            titles.setdefault(key, title_of(fields.get("process_group")))
-            calls.setdefault(key, []).append(call)
-    groups = []
-    for key, (name, title) in titles.items():
-        of_group = _mapping(status.get(key))
-        groups.append(
-            Group(
-                name=name,
-                title=title,
-                members=members.get(name, ""),
-                completed=number_of(of_group.get("last_completed_collective")),
-                calls=_kept(calls[key]),
-            )
+        group_id = str(fields.get("pg_id"))
+        has_room = group_id in names or len(names) < _MOST_GROUPS
+        if has_room and (call := call_of(fields)) is not None:
+            names.setdefault(group_id, title_of(fields.get("process_group")))
+            calls.setdefault(group_id, []).append(call)
+    return [
+        Group(
+            name=name,
+            title=title,
+            members=members.get(name, ""),
+            completed=number_of(_mapping(status.get(group_id)).get("last_completed_collective")),
+            calls=_kept(calls[group_id]),
         )
-    return groups
+        for group_id, (name, title) in names.items()
+    ]
 
 
 def entries_of(body: bytes) -> list[Mapping[str, Any]]:
@@ -115,19 +114,19 @@ def _kept(calls: list[Call]) -> tuple[Call, ...]:
 
 
 def call_of(fields: Mapping[str, Any]) -> Call | None:
-    """Return one entry of torch's flight recorder; None if it is no collective that we know."""
+    """Return the call of one entry of torch's flight recorder; None if the entry has no number or no name of a call."""
     is_p2p = fields.get("is_p2p") is True
     number = number_of(fields.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
     name = fields.get("profiling_name")
     if number < 0 or not isinstance(name, str):
         return None
-    done = fields.get("retired") is True or fields.get("state") == "completed"
+    done = fields.get("retired") is True or fields.get("state") == "completed"  # NCCL's watchdog retires what has ended
     created = max(0, number_of(fields.get("time_created_ns")))
     inputs, outputs = (_tensors(fields, side) for side in ("input", "output"))
     operation = name.partition(":")[2] or name  # "gloo:all_reduce"
     return Call(
         number=number,
-        operation=piece(operation, _LONGEST),
+        operation=piece(operation, _LONGEST_TEXT),
         inputs=inputs,
         outputs=outputs,
         is_p2p=is_p2p,
@@ -137,24 +136,25 @@ def call_of(fields: Mapping[str, Any]) -> Call | None:
 
 
 def _tensors(fields: Mapping[str, Any], side: str) -> str:
-    """Write tensors: "float32 [4096, 4096]"."""
+    """Write the tensors of one side of a call, "input" or "output": "float32 [4096, 4096]", "float32 8 x [1024]"."""
     sizes, dtypes = fields.get(f"{side}_sizes"), fields.get(f"{side}_dtypes")
     if not isinstance(sizes, list) or not isinstance(dtypes, list):
         return ""
-    kinds = [_DTYPES.get(str(kind), str(kind).lower()) for kind in dtypes[:4]]
-    shapes = [str(size) for size in sizes[:4]]
+    kinds = [_DTYPES.get(str(kind), str(kind).lower()) for kind in dtypes[:_MOST_TENSORS]]
     kind = kinds[0] if len(set(kinds)) == 1 else "/".join(kinds)
-    more = ", ..." if len(sizes) > 4 else ""
-    shape = (
-        f"{len(sizes)} x {shapes[0]}" if len(shapes) > 1 and len({*map(str, sizes)}) == 1 else ", ".join(shapes) + more
-    )
-    return piece(f"{kind} {shape}".strip(), _LONGEST)
+    shapes = ", ".join(map(str, sizes[:_MOST_TENSORS])) + (", ..." if len(sizes) > _MOST_TENSORS else "")
+    are_equal = len(sizes) > 1 and len(set(map(str, sizes))) == 1
+    if are_equal:
+        shapes = f"{len(sizes)} x {sizes[0]}"
+    return piece(f"{kind} {shapes}".strip(), _LONGEST_TEXT)
 
 
 def title_of(value: object) -> tuple[str, str]:
-    """The name of a group, and what the program calls it."""
+    """Return the name of a group, and what the program calls it; "" for what is not known."""
     name, title = ([*value, "", ""] if isinstance(value, list) else ["", ""])[:2]
-    return piece(str(name), _LONGEST), "" if title in ("default_pg", "undefined") else piece(str(title), _LONGEST)
+    return piece(str(name), _LONGEST_TEXT), "" if title in ("default_pg", "undefined") else piece(
+        str(title), _LONGEST_TEXT
+    )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

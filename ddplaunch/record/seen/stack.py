@@ -85,7 +85,7 @@ def short(path: str, cwd: str) -> str:
 # --- a worker whose script has ended: Python waits there for threads and child processes, and runs `atexit`
 
 
-_MOST = 3  # threads that are named
+_MOST_THREADS = 3  # threads that are named
 ENDED = "its script has ended, and Python "  # how the sentences begin
 
 
@@ -98,12 +98,12 @@ def exit_state(threads: Sequence[Thread], cwd: str) -> str:
     main = next((thread for thread in threads if thread.at_exit), None)
     if main is None:
         return ""
-    begun = main.frames[-1]
-    if begun.function == "_shutdown" and begun.file.endswith("/threading.py"):
+    outermost = main.frames[-1]  # with which Python began what it still does
+    if outermost.function == "_shutdown" and outermost.file.endswith("/threading.py"):
         locations = _locations([thread for thread in threads if not thread.is_main], cwd)
-        named = f": {', '.join(locations[:_MOST])}" if locations else ""
+        named = f": {', '.join(locations[:_MOST_THREADS])}" if locations else ""
         return f"{ENDED}waits for {'a thread' if len(locations) < 2 else 'threads'}{named}"
-    if begun.function == "_exit_function" and begun.file.endswith("/multiprocessing/util.py"):
+    if outermost.function == "_exit_function" and outermost.file.endswith("/multiprocessing/util.py"):
         return f"{ENDED}waits for its child processes"
     return f"{ENDED}runs a function that was registered for its exit: {location(_most_telling(main.frames), cwd)}"
 

@@ -18,8 +18,8 @@ LEAST_STEPS = 20  # that are compared before anything is said
 _MOST_STEPS = 800
 _WINDOW = 600.0  # seconds; older steps count only as long as there are fewer than LEAST_STEPS
 _LEAST_SHARE = 0.05  # of a step, that all wait
-_LEAST_LAST = 0.7  # of the steps: of two equal ranks each is the last in half of them
-_STANDS = 10  # periods without a collective after which a job makes no steps any more
+_LEAST_LAST_IN = 0.7  # of the steps: of two equal ranks each is the last in half of them
+_STANDS_AFTER = 10  # periods without a collective after which a job makes no steps any more
 
 
 class Late(Struct, frozen=True, kw_only=True):
@@ -77,7 +77,11 @@ def compare(found: Iterable[Arrivals], clocks: Mapping[int, Clock]) -> list[Step
 
 
 def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Mapping[int, Clock]) -> Steps:
-    """Return the steps of a group, with the rank that came last in each and by how many seconds."""
+    """Return the steps of a group, with the rank that came last in each and by how many seconds.
+
+    Of the collectives of a step the one counts to which its last rank came latest.
+    """
+    # by rank and number: nanoseconds of one clock
     times = {rank: {number: at - clocks[rank].ahead for number, at in each.calls} for rank, each in ranks.items()}
     common = sorted(set.intersection(*map(set, times.values())))
     length = Counter(each.length for each in ranks.values()).most_common(1)[0][0]
@@ -94,64 +98,56 @@ def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Map
     )
     if len(ranks) < 2 or not common:
         return steps
-    latest: dict[int, Late] = {}
+    latest: dict[int, Late] = {}  # by step
     for number in common:
-        came = sorted((of_rank[number], rank) for rank, of_rank in times.items())
-        (at, rank), others = came[-1], came[:-1]
-        median, other = others[len(others) // 2]
-        seconds = (at - median - max(clocks[rank].error, clocks[other].error)) / 1e9
+        *others, (at, rank) = sorted((of_rank[number], rank) for rank, of_rank in times.items())
+        median_at, median_rank = others[len(others) // 2]
+        error = max(clocks[rank].error, clocks[median_rank].error)
+        seconds = (at - median_at - error) / 1e9
         late = Late(step=number // length, rank=rank, seconds=max(0.0, seconds))
         if late.step not in latest or late.seconds > latest[late.step].seconds:
             latest[late.step] = late
-    latest.pop((common[-1] + 1) // length, None)  # it is not complete
+    # of the newest step more collectives may come; if the last one ended a step, this is the next, of which there is none
+    incomplete_step = (common[-1] + 1) // length
+    latest.pop(incomplete_step, None)
     return replace(steps, late=tuple(latest.values()))
 
 
+class _Known(Struct):
+    """What readings have shown of one group."""
+
+    latest: Steps  # by the last reading that had the group
+    read_at: float  # when that was
+    late: deque[tuple[float, Late]]  # by step, each with the time of the reading that showed the step first
+
+
 class History:
-    """The steps of one generation, reading after reading."""
+    """The steps of one generation, reading after reading; all times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._late: dict[tuple[str, str], deque[tuple[float, Late]]] = {}
-        self._known: dict[tuple[str, str], Steps] = {}
-        self._read: dict[tuple[str, str], float] = {}  # when, the last time
-        self._read_at = 0.0
+        self._groups: dict[tuple[str, str], _Known] = {}
+        self._read_at = 0.0  # when the last reading was
 
     def add(self, read: Sequence[Steps], at: float) -> None:
         """Add a reading; steps that an earlier reading has shown are not added again."""
         self._read_at = at
         for steps in read:
-            before, self._known[steps.group] = self._known.get(steps.group), steps
-            kept = self._late.setdefault(steps.group, deque(maxlen=_MOST_STEPS))
-            if before is None or steps.newest < before.newest or steps.length != before.length:
-                kept.clear()  # a group that was made again counts from the start; a step may be something else now
-            last = kept[-1][1].step if kept else -1
-            kept.extend((at, late) for late in steps.late if late.step > last)
-            while len(kept) > LEAST_STEPS and kept[0][0] < at - _WINDOW:
-                kept.popleft()
-            self._read[steps.group] = at
-        for group in [group for group, read_at in self._read.items() if read_at < at - _WINDOW]:
-            del self._read[group], self._known[group], self._late[group]
+            known = self._groups.get(steps.group)
+            if known is None or steps.newest < known.latest.newest or steps.length != known.latest.length:
+                # a group that was made again counts from the start, and collectives of another step are not compared
+                known = self._groups[steps.group] = _Known(steps, at, deque(maxlen=_MOST_STEPS))
+            known.latest, known.read_at = steps, at
+            last_step = known.late[-1][1].step if known.late else -1
+            known.late.extend((at, late) for late in steps.late if late.step > last_step)
+            while len(known.late) > LEAST_STEPS and known.late[0][0] < at - _WINDOW:
+                known.late.popleft()
+        self._groups = {group: known for group, known in self._groups.items() if known.read_at >= at - _WINDOW}
 
     @property
     def straggler(self) -> Straggler | None:
         """The rank that costs most, if any costs as much as is worth a word."""
-        found = [one for group in self._known if (one := self._of_group(group)) is not None]
+        found = [one for known in self._groups.values() if (one := _straggler_of(known)) is not None]
         return max(found, key=lambda one: one.share, default=None)
-
-    def _of_group(self, group: tuple[str, str]) -> Straggler | None:
-        """Return the rank that came last in most steps of a group, if it costs enough time; else None."""
-        late = [each for _, each in self._late[group]]
-        period = self._known[group].period
-        if len(late) < LEAST_STEPS or period <= 0:
-            return None
-        rank, last = Counter(each.rank for each in late).most_common(1)[0]
-        # where another was the last it may have been late too, but that is not known
-        seconds = middle(each.seconds if each.rank == rank else 0.0 for each in late)
-        if last < _LEAST_LAST * len(late) or seconds < _LEAST_SHARE * period:
-            return None
-        return Straggler(
-            rank=rank, last_in=last / len(late), steps=len(late), seconds=seconds, share=min(1.0, seconds / period)
-        )
 
     @property
     def pace(self) -> float | None:
@@ -170,10 +166,25 @@ class History:
         """The largest group that makes steps."""
         going = [
             steps
-            for steps in self._known.values()
-            if steps.period > 0 and self._read_at - steps.newest_at <= _STANDS * steps.period
+            for steps in (known.latest for known in self._groups.values())
+            if steps.period > 0 and self._read_at - steps.newest_at <= _STANDS_AFTER * steps.period
         ]
         return max(going, key=lambda steps: (steps.ranks, steps.newest), default=None)
+
+
+def _straggler_of(known: _Known) -> Straggler | None:
+    """Return the rank that came last in most steps of a group, if it costs enough time; else None."""
+    late = [each for _, each in known.late]
+    period = known.latest.period
+    if len(late) < LEAST_STEPS or period <= 0:
+        return None
+    rank, times_last = Counter(each.rank for each in late).most_common(1)[0]
+    # a step in which another rank was the last counts as none: how late this rank was then is not known
+    seconds = middle(each.seconds if each.rank == rank else 0.0 for each in late)
+    last_in = times_last / len(late)
+    if last_in < _LEAST_LAST_IN or seconds < _LEAST_SHARE * period:
+        return None
+    return Straggler(rank=rank, last_in=last_in, steps=len(late), seconds=seconds, share=min(1.0, seconds / period))
 
 
 def middle(values: Iterable[float]) -> float:

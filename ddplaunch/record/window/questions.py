@@ -71,10 +71,10 @@ class NodeStacks(Struct, frozen=True, tag="stacks"):
     @classmethod
     def of(cls, samples: Iterable[Sample], *, threads: bool) -> NodeStacks:
         """Return the answer with these samples; without `threads`, only with their main threads."""
-        indices: dict[tuple[Frame, ...], int] = {(): 0}
+        indices: dict[tuple[Frame, ...], int] = {(): 0}  # of stacks; the first one is the empty stack
 
         def index(stack: tuple[Frame, ...]) -> int:
-            is_full = len(indices) == MAX_STACKS  # then a stack that is new is sent as none
+            is_full = len(indices) == MAX_STACKS  # then another new stack is sent as an empty one
             return indices.get(stack, 0) if is_full else indices.setdefault(stack, len(indices))
 
         of_threads: list[int] = []

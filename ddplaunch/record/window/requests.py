@@ -170,7 +170,7 @@ def for_client(payload: bytes) -> Reply:
         return _for_client(payload)
     except Malformed as error:
         try:
-            left = _without_answer(payload)
+            node = _without_answer(payload)
         except Malformed:
             raise error from None
-        return NodeReply(left.node_rank, left.host, NoAnswer(line(f"has sent a malformed answer ({error})")))
+        return NodeReply(node.node_rank, node.host, NoAnswer(line(f"has sent a malformed answer ({error})")))

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from ddplaunch.system.fields import Piece, Seconds, Size
 from ddplaunch.system.words import ranges_of
 from ddplaunch.tools.page.samples import MOST_RANKS, first_ranks
 
-_MOST = 200_000  # times of ranks that are kept, the later ones
+_MOST_TIMES = 200_000  # times of ranks that are kept, the later ones
 _MOST_NUMBERS = 10_000  # of a line
 
 _Came = Annotated[tuple[Size | None, ...], Meta(max_length=MOST_RANKS)]
@@ -33,25 +33,26 @@ class Collective(Struct, frozen=True, kw_only=True):
     is_open: bool = False  # the last one of a generation that had to end, to which not all are known to have come
 
     @property
-    def missing(self) -> list[range]:
-        """The ranks of the group that are not known to have come, as ascending ranges."""
-        return list(self._gaps())
+    def is_complete(self) -> bool:
+        """Whether all ranks of the group are known to have come, as far as the group's ranks are known."""
+        return next(self.missing(), None) is None
 
-    def _gaps(self) -> Iterator[range]:
+    def missing(self) -> Iterator[range]:
+        """Yield the ranks of the group that are not known to have come, as ascending ranges."""
         came = sorted(self.came)
         for members in _members(self.members):
-            low = members.start
-            for rank in came[bisect_left(came, low) : bisect_left(came, members.stop)]:
-                if low < rank:
-                    yield range(low, rank)
-                low = rank + 1
-            if low < members.stop:
-                yield range(low, members.stop)
+            expected = members.start  # the lowest of these members that was not looked for yet
+            for rank in came[bisect_left(came, members.start) : bisect_left(came, members.stop)]:
+                if expected < rank:
+                    yield range(expected, rank)
+                expected = rank + 1
+            if expected < members.stop:
+                yield range(expected, members.stop)
 
     def missing_text(self, longest: int) -> str:
-        """Write them as "0-2,4", not much longer than so many characters."""
+        """Write the missing ranks as "0-2,4", in at most so many characters."""
         written, length = [], 0
-        for each in self._gaps():
+        for each in self.missing():
             written.append(str(each.start) if len(each) == 1 else f"{each.start}-{each.stop - 1}")
             length += len(written[-1]) + 1
             if length > longest:
@@ -80,8 +81,8 @@ class Waits(Struct, frozen=True):
     rank: int
     seen: int  # collectives to which it came
     last: int  # of these, those to which it came last
-    kept: float  # seconds for which it kept the median of the others waiting, in sum
-    waited: float  # seconds for which it waited for the last one, in sum
+    kept: float  # seconds for which it kept the median rank waiting where it came last, in sum
+    waited: float  # seconds for which it waited for the last rank, in sum
 
 
 class CallsRow(Struct):
@@ -96,11 +97,44 @@ class CallsRow(Struct):
     operations: Annotated[tuple[Piece, ...], Meta(max_length=_MOST_NUMBERS)] = ()
 
 
+class _Key(NamedTuple):
+    """Which collective is meant; keys sort by generation and group, then by number."""
+
+    generation: int
+    group: str
+    members: str
+    number: int
+
+
 class _Gathered(Struct):
     """What is known of one collective so far; a rank came when it was first seen to have."""
 
     came: dict[int, float]
     operation: str = ""
+
+
+class _Gathering:
+    """What the lines have told of each collective so far; beyond _MOST_TIMES times, what was told longest ago is dropped."""
+
+    def __init__(self) -> None:
+        self.found: OrderedDict[_Key, _Gathered] = OrderedDict()  # by when a line told of it last
+        self._times = 0  # of ranks, in all of them
+
+    def add(self, key: _Key, came: dict[int, float], operation: str) -> None:
+        """Add what a line tells of a collective: when ranks came to it; "" for an operation that the line does not name."""
+        known = self.found.pop(key, None) or _Gathered({})
+        self.found[key] = known
+        times_before = len(known.came)
+        for rank, at in came.items():
+            known.came.setdefault(rank, at)
+        known.operation = operation or known.operation
+        self._times += len(known.came) - times_before
+
+    def drop_oldest(self) -> None:
+        """Drop what is beyond _MOST_TIMES."""
+        while self._times > _MOST_TIMES:
+            _, dropped = self.found.popitem(last=False)
+            self._times -= len(dropped.came)
 
 
 def collectives(
@@ -109,61 +143,54 @@ def collectives(
     """Return the collectives in the order of their times.
 
     `read` are the lines of the nodes, each with what is to be added to its clock to give seconds since 1970. `began` says when
-    each generation began, in its order: the numbers of collectives start again with each.
+    each generation began, and its number: the numbers of collectives start again with each.
     """
-    found: OrderedDict[tuple[int, str, str, int], _Gathered] = OrderedDict()  # the first ones leave first
-    moments = [at for at, _ in began]
-    times = 0
+    gathering = _Gathering()
+    starts = [at for at, _ in began]
     for rows, offset in read:
         for row in rows:
             base = row.mono + offset
             ranks = first_ranks(row.ranks, max(map(len, row.came), default=0))
-            place = bisect_right(moments, base) - 1
-            generation = began[place][1] if place >= 0 else 0
-            for index, (number, came) in enumerate(zip(row.numbers, row.came, strict=False)):
-                key = generation, row.group, row.members, number
-                at = {rank: base + one / 1e6 for rank, one in zip(ranks, came, strict=False) if one is not None}
-                if not at:
-                    continue
-                known = found.pop(key, None) or _Gathered({})
-                times -= len(known.came)
-                for rank, moment in at.items():
-                    known.came.setdefault(rank, moment)
-                times += len(known.came)
-                known.operation = (row.operations[index] if index < len(row.operations) else "") or known.operation
-                found[key] = known
-            while times > _MOST:
-                times -= len(found.popitem(last=False)[1].came)
-    last = {key[:3]: key[3] for key in sorted(found)}
+            started = bisect_right(starts, base)  # generations by then
+            generation = began[started - 1][1] if started else 0
+            for index, (number, microseconds) in enumerate(zip(row.numbers, row.came, strict=False)):
+                moments = zip(ranks, microseconds, strict=False)
+                came = {rank: base + later / 1e6 for rank, later in moments if later is not None}
+                if came:
+                    operation = row.operations[index] if index < len(row.operations) else ""
+                    gathering.add(_Key(generation, row.group, row.members, number), came, operation)
+            gathering.drop_oldest()
+    last_of_group = {key[:3]: key.number for key in sorted(gathering.found)}
     made = []
-    for (generation, group, members, number), one in found.items():
-        each = Collective(
-            group=group, members=members, number=number, operation=one.operation, generation=generation, came=one.came
-        )
-        # operations are known of workers that had to end; a look while they run may come before some ranks do
-        is_last = last[generation, group, members] == number
-        made.append(replace(each, is_open=True) if one.operation and is_last and each.missing else each)
+    for key, gathered in gathering.found.items():
+        each = Collective(**key._asdict(), operation=gathered.operation, came=gathered.came)
+        # a line names operations only if its workers had to end. One that is written while they run may come too early for some
+        was_at_the_end = bool(gathered.operation) and last_of_group[key[:3]] == key.number
+        made.append(replace(each, is_open=True) if was_at_the_end and not each.is_complete else each)
     return sorted(made, key=lambda one: min(one.came.values()))
 
 
 def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
-    """Return for each group how often each rank came last, kept others and waited; the rank that cost most comes first."""
+    """Return for each group (name and members) how often each rank came last, kept others and waited.
+
+    The rank that kept the median rank waiting for most seconds comes first.
+    """
     by_group: dict[tuple[str, str], list[Collective]] = {}
     for one in seen:
         if len(one.came) > 1:
             by_group.setdefault((one.group, one.members), []).append(one)
     made = {}
     for group, of_group in by_group.items():
-        count, last = Counter[int](), Counter[int]()
+        count, came_last = Counter[int](), Counter[int]()
         kept, waited = defaultdict[int, float](float), defaultdict[int, float](float)
         for one in of_group:
             times = sorted(one.came.values())
-            median, latest = times[(len(times) - 1) // 2], times[-1]
-            last[one.last] += 1
+            median, latest = times[(len(times) - 1) // 2], times[-1]  # of two ranks, the one that is kept waiting
+            came_last[one.last] += 1
             kept[one.last] += latest - median
             for rank, at in one.came.items():
                 count[rank] += 1
                 waited[rank] += latest - at
-        every = (Waits(rank, count[rank], last[rank], kept[rank], waited[rank]) for rank in count)
+        every = (Waits(rank, count[rank], came_last[rank], kept[rank], waited[rank]) for rank in count)
         made[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
     return made

@@ -59,8 +59,8 @@ class Life(Struct, frozen=True, kw_only=True):
 class Mark(Struct, frozen=True, kw_only=True):
     """Something that happened at a moment; `ranks` as 0-3,7, "" for the job."""
 
-    at: float
-    node: int
+    at: float  # seconds since 1970, as all times of these values
+    node: int  # index in History.nodes
     name: str  # of the event
     text: str
     ranks: str = ""
@@ -71,7 +71,7 @@ class Gap(Struct, frozen=True):
 
     began: float
     ended: float
-    node: int
+    node: int  # index in History.nodes
 
 
 class Generation(Struct, frozen=True):
@@ -79,8 +79,8 @@ class Generation(Struct, frozen=True):
 
     number: int
     began: float
-    failed_rank: int | None = None
-    wait: float | None = None  # seconds before the next; None: none followed
+    failed_rank: int | None = None  # the first to fail; None: not known, or nobody failed
+    wait: float | None = None  # seconds of pause before the next; None: none followed
 
 
 class History(Struct, frozen=True, kw_only=True):
@@ -114,41 +114,37 @@ class NodeHistory:
     """What one node has left: its files without secrets, and what its events tell, gathered line by line."""
 
     def __init__(self, index: int, left: record.Node, redactor: Redactor, problems: list[str]) -> None:
-        """Read the files, and say in `problems` what is wrong with them; `index` is that in History.nodes."""
+        """Read the files that a node has `left`; add to `problems` what is wrong with them. `index` is that in History.nodes."""
         self.folder = left.folder
         rows = [_shown(row, redactor) for row in _rows(f"{left.folder}/events.jsonl", problems)]
         plan, summary, self.about = (_object(left, name, problems) for name in ("plan", "summary", "about"))
         self.plan, self.summary = _shown_plan(plan, redactor), redactor.data(summary)
         # what is added to CLOCK_MONOTONIC of this node to give seconds since 1970
         self.offset = statistics.median([row.at - row.mono for row in rows]) if rows else 0.0
-        self.first: EventRow | None = None  # job_started
-        self.last: EventRow | None = None  # job_ended
+        self.job_started: EventRow | None = None  # None: the events have none
+        self.job_ended: EventRow | None = None
         self.generations: dict[int, Generation] = {}
         self.lives: dict[tuple[int, int], Life] = {}  # by rank and generation
         self.marks: list[Mark] = []
         self.gaps: list[Gap] = []
         self.end = 0.0  # when the last event happened, in seconds since 1970; 0: there is none
         self._index = index
-        self._generation = 0
-        self._suspended: float | None = None
+        self._generation = 0  # the latest one that the events so far have begun
+        self._suspended_at: float | None = None  # since when the job has been suspended; None: it is not
         for row in rows:
-            self._take(row)
-        workers = self.plan.get("workers")
-        planned = (
-            workers[0].get("host") if isinstance(workers, list) and workers and isinstance(workers[0], dict) else ""
-        )
-        # "": not known
-        self.host = (self.first.host if self.first is not None else "") or (planned if isinstance(planned, str) else "")
+            self._on_event(row)
+        host = self.job_started.host if self.job_started is not None else ""
+        self.host = host or _planned_host(self.plan)  # "": not known
 
-    def _take(self, row: EventRow) -> None:
-        """Take the next event."""
+    def _on_event(self, row: EventRow) -> None:
+        """Gather what the next event tells."""
         at = row.mono + self.offset
         self.end = max(self.end, at)
         match row.event:
             case "job_started":
-                self.first = row
+                self.job_started = row
             case "job_ended":
-                self.last = row
+                self.job_ended = row
             case "generation_started" if row.generation is not None:
                 self._generation = row.generation
                 self.generations[row.generation] = Generation(row.generation, at)
@@ -158,13 +154,13 @@ class NodeHistory:
             case "worker_started" | "worker_start_failed" | "worker_exited" if row.rank is not None:
                 self._on_worker(row, row.rank, at)
             case "job_suspended":
-                self._suspended = at
-            case "job_resumed" if self._suspended is not None:
-                self.gaps.append(Gap(self._suspended, at, self._index))
-                self._suspended = None
-            case "paused" if row.seconds is not None:
+                self._suspended_at = at
+            case "job_resumed" if self._suspended_at is not None:
+                self.gaps.append(Gap(self._suspended_at, at, self._index))
+                self._suspended_at = None
+            case "paused" if row.seconds is not None:  # written when the machine runs again
                 self.gaps.append(Gap(at - row.seconds, at, self._index))
-        if text := _said(row):
+        if text := _in_words(row):
             ranks = row.ranks if row.rank is None else str(row.rank)
             self.marks.append(Mark(at=at, node=self._index, name=row.event, text=text, ranks=ranks))
 
@@ -180,7 +176,15 @@ class NodeHistory:
             self.lives[key] = replace(life, **end, reached=row.progress)
 
 
-def _said(row: EventRow) -> str:
+def _planned_host(plan: dict[str, Any]) -> str:
+    """Return the host of the first worker in a node's plan; "" where it names none."""
+    workers = plan.get("workers")
+    first = workers[0] if isinstance(workers, list) and workers else None
+    host = first.get("host") if isinstance(first, dict) else None
+    return host if isinstance(host, str) else ""
+
+
+def _in_words(row: EventRow) -> str:
     """Return the words for an event in the list "What happened"; "" if the list leaves it out."""
     match row.event:
         case "stop_sent" | "kill_sent":
@@ -207,50 +211,48 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     """Return the run in this folder, its curves with so many points; None if the folder holds neither events nor a plan.
 
     A run may be one of an older version, which hid less: no secret that its files hold is among what is returned, and `redactor`
-    counts what is hidden. Of the job as a whole, the first node of the last generation tells.
+    counts what is hidden.
     """
     redactor = redactor or Redactor()
-    going = goes_on(folder)  # looked at first: a run that ends meanwhile has written its end
+    is_going_on = goes_on(folder)  # looked at first: a run that ends meanwhile has written its end
     problems: list[str] = []
     nodes = [NodeHistory(index, each, redactor, problems) for index, each in enumerate(record.Run(folder).nodes)]
     if not any(node.end or node.plan for node in nodes):
         return None
-    generations: dict[int, Generation] = {}
-    for node in nodes:
-        for number, one in node.generations.items():
-            known = generations.get(number, one)
-            failed, wait = (known.failed_rank, known.wait) if known.wait is not None else (one.failed_rank, one.wait)
-            generations[number] = Generation(number, min(known.began, one.began), failed, wait)
-    last = max(nodes, key=lambda node: (max(node.generations, default=-1), node.last is not None)).last
+    generations = _generations(nodes)
     lives = [life for node in nodes for life in node.lives.values()]
-    ended = max(node.end for node in nodes)
-    began = min([*(life.began for life in lives), *(one.began for one in generations.values())], default=ended)
-    unread, offsets = Counter[str](), [node.offset for node in nodes]
-    if going:
-        last, ended = None, max(time.time(), ended)
-    elif last is None:
+    # of the job as a whole, a node of the last generation tells: the first one that saw the job end, or else the first one
+    telling = max(nodes, key=lambda node: (max(node.generations, default=-1), node.job_ended is not None))
+    job_ended = None if is_going_on else telling.job_ended
+    last_event = max(node.end for node in nodes)
+    began = min([*(life.began for life in lives), *(one.began for one in generations)], default=last_event)
+    ended = last_event
+    if is_going_on:
+        ended = max(time.time(), last_event)
+    elif job_ended is None:
         problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
-        ended = max(ended, min(_last_sign(folder, nodes), time.time()))
-    starts = sorted((one.began, one.number) for one in generations.values())
-    samples = (_lines(f"{node.folder}/{SAMPLES}", SampleRow, unread) for node in nodes)
+        ended = max(last_event, min(_last_sign(folder, nodes), time.time()))
+    damaged, offsets = Counter[str](), [node.offset for node in nodes]
+    samples = (_lines(f"{node.folder}/{SAMPLES}", SampleRow, damaged) for node in nodes)
     drawn = tuple(curves(zip(samples, offsets, strict=True), began, ended, points))
-    calls = (_lines(f"{node.folder}/{COLLECTIVES}", CallsRow, unread) for node in nodes)
-    called = collectives(zip(calls, offsets, strict=True), starts)
-    problems += [f"{count(number, 'line')} of {name} cannot be read." for name, number in unread.items()]
-    first = next((node.first for node in nodes if node.first is not None), None)
+    calls = (_lines(f"{node.folder}/{COLLECTIVES}", CallsRow, damaged) for node in nodes)
+    called = collectives(zip(calls, offsets, strict=True), sorted((one.began, one.number) for one in generations))
+    problems += [f"{count(number, 'line')} of {name} cannot be read." for name, number in damaged.items()]
+    job_started = next((node.job_started for node in nodes if node.job_started is not None), None)
     planned = nodes[0].plan.get("run_id")
+    named = planned if isinstance(planned, str) else os.path.basename(folder)
     return History(
         folder=folder,
-        run_id=(first.run_id if first else "") or (planned if isinstance(planned, str) else os.path.basename(folder)),
-        program=first.program if first else "",
-        version=first.ddplaunch if first else "",
+        run_id=(job_started.run_id if job_started else "") or named,
+        program=job_started.program if job_started else "",
+        version=job_started.ddplaunch if job_started else "",
         began=began,
         ended=ended,
-        goes_on=going,
-        outcome=last.text or last.why if last else "",
-        status=last.status if last else None,
+        goes_on=is_going_on,
+        outcome=job_ended.text or job_ended.why if job_ended else "",
+        status=job_ended.status if job_ended else None,
         nodes=tuple(nodes),
-        generations=tuple(generations[number] for number in sorted(generations)),
+        generations=generations,
         lives=tuple(sorted(lives, key=lambda life: (life.rank, life.generation))),
         marks=tuple(sorted((mark for node in nodes for mark in node.marks), key=lambda mark: mark.at)),
         gaps=tuple(gap for node in nodes for gap in node.gaps),
@@ -260,15 +262,27 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     )
 
 
+def _generations(nodes: Sequence[NodeHistory]) -> tuple[Generation, ...]:
+    """Return the generations of all nodes by number: each began on the first of its nodes."""
+    joined: dict[int, Generation] = {}
+    for node in nodes:
+        for number, one in node.generations.items():
+            known = joined.get(number, one)
+            # only a node that was told of the failure has the event with the rank and the pause
+            tells = known if known.wait is not None else one
+            joined[number] = Generation(number, min(known.began, one.began), tells.failed_rank, tells.wait)
+    return tuple(joined[number] for number in sorted(joined))
+
+
 def _last_sign(folder: str, nodes: Sequence[NodeHistory]) -> float:
     """Return when any worker of a run that was killed was last seen to live: by its samples, and by the times of its logs.
 
     That is in seconds since 1970; 0 if it is not known. A node without events has no clock that is known.
     """
-    told = [node for node in nodes if node.end]
-    signs = [at + node.offset for node in told if (at := _last_sample(f"{node.folder}/{SAMPLES}")) is not None]
+    with_events = [node for node in nodes if node.end]
+    signs = [at + node.offset for node in with_events if (at := _last_sample(f"{node.folder}/{SAMPLES}")) is not None]
     # a copy of the folder has another time than that of the last event, and tells nothing
-    if all(abs(_modified(f"{node.folder}/events.jsonl") - node.end) < _WITHIN for node in told):
+    if all(abs(_modified(f"{node.folder}/events.jsonl") - node.end) < _WITHIN for node in with_events):
         signs += (_modified(path) for log in logs_of(folder) for path in log.paths)
     return max(signs, default=0.0)
 
@@ -313,7 +327,7 @@ def _shown_plan(plan: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
     workers = plan.get("workers")
     if isinstance(workers, list):
         others = Redactor(redactor.known)
-        shown["workers"] = [_shown_worker(one, others if at else redactor) for at, one in enumerate(workers)]
+        shown["workers"] = [_shown_worker(one, others if index else redactor) for index, one in enumerate(workers)]
         redactor.hidden += sum(map(_hidden_before, workers[:1]))
     return shown
 
@@ -327,7 +341,7 @@ def _hidden_before(worker: Any) -> int:
 
 
 def _shown_worker(worker: Any, redactor: Redactor) -> Any:
-    """Return a worker of a plan without secrets; whatever has not its form passes as it is."""
+    """Return a worker of a plan without secrets; what has not the form of a worker, or of its parts, is returned as it is."""
     if not isinstance(worker, dict):
         return worker
     worker = dict(worker)
@@ -348,7 +362,7 @@ def _lines(path: str, kind: type[T], unread: Counter[str]) -> Iterator[T]:
 
 
 def _rows(path: str, problems: list[str]) -> list[EventRow]:
-    """Return the events of a node; say in `problems` how many lines are none."""
+    """Return the events of a node in this file; say in `problems` what of the file cannot be read."""
     if (data := content(path, LONGEST)) is None:
         problems.append(f"{path} cannot be read.")
     lines = list(lines_of(data, EventRow))

@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
 
 from ddplaunch.record import log_reader
 from ddplaunch.record.folders import short
+from ddplaunch.record.run import Reached
 from ddplaunch.record.time_spent import Spent, attempt, time_spent
 from ddplaunch.system.fields import Duration, Size, clean
 from ddplaunch.system.redaction import Redactor
@@ -28,10 +29,10 @@ from ddplaunch.tools.page.markup import Html, join, scrolling, styles, table, ta
 from ddplaunch.tools.page.pictures import charts, timeline
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
-# bytes of a page, escaped characters counted as they are written
-_FAILED_LOG, _ALL_LOGS = 100_000, 300_000
-_STACKS, _ALL_STACKS = 60_000, 200_000
-_DIFF, _PACKAGES = 80_000, 40_000
+# bytes of the page that a text takes at most, escaped characters counted as they are written
+_FAILED_LOG_ROOM, _LOG_ROOM, _ALL_LOGS_ROOM = 100_000, 20_000, 300_000
+_STACKS_ROOM, _ALL_STACKS_ROOM = 60_000, 200_000
+_DIFF_ROOM, _PACKAGES_ROOM = 80_000, 40_000
 _MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS = 200, 1024, 200
 _MOST_GROUPS, _MOST_WAITS, _MOST_OPEN = 8, 32, 10
 _SHOWN_PACKAGES = (
@@ -44,13 +45,15 @@ _SHOWN_PACKAGES = (
     "lightning",
     "deepspeed",
 )
-_LONGEST, _LONGEST_MARK = 1000, 300  # characters of a cell
+_LONGEST_CELL, _LONGEST_MARK = 1000, 300  # characters of a cell
+_MOST_STACKS = 32  # nodes whose stacks are shown
 
 
 def page(run: History, now: float, redactor: Redactor | None = None, *, shows_diff: bool = False) -> str:
-    """Return the page of a run as it is at `now`; `redactor` has hidden what `history.read` found.
+    """Return the page of a run as it is at `now` (seconds since 1970).
 
-    Changes of the code in which something is hidden are on it only with `shows_diff`.
+    `redactor` has hidden secrets when the run was read, hides more here in logs and stacks, and counts all of them. If there are
+    secrets in the changes of the code, the page has the changes only with `shows_diff`.
     """
     redactor, name = redactor or Redactor(), short(run.run_id)
     parts = _sections(run, redactor, shows_diff=shows_diff)
@@ -115,19 +118,28 @@ def _verdict(run: History) -> Html:
         kind, text = "failed", f"The run was killed after {duration(run.ended - run.began)}, or its record ends early."
     else:
         kind = "good" if run.status == 0 else "failed"
-        text = f"{run.outcome[:_LONGEST]}. Exit status {run.status}."
-    newest = max((life.generation for life in run.lives), default=0)
-    last = [(life.rank, life.node) for life in run.lives if life.generation == newest]
-    workers, nodes = len(last), len({node for _, node in last}) or len(run.nodes)
-    if run.is_of_command:
-        planned = run.nodes[0].plan
-        workers, nodes = (n if isinstance(n := planned.get(name), int) else 0 for name in ("world_size", "nnodes"))
-    has, size = "has" if run.goes_on else "had", f"{count(workers, 'worker')} on {count(nodes, 'node')}"
+        text = f"{run.outcome[:_LONGEST_CELL]}. Exit status {run.status}."
+    has, size = "has" if run.goes_on else "had", _size(run)
     where = f" It {has} {size}, and began at {_date(run.began)}."
     return tag("p", text, where, class_=f"verdict {kind}")
 
 
+def _size(run: History) -> str:
+    """Say how many workers on how many nodes the newest generation had, or, as far as only a command tells, was to have."""
+    if run.is_of_command:
+        plan = run.nodes[0].plan
+        workers, nodes = (
+            number if isinstance(number := plan.get(name), int) else 0 for name in ("world_size", "nnodes")
+        )
+    else:
+        newest = max((life.generation for life in run.lives), default=0)
+        lives = [life for life in run.lives if life.generation == newest]
+        workers, nodes = len(lives), len({life.node for life in lives}) or len(run.nodes)
+    return f"{count(workers, 'worker')} on {count(nodes, 'node')}"
+
+
 def _timeline(run: History) -> Html:
+    """Show the picture of all ranks with its key, and the same as a table."""
     key = [(tag("i", class_=kind), text) for kind, text in (("good", "ended with 0"), ("stopped", "stopped by ddplaunch"),
            ("failed", "failed (with a cross)"), ("running", "running, or its end is not known"))]  # fmt: skip
     rows = list(_ends_by_generation(run))
@@ -140,26 +152,37 @@ def _timeline(run: History) -> Html:
 
 
 def _ends_by_generation(run: History) -> Iterator[tuple[str, ...]]:
-    """Return a row for all ranks of a generation that ended equally."""
+    """Yield a row for all ranks of a generation that ended equally: generation, ranks, how, and after how long."""
     alike: dict[tuple[int, str], list[Life]] = {}
     for life in run.lives:
         alike.setdefault((life.generation, life.how or "running"), []).append(life)
     for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[: _MOST_GENERATIONS * 2]:
         took = [life.ended - life.began for life in lives if life.ended is not None]
         spans = dict.fromkeys((duration(min(took)), duration(max(took)))) if took else ()
-        yield str(generation), compress(life.rank for life in lives)[:_LONGEST], how[:_LONGEST], " to ".join(spans)
+        yield (
+            str(generation),
+            compress(life.rank for life in lives)[:_LONGEST_CELL],
+            how[:_LONGEST_CELL],
+            " to ".join(spans),
+        )
 
 
 def _restarts(run: History) -> Html | None:
+    """Show for each generation that another followed how it ended, and when the next began; of many, the first and the last."""
     if len(run.generations) < 2:
         return None
+    how = {(life.generation, life.rank): life.how for life in run.lives}
     rows = []
-    for one, following in zip(run.generations, run.generations[1:], strict=False):
-        failed = [life for life in run.lives if (life.generation, life.rank) == (one.number, one.failed_rank)]
+    for one, following in pairwise(run.generations):
+        failed = one.number, one.failed_rank
         why = (
-            f"rank {one.failed_rank}: {failed[0].how}" if failed else "a node left or joined, or the rank is not known"
+            f"rank {one.failed_rank}: {how[failed]}"
+            if failed in how
+            else "a node left or joined, or the rank is not known"
         )
-        rows.append((str(one.number), duration(following.began - one.began), why[:_LONGEST], duration(one.wait or 0.0)))
+        rows.append(
+            (str(one.number), duration(following.began - one.began), why[:_LONGEST_CELL], duration(one.wait or 0.0))
+        )
     if len(rows) > _MOST_GENERATIONS:
         half = _MOST_GENERATIONS // 2
         rows[half:-half] = [("...", "", f"{len(rows) - 2 * half} more", "")]
@@ -195,50 +218,52 @@ def _summarized_time(run: History) -> Spent | None:
 
 
 def _time_by_events(run: History) -> Spent | None:
-    """Return where the time went as the events tell: of a job that runs, or was killed."""
-    farthest: dict[int, Life] = {}
+    """Return where the time went as the events tell, for a job that runs or was killed; None if they tell of no steps."""
+    # by generation, of the worker with the most steps: how many, its end, and how far it was
+    farthest: dict[int, tuple[int, float, Reached]] = {}
     for life in run.lives:
-        if life.reached is not None and life.ended is not None:
-            known = farthest.get(life.generation)
-            if known is None or known.reached is None or life.reached.step > known.reached.step:
-                farthest[life.generation] = life
+        if life.reached is None or life.ended is None:
+            continue
+        known = farthest.get(life.generation)
+        if known is None or life.reached.step > known[0]:
+            farthest[life.generation] = life.reached.step, life.ended, life.reached
     attempts = []
     for one in run.generations:
-        found = farthest.get(one.number)
-        if found is not None and found.reached is not None and found.ended is not None:
-            attempts.append(attempt(one.began, found.ended, found.ended, found.reached))
+        if one.number in farthest:
+            _, ended, reached = farthest[one.number]
+            attempts.append(attempt(one.began, ended=ended, exit=ended, reached=reached))
     return time_spent(attempts, run.began, run.ended)
 
 
 def _failure(run: History, redactor: Redactor) -> Html | None:
     """Show the first failure with its exception, and the stacks of all workers at that moment."""
-    found = next(
-        (failure for node in run.nodes if isinstance(failure := node.summary.get("first_failure"), dict)), None
-    )
-    if found is None:
+    failures = (node.summary.get("first_failure") for node in run.nodes)
+    failure = next((found for found in failures if isinstance(found, dict)), None)
+    if failure is None:
         return None
-    rank, local_rank = (number if isinstance(number := found.get(name), int) else -1 for name in ("rank", "local_rank"))
+    rank, local_rank = (
+        number if isinstance(number := failure.get(name), int) else -1 for name in ("rank", "local_rank")
+    )
+    # the summary tells of the failure that ended the job, so of the last generation
     generation = max((life.generation for life in run.lives), default=0)
     texts = (log_reader.exception(node.folder, generation, rank, local_rank) for node in run.nodes)
     traceback = redactor.text(clean(next(filter(None, texts), "")))
-    where = f" on {found['host']}" if isinstance(found.get("host"), str) else ""
-    what = f"Rank {rank}{where}: {found.get('error') or found.get('how') or ''}"[:_LONGEST]
+    host = f" on {failure['host']}" if isinstance(failure.get("host"), str) else ""
+    what = f"Rank {rank}{host}: {failure.get('error') or failure.get('how') or ''}"[:_LONGEST_CELL]
     of_rank = [log for log in log_reader.logs_of(run.folder) if log.rank == rank]
-    own_log = redactor.text(clean(dict(log_reader.ends_of(of_rank, _FAILED_LOG)).get(rank, "")))
-    share = max(_STACKS // 10, min(_STACKS, _ALL_STACKS // max(len(run.nodes), 1)))
-    kept = [
-        (node, text)
-        for node in run.nodes[:32]
-        if (text := redactor.text(clean(log_reader.stacks(node.folder, generation, share))))
-    ]
+    own_log = redactor.text(clean(dict(log_reader.ends_of(of_rank, _FAILED_LOG_ROOM)).get(rank, "")))
+    # bytes for the stacks of a node
+    room = max(_STACKS_ROOM // 10, min(_STACKS_ROOM, _ALL_STACKS_ROOM // max(len(run.nodes), 1)))
+    stacks = []
+    for node in run.nodes[:_MOST_STACKS]:
+        if text := redactor.text(clean(log_reader.stacks(node.folder, generation, room))):
+            host = f" on {node.host}" if len(run.nodes) > 1 else ""
+            stacks.append(_text(f"Stacks of the workers{host}", text, room))
     return join(
         tag("p", what),
-        _text("Exception", traceback, _STACKS, open="") if traceback else "",
-        _text(f"End of the log of rank {rank}", own_log, _FAILED_LOG) if own_log else "",
-        [
-            _text(f"Stacks of the workers{f' on {node.host}' if len(run.nodes) > 1 else ''}", text, share)
-            for node, text in kept
-        ],
+        _text("Exception", traceback, _STACKS_ROOM, open="") if traceback else "",
+        _text(f"End of the log of rank {rank}", own_log, _FAILED_LOG_ROOM) if own_log else "",
+        stacks,
     )
 
 
@@ -246,19 +271,20 @@ def _collectives(run: History) -> Html | None:
     """Show who kept the others waiting, and to which collectives not all came."""
     tables = []
     for (group, members), ranks in list(waits(run.collectives).items())[:_MOST_GROUPS]:
-        most = max(each.seen for each in ranks)
+        seen = max(each.seen for each in ranks)  # by the rank that came to most of them
         rows = [
             (str(each.rank), f"{each.last} of {each.seen}", duration(each.kept), duration(each.waited))
             for each in ranks[:_MOST_WAITS]
         ]
         more = f", {_MOST_WAITS} of {len(ranks)} ranks" if len(ranks) > _MOST_WAITS else ""
-        of = f"Group {group}, ranks {members[:_LONGEST]}" if members else f"Group {group}"
+        of = f"Group {group}, ranks {members[:_LONGEST_CELL]}" if members else f"Group {group}"
         head = ("rank", "came last to", "kept the median rank waiting", "waited for the last rank")
-        tables.append(table(f"{of}: {count(most, 'collective')} that ddplaunch looked at{more}", head, rows))
+        tables.append(table(f"{of}: {count(seen, 'collective')} that ddplaunch looked at{more}", head, rows))
+    open_ones = [one for one in run.collectives if one.is_open]
     ends = [
         (str(one), str(one.generation), f"{max(one.came.values()) - run.began:+.3f} s",
-         compress(one.came)[:_LONGEST], one.missing_text(_LONGEST))
-        for one in [one for one in run.collectives if one.is_open][-_MOST_OPEN:]
+         compress(one.came)[:_LONGEST_CELL], one.missing_text(_LONGEST_CELL))
+        for one in open_ones[-_MOST_OPEN:]
     ]  # fmt: skip
     if ends:
         head_of_ends = ("collective", "generation", "last came at", "came", "not known to have come")
@@ -267,39 +293,36 @@ def _collectives(run: History) -> Html | None:
 
 
 def _events(run: History) -> Html | None:
-    marks: Sequence[Any] = run.marks
-    left_out = len(marks) - _MOST_MARKS
-    if left_out > 0:
-        marks = [*marks[: _MOST_MARKS // 2], *marks[-_MOST_MARKS // 2 :]]
-    names = [node.host or str(index) for index, node in enumerate(run.nodes)]
-    rows = [(f"{mark.at - run.began:+.3f} s", mark.text[:_LONGEST_MARK], names[mark.node]) for mark in marks]
-    if left_out > 0:
-        rows.insert(_MOST_MARKS // 2, ("...", f"{left_out} more are in events.jsonl", ""))
-    return (
-        table("Signals, restarts and notices, by the time since the start", ("time", "what", "node"), rows)
-        if rows
-        else None
-    )
+    """Show what happened in the run, by the time since its start; of many events, the first and the last."""
+    if not run.marks:
+        return None
+    nodes = [node.host or str(index) for index, node in enumerate(run.nodes)]
+    rows = [(f"{mark.at - run.began:+.3f} s", mark.text[:_LONGEST_MARK], nodes[mark.node]) for mark in run.marks]
+    if len(rows) > _MOST_MARKS:
+        half = _MOST_MARKS // 2
+        rows[half:-half] = [("...", f"{len(rows) - _MOST_MARKS} more are in events.jsonl", "")]
+    return table("Signals, restarts and notices, by the time since the start", ("time", "what", "node"), rows)
 
 
 def _workers(run: History) -> Html | None:
     """Show the last generation of each rank."""
-    facts = _workers_by_rank(node.summary for node in run.nodes)
+    summarized = _workers_by_rank(node.summary for node in run.nodes)
     planned = _workers_by_rank(node.plan for node in run.nodes)
-    last = {life.rank: life for life in run.lives}
+    last = {life.rank: life for life in run.lives}  # which are in the order of generations
     rows = []
     for rank, life in sorted(last.items())[:_MOST_WORKERS]:
-        fact, plan = facts.get(rank, {}), planned.get(rank, {})
-        step = f"{life.reached.step}{f' of {life.reached.total}' if life.reached.total else ''}" if life.reached else ""
+        used, plan, reached = summarized.get(rank, {}), planned.get(rank, {}), life.reached
+        step = ""
+        if reached is not None:
+            step = f"{reached.step} of {reached.total}" if reached.total else str(reached.step)
         rows.append((
             str(rank), run.nodes[life.node].host, str(plan.get("device", "")), str(life.pid or ""), life.how or "running",
             "" if life.ended is None else duration(life.ended - life.began), step,
-            _shown(fact.get("peak_rss"), Size, size), _shown(fact.get("cpu_seconds"), Duration, duration),
+            _quantity(used.get("peak_rss"), Size, size), _quantity(used.get("cpu_seconds"), Duration, duration),
         ))  # fmt: skip
     head = ("rank", "host", "device", "pid", "ended", "after", "step", "memory", "CPU time")
     more = f", the first {_MOST_WORKERS} of {len(last)}" if len(last) > _MOST_WORKERS else ""
-    cut = [tuple(cell[:_LONGEST] for cell in row) for row in rows]
-    return table(f"Each rank in its last generation{more}", head, cut) if rows else None
+    return table(f"Each rank in its last generation{more}", head, _cut(rows)) if rows else None
 
 
 def _workers_by_rank(files: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
@@ -308,37 +331,40 @@ def _workers_by_rank(files: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[st
     return {worker["rank"]: worker for worker in workers if isinstance(worker.get("rank"), int)}
 
 
-def _first(run: History) -> NodeHistory:
+def _first_with_workers(run: History) -> NodeHistory:
     """Return the first node that had workers: a command that has started all agents has a folder before theirs."""
     return next((node for node in run.nodes if node.plan.get("workers")), run.nodes[0])
 
 
 def _logs(run: History, redactor: Redactor) -> Html | None:
+    """Show the ends of all logs, rank by rank."""
     ranks = {life.rank for life in run.lives}
-    share = min(20_000, _ALL_LOGS // max(len(ranks), 1))
-    found = islice(log_reader.ends_of(log_reader.logs_of(run.folder), share), _MOST_WORKERS)
-    shown = [_text(f"rank {rank}", redactor.text(clean(text)), share) for rank, text in found]
+    room = min(_LOG_ROOM, _ALL_LOGS_ROOM // max(len(ranks), 1))  # bytes for each
+    ends = islice(log_reader.ends_of(log_reader.logs_of(run.folder), room), _MOST_WORKERS)
+    shown = [_text(f"rank {rank}", redactor.text(clean(text)), room) for rank, text in ends]
     return join(shown) if shown else None
 
 
 def _plan(run: History) -> Html | None:
+    """Show what was decided on the first node, and why: the plan's values, its reasons, and where options come from."""
     plan = run.nodes[0].plan
-    reasons, origins = (
-        dict(found) if isinstance(found := plan.get(name), dict) else {} for name in ("reasons", "origins")
-    )
-    values = {name: value for name, value in plan.items() if isinstance(value, str | int) and name != "v"}
+    reasons, origins = _object(plan.get("reasons")), _object(plan.get("origins"))
+    version_of_format = "v"
+    values = {name: value for name, value in plan.items() if isinstance(value, str | int) and name != version_of_format}
     rows = [(name, str(value), str(reasons.get(name, ""))) for name, value in values.items()]
     rows += [(name, "", str(why)) for name, why in reasons.items() if name not in values]
     rows += [(name, "option", str(where)) for name, where in origins.items()]
-    worker = next(_objects(_first(run).plan.get("workers")), {})
+    if not rows:
+        return None
+    worker = next(_objects(_first_with_workers(run).plan.get("workers")), {})
     argv = worker.get("argv")
     command = tag("p", "Command of a worker: ", tag("code", " ".join(map(str, argv)))) if isinstance(argv, list) else ""
-    return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows))) if rows else None
+    return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows)))
 
 
 def _environment(run: History) -> Html | None:
     """Show the variables that ddplaunch set for the first worker."""
-    worker = next(_objects(_first(run).plan.get("workers")), {})
+    worker = next(_objects(_first_with_workers(run).plan.get("workers")), {})
     variables = worker.get("variables")
     if not isinstance(variables, dict) or not variables:
         return None
@@ -347,32 +373,31 @@ def _environment(run: History) -> Html | None:
 
 
 def _machine(run: History) -> Html:
-    about = _first(run).about
-    packages = found if isinstance(found := about.get("packages"), dict) else {}
-    rows = [("ddplaunch", run.version or "not known"), ("Python", str(about.get("python") or "not known"))]
+    """Show the versions of packages on the first node, and the machines of all nodes."""
+    first = _first_with_workers(run)
+    packages = _object(first.about.get("packages"))
+    rows = [("ddplaunch", run.version or "not known"), ("Python", str(first.about.get("python") or "not known"))]
     rows += [(name, str(packages[name])) for name in _SHOWN_PACKAGES if name in packages]
     machines = []
-    for node in run.nodes[run.nodes.index(_first(run)) :][:_MOST_WORKERS]:
+    for node in run.nodes[run.nodes.index(first) :][:_MOST_WORKERS]:
         ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
-        machine = found if isinstance(found := node.about.get("machine"), dict) else {}
-        driver = machine.get("driver")
-        devices = found if isinstance(found := machine.get("devices"), list) else []
+        machine = _object(node.about.get("machine"))
+        devices = machine.get("devices")
         machines.append((
             node.host or "a node", ranks or "its plan is missing", f"{machine.get('cpus') or ''} {machine.get('cpu') or ''}",
-            _shown(machine.get("memory"), Size, size), _counted(map(str, devices)), str(driver or ""),
-            f"{machine.get('system') or ''} {machine.get('kernel') or ''}",
+            _quantity(machine.get("memory"), Size, size), _counted(map(str, devices if isinstance(devices, list) else ())),
+            str(machine.get("driver") or ""), f"{machine.get('system') or ''} {machine.get('kernel') or ''}",
         ))  # fmt: skip
+    all_packages = "\n".join(f"{name} {version}" for name, version in packages.items())
     return join(
         table("Versions", ("what", "version"), _cut(rows)),
         table("Machines", ("host", "ranks", "CPUs", "memory", "devices", "driver", "system"), _cut(machines)),
-        _text("All packages", "\n".join(f"{name} {version}" for name, version in packages.items()), _PACKAGES)
-        if packages
-        else "",
+        _text("All packages", all_packages, _PACKAGES_ROOM) if packages else "",
     )
 
 
-def _shown(value: object, kind: Any, words: Callable[[Any], str]) -> str:
-    """Write a quantity; "" for what is none, as a number beyond all bounds."""
+def _quantity(value: object, kind: Any, words: Callable[[Any], str]) -> str:
+    """Write a number of a JSON file; "" for what is no such quantity (`kind`), as a number beyond all bounds."""
     with suppress(msgspec.ValidationError):
         return words(msgspec.convert(value, kind))
     return ""
@@ -385,17 +410,18 @@ def _counted(names: Iterable[str]) -> str:
 
 def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
     """Show the commit of the code, and what was changed since."""
-    code = _first(run).about.get("code")
+    code = _first_with_workers(run).about.get("code")
     if not isinstance(code, dict):
         return None
-    changed = found if isinstance(found := code.get("changed"), list) else None
-    states = {None: "not known, because git took too long", 0: "clean"}
-    number = None if changed is None else len(changed)
+    changed, files, state = code.get("changed"), "", "not known, because git took too long"
+    if isinstance(changed, list):
+        files = "\n".join(map(str, changed))
+        state = count(len(changed), "changed file") if changed else "clean"
     rows = [
         ("folder", str(code.get("folder"))),
         ("commit", str(code.get("commit"))),
         ("branch", str(code.get("branch") or "")),
-        ("state", states.get(number) or count(number or 0, "changed file")),
+        ("state", state),
     ]
     changes, hidden = _changes(code, redactor)
     counted = f"{count(hidden, 'value')} hidden"
@@ -404,26 +430,29 @@ def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
         how = (tag("code", "ddplaunch report --diff"), " shows all else of them.")
         shown = tag("p", f"{counted}: the changes since the commit are left out. ", how)
     elif changes:
-        shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF)
+        shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF_ROOM)
     return join(
         table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
-        _text("Changed files", "\n".join(map(str, changed)), _PACKAGES) if changed else "",
+        _text("Changed files", files, _PACKAGES_ROOM) if files else "",
         shown,
     )
 
 
 def _changes(code: Mapping[str, Any], redactor: Redactor) -> tuple[str, int]:
-    """Return the changes since the commit, and how many values are hidden in them; an older version has hidden fewer."""
+    """Return the changes since the commit, and how many values are hidden in them, which `redactor` counts.
+
+    about.json says how many the writer has hidden. A version that did not say it hid fewer: secrets are hidden here then.
+    """
     changes, hidden = code.get("diff"), code.get("hidden")
     if not isinstance(changes, str):
         return "", 0
     if isinstance(hidden, int):
         redactor.hidden += hidden
         return changes, hidden
-    before = redactor.hidden
-    is_whole = changes.startswith("diff --git ")
-    shown = diff(changes, redactor, len(changes)) if is_whole else redactor.text(changes)
-    return shown, redactor.hidden - before
+    hidden_before = redactor.hidden
+    is_diff = changes.startswith("diff --git ")
+    shown = diff(changes, redactor, len(changes)) if is_diff else redactor.text(changes)
+    return shown, redactor.hidden - hidden_before
 
 
 def _text(title: str, text: str, room: int, **attributes: str) -> Html:
@@ -431,6 +460,7 @@ def _text(title: str, text: str, room: int, **attributes: str) -> Html:
     text = clean(text)
     shown = tag("code", text)
     while len(shown.encode()) > room and text:
+        # a quarter goes, up to the end of a line; of one long line, half of it
         text = text[len(text) // 4 + 1 :].partition("\n")[2] or text[len(text) // 2 + 1 :]
         shown = tag("code", text)
     return tag(
@@ -438,13 +468,18 @@ def _text(title: str, text: str, room: int, **attributes: str) -> Html:
     )
 
 
+def _object(found: object) -> Mapping[str, Any]:
+    """Return an object of a JSON file; {} for anything else."""
+    return found if isinstance(found, dict) else {}
+
+
 def _objects(found: object) -> Iterator[Mapping[str, Any]]:
-    """Return the objects of a list from a JSON file."""
+    """Yield the objects of a list of a JSON file; none of anything else."""
     return (one for one in found if isinstance(one, dict)) if isinstance(found, list) else iter(())
 
 
 def _cut(rows: Iterable[Iterable[str]]) -> list[list[str]]:
-    return [[cell[:_LONGEST] for cell in row] for row in rows]
+    return [[cell[:_LONGEST_CELL] for cell in row] for row in rows]
 
 
 def _date(at: float) -> str:

@@ -34,9 +34,9 @@ class Curve(Struct, frozen=True):
 
 
 class SampleRow(Struct):
-    """A line of samples.jsonl: what the workers of a node used at a moment."""
+    """A line of samples.jsonl: what the workers of a node used at a moment, a value for each of `ranks`."""
 
-    mono: Seconds
+    mono: Seconds  # CLOCK_MONOTONIC of the node
     ranks: Annotated[str, Meta(max_length=MOST_RANKS)]
     generation: Number = 0
     cpu: Figures = ()
@@ -47,7 +47,7 @@ class SampleRow(Struct):
 
 
 class _Steps:
-    """The time of a step of one rank, from the moments at which its step was seen to be another."""
+    """The time that a step of one rank takes, from the moments at which its step was seen to be another."""
 
     def __init__(self) -> None:
         self._seen: tuple[float, float, int] | None = None  # when, the step, the generation
@@ -65,43 +65,46 @@ class _Steps:
 
 _STEP_TIME = "Step time"
 _MEMORY = ("Memory", "GPU memory")  # of several values in a point the largest counts, of others the mean
-_FIGURES = (("CPU", "cpu"), (_MEMORY[0], "memory"), ("GPU", "gpu"), (_MEMORY[1], "gpu_memory"))  # and the fields
+# the names of curves, each with the field of a row that has its values: percent, and of memory MiB
+_FIGURES = (("CPU", "cpu"), (_MEMORY[0], "memory"), ("GPU", "gpu"), (_MEMORY[1], "gpu_memory"))
 
 
 def curves(
     sampled: Iterable[tuple[Iterable[SampleRow], float]], began: float, ended: float, points: int
 ) -> list[Curve]:
-    """Return the curves of a run with at most so many points for each rank.
+    """Return the curves of a run with at most so many points for each rank: one for each part of the run's time.
 
     `sampled` are the lines of the nodes, each with what is to be added to its clock to give seconds since 1970.
     """
-    width = max(ended - began, 1e-3) / points
-    found: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}
-    steps: dict[int, _Steps] = {}
+    width = max(ended - began, 1e-3) / points  # seconds of a part
+    made: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}  # by rank
+    steps: dict[int, _Steps] = {}  # by rank
     for rows, offset in sampled:
 
-        def part(row: SampleRow, offset: float = offset) -> tuple[int, int, str]:
+        def part_of(row: SampleRow, offset: float = offset) -> tuple[int, int, str]:
             """Return in which part of the time a row lies, and of which workers it tells."""
             return max(0, min(int((row.mono + offset - began) / width), points)), row.generation, row.ranks
 
-        for (_, generation, written), each in groupby(rows, part):
-            of_part = list(each)
-            columns = max(
-                len(values) for row in of_part for values in (row.step, *(getattr(row, field) for _, field in _FIGURES))
-            )
-            at, ranks = of_part[-1].mono + offset, first_ranks(written, columns)
+        for (_, generation, written_ranks), rows_of_part in groupby(rows, part_of):
+            joined = list(rows_of_part)
+            at = joined[-1].mono + offset
+            ranks = first_ranks(written_ranks, max(map(_most_values, joined)))
             for name, field in _FIGURES:
-                values = _joined([getattr(row, field) for row in of_part], largest=name in _MEMORY)
+                values = _joined([getattr(row, field) for row in joined], largest=name in _MEMORY)
                 factor = _MIB if name in _MEMORY else 1
                 for rank, value in zip(ranks, values, strict=False):
                     if value is not None:
-                        found[name].setdefault(rank, []).append(Point(at, value * factor, generation))
-            for rank, step in zip(ranks, of_part[-1].step, strict=False):
-                took = steps.setdefault(rank, _Steps()).add(at, step, generation) if step is not None else None
-                if took is not None:
-                    found[_STEP_TIME].setdefault(rank, []).append(Point(at, took, generation))
-    units = dict.fromkeys(_MEMORY, "B") | {_STEP_TIME: "s"}
-    return [Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in found.items() if ranks]
+                        made[name].setdefault(rank, []).append(Point(at, value * factor, generation))
+            for rank, step in zip(ranks, joined[-1].step, strict=False):
+                seconds = steps.setdefault(rank, _Steps()).add(at, step, generation) if step is not None else None
+                if seconds is not None:
+                    made[_STEP_TIME].setdefault(rank, []).append(Point(at, seconds, generation))
+    units = dict.fromkeys(_MEMORY, "B") | {_STEP_TIME: "s"}  # of all others: "%"
+    return [Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in made.items() if ranks]
+
+
+def _most_values(row: SampleRow) -> int:
+    return max(len(values) for values in (row.step, *(getattr(row, field) for _, field in _FIGURES)))
 
 
 def _joined(rows: Sequence[Sequence[float | None]], *, largest: bool) -> Sequence[float | None]:

@@ -19,7 +19,7 @@ from ddplaunch.tools.runs import find
 
 _NAME = "report.html"  # in the folder of the run
 _OTHER = "name another file"
-_POINTS, _TRACED = 300, 1000  # points of a curve on the page, and in a trace
+_POINTS, _POINTS_OF_TRACE = 300, 1000  # of a curve: on the page, and in a trace
 
 
 def write(
@@ -31,18 +31,19 @@ def write(
     opens: bool,
     shows_diff: bool = False,
 ) -> str:
-    """Write the page of a run, or only its trace if a file for that is named, and return where.
+    """Write the page of a run, or only its trace if a file for that is named, and return the path of the file.
 
-    `opens` shows the page in a browser, `shows_diff` has changes of the code on it in which something is hidden.
+    `out` is the file for the page; None: report.html in the folder of the run, for this user alone. `opens` shows the page in a
+    browser. `shows_diff` has changes of the code on it even if there are secrets in them, which are hidden.
 
     Raises:
         LaunchError: there is no such run, or the file cannot be written.
     """
     if trace_file is not None and (opens or out is not None):
         raise LaunchError("--trace FILE writes a trace and no page", hint="leave --open and --out out, or --trace")
-    known, _ = find.kept(env, named, "report")
+    known, _ = find.choose_kept(env, named, "report")
     redactor = Redactor(literals(env))
-    if (run := read(known.folder, _POINTS if trace_file is None else _TRACED, redactor)) is None:
+    if (run := read(known.folder, _POINTS if trace_file is None else _POINTS_OF_TRACE, redactor)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")
     for problem in run.problems:
         say(f"warning: {problem[:1].lower()}{problem[1:].rstrip('.')}")

@@ -20,40 +20,40 @@ class Board:
     """The workers of all nodes, one of them selected."""
 
     def __init__(self) -> None:
-        """Make an empty table; `replies` is set before each showing."""
-        self.replies: RunReplies
-        self.selected: int | None = None  # its rank
+        """Make an empty table; `on_replies` is called before the first showing."""
+        self.replies: RunReplies  # the latest ones
+        self.selected: int | None = None  # the rank of the selected worker; None: there is no worker
         self._rows: list[Row] = []
-        self._at = 0.0  # when the rows were read
-        self._column = 0  # by which rows are sorted
+        self._read_at = 0.0  # when the nodes replied, in monotonic seconds
+        self._sort_column = 0  # an index in COLUMNS
         self._is_reversed = False
-        self._first = 0  # the row at the top
-        self._height = 1  # rows that were shown
+        self._first = 0  # the row at the top of what is shown
+        self._height = 1  # rows for which there was room at the last showing
 
     @property
     def sorted_by(self) -> str:
         """The name of the column by which rows are sorted."""
-        return COLUMNS[self._column].name
+        return COLUMNS[self._sort_column].name
 
-    def take(self, replies: RunReplies, at: float) -> None:
+    def on_replies(self, replies: RunReplies, at: float) -> None:
         """Take what the nodes reply at this time (monotonic seconds)."""
-        self._rows = rows_of(replies, self._rows, at - self._at)
-        self.replies, self._at = replies, at
+        self._rows = rows_of(replies, self._rows, at - self._read_at)
+        self.replies, self._read_at = replies, at
         self._sort()
 
     def _sort(self) -> None:
-        column = COLUMNS[self._column]
+        column = COLUMNS[self._sort_column]
         self._rows.sort(key=lambda row: row.worker.rank)
         self._rows.sort(key=lambda row: column.key(column.value(row)), reverse=self._is_reversed)
         ranks = [row.worker.rank for row in self._rows]
         if self.selected not in ranks:
             self.selected = ranks[0] if ranks else None
 
-    def press(self, key: str) -> None:
+    def on_key(self, key: str) -> None:
         """Do what a key asks of the table."""
         match key:
             case "<" | ">":
-                self._column = (self._column + (1 if key == ">" else -1)) % len(COLUMNS)
+                self._sort_column = (self._sort_column + (1 if key == ">" else -1)) % len(COLUMNS)
             case "r":
                 self._is_reversed = not self._is_reversed
             case "up" | "down" | "page up" | "page down" | "home" | "end":
@@ -69,9 +69,9 @@ class Board:
         self.selected = ranks[max(0, min(last, ranks.index(self.selected) + steps[key]))]
 
     def lines(self, width: int, height: int, question: str = "") -> list[Words]:
-        """Return what a terminal of so many columns and lines shows; `question` is asked at the bottom."""
+        """Return what a terminal of so many columns and lines shows; the last line is `question`, or else what the keys do."""
         columns = self._shown(width)
-        names = [line((column.name, NAME if column is COLUMNS[self._column] else NOTE)) for column in columns]
+        names = [line((column.name, NAME if column is COLUMNS[self._sort_column] else NOTE)) for column in columns]
         head = [*self._head(), _cells(names, columns)]
         foot = line((question, ODD)) if question else line((_HELP, NOTE))
         self._height = max(1, height - len(head) - 1)
@@ -85,18 +85,19 @@ class Board:
         return every
 
     def _head(self) -> Iterator[Words]:
-        """Return what is to be said of the job and of nodes that do not answer."""
+        """Yield what is said above the table: the job, its straggler, and in one line which nodes do not answer."""
         yield facts_of(self.replies)
         run = self.replies.run
         if run is not None and standing(run) and run.idle_why:
             yield line((printable(run.idle_why), ODD))
         if run is not None and run.straggler:
             yield line(printable(run.straggler))
-        silent = find.silent(self.replies.nodes)
+        problems = find.silent(self.replies.nodes)
         if self.replies.problem:
-            silent.append(printable(self.replies.problem))
-        if silent:
-            yield line((silent[0] if len(silent) == 1 else f"{silent[0]}; {count(len(silent) - 1, 'more node')}", ODD))
+            problems.append(printable(self.replies.problem))
+        if problems:
+            more = f"; {count(len(problems) - 1, 'more node')}" if len(problems) > 1 else ""
+            yield line((problems[0] + more, ODD))
 
     def _scroll(self) -> None:
         """Have the selected row be one of those that are shown."""

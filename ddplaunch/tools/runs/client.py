@@ -1,4 +1,7 @@
-"""Asks running jobs over their sockets: all at once, each for a bounded time, and believes nothing that is no typed reply."""
+"""The asking side of the sockets of running jobs, in `ps`, `stop` and the like: all are asked at once, each for a bounded time.
+
+Believes nothing that is no typed reply.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ class RunReplies(Struct):
     run: requests.Run | None = None
     nodes: Sequence[requests.NodeReply] = ()
     problem: str = ""
-    elsewhere: requests.RunsElsewhere | None = None  # all that an agent says of it that does not coordinate
+    # set by an agent that does not coordinate its job: where that is asked about, which is all that this agent says
+    elsewhere: requests.RunsElsewhere | None = None
 
     @property
     def workers(self) -> list[tuple[requests.NodeReply, WorkerStatus]]:
@@ -63,42 +67,46 @@ def ask(path: SocketPath, asked: Question, within: float) -> RunReplies | None:
 
 
 def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list[RunReplies]:
-    """Ask all these runs the same question, and return their replies; a run that has ended is left out."""
+    """Ask all these runs the same question, and return their replies; a run that has ended is left out.
+
+    The nodes of each run have `within` seconds to answer; what is missing then stands in the `problem` of the replies.
+    """
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         conversations: list[_Conversation] = []
         silent: list[RunReplies] = []
         for path in paths:
             try:
                 sock = stack.enter_context(path.connect())
-            except ConnectionRefusedError:
+            except ConnectionRefusedError:  # nobody listens: a killed run has left its socket
                 run_socket.remove_refusing(path.folder, path.name)
                 continue
             except BlockingIOError:
-                silent.append(RunReplies(path, problem=_SILENT))  # as many wait already as the kernel keeps
+                silent.append(RunReplies(path, problem=_SILENT))  # the kernel's queue of those who wait for it is full
                 continue
             except (OSError, LaunchError):
                 continue  # it has ended meanwhile, or is not ours
             conversation = _Conversation(path, sock)
             conversations.append(conversation)
             sock.setblocking(False)
-            with suppress(OSError):
+            with suppress(OSError):  # it has ended meanwhile, which reading from it shows
                 sock.send(pack(requests.encode(requests.Request(asked, within))))
             selector.register(sock, selectors.EVENT_READ, conversation)
         until = clock.now() + within + _MARGIN
         while selector.get_map() and (ready := clock.wait(selector, until)):
             for key, _ in ready:
-                if not key.data.read():
+                may_say_more = key.data.read()
+                if not may_say_more:
                     selector.unregister(key.fileobj)
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
 
 
 def replies_of(sock: socket.socket, asked: requests.Asked, within: float) -> Iterator[requests.Reply]:
-    """Ask a run, and yield each reply as it comes until the run has finished; `within` limits the first reply alone.
+    """Ask a run, and yield each reply as it comes until the run closes the connection.
 
     Raises:
-        TimeoutError: it is silent for longer.
-        OSError: it was lost.
-        Malformed: it does not speak as we do.
+        TimeoutError: the first reply took more than `within` seconds; the others may take any time.
+        OSError: the connection was lost.
+        Malformed: a reply is none that this version knows.
     """
     until = clock.now() + within
     sock.sendall(pack(requests.encode(requests.Request(asked))))
@@ -130,6 +138,7 @@ class _Conversation:
     """The replies of one run to a question, as they come."""
 
     def __init__(self, path: SocketPath, sock: socket.socket) -> None:
+        """Expect replies at `sock`, which is connected to `path`."""
         self._sock = sock
         self._decoder = Decoder(LIMIT)
         self._nodes: list[requests.NodeReply] = []
@@ -138,7 +147,7 @@ class _Conversation:
         self.has_gone = False  # it ended before it had answered anything
 
     def read(self) -> bool:
-        """Take what has come; False if nothing more will."""
+        """Take what has come; return whether the run may say more."""
         try:
             data = self._sock.recv(_CHUNK)
         except BlockingIOError:
@@ -149,47 +158,52 @@ class _Conversation:
             self.has_gone = self._replies.run is None and self._replies.elsewhere is None
             return False
         try:
-            if not all(map(self._take, _decoded(self._decoder, data))):
-                return False
+            for reply in _decoded(self._decoder, data):
+                is_last = self._on_reply(reply)
+                if is_last:
+                    return False
         except Malformed as error:
             self._replies.problem = f"gives an answer that this version does not understand: {error}"
             return False
-        return len(self._nodes) <= _MOST_REPLIES
+        return len(self._nodes) <= _MOST_REPLIES  # a run that sends more is not listened to any longer
 
-    def _take(self, reply: requests.Reply) -> bool:
-        """Keep a reply of a run; return whether the run will send more."""
+    def _on_reply(self, reply: requests.Reply) -> bool:
+        """Keep a reply of a run; return whether it is the last one."""
         replies = self._replies
         match reply:
             case requests.Run():
                 replies.run = reply
             case requests.RunsElsewhere():
                 replies.elsewhere = reply
-                return False
+                return True
             case requests.NodeReply():
                 self._nodes.append(reply)
             case requests.RequestRefused(reason):
                 replies.problem = f"refuses to answer: {reason}"
-                return False
+                return True
             case requests.Done():
                 self._is_complete = True
-                return False
-        return True
+                return True
+        return False
 
     def replies(self) -> RunReplies:
-        """Return what has come."""
+        """Return what has come, with the problem that kept the run from saying all."""
         if not self._replies.problem and not self._is_complete:
             self._replies.problem = _why_silent(self._sock)
         return self._replies
 
 
 def _why_silent(sock: socket.socket) -> str:
-    """Say why a run does not answer, by the state of its agent: scontrol may have suspended all of the job."""
+    """Say why a run does not answer, by the state of its processes: "T" in proc(5) is a stopped one.
+
+    The process that listens at the socket is the writer of files, a child of the agent. If scontrol suspends a job, both are
+    stopped; a signal stops the agent alone.
+    """
     with suppress(OSError):
-        listener = tree.look(run_socket.pid_of(sock))
-        if listener is not None and listener.state == "T":
+        writer = tree.look(run_socket.pid_of(sock))
+        if writer is not None and writer.state == "T":
             return _SUSPENDED
-        # the writer listens, and is a child of the agent
-        agent = tree.look(listener.parent) if listener is not None else None
+        agent = tree.look(writer.parent) if writer is not None else None
         if agent is not None and agent.state == "T":
             return _STOPPED
     return _SILENT

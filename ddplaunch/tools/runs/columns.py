@@ -148,7 +148,7 @@ COLUMNS = (
 
 
 def totals(alive: Sequence[Row]) -> list[str]:
-    """Return what --live says of all living workers together, what matters most first."""
+    """Return what --live says of all living workers together, what matters most first; of GPUs only if any is known."""
     gpus = [row.worker.gpu for row in alive if row.worker.gpu is not None]
     on_gpus = sum(row.worker.gpu_memory or 0 for row in alive)
     return [

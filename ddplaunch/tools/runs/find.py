@@ -1,7 +1,7 @@
-"""Finds runs, those that go on and those that have left their folders, and which of them is meant by what was typed.
+"""Finds the runs of this user, running ones by their sockets and ended ones by their folders, and which of them is meant.
 
-Believes no file: who does not answer does not run. Guesses nothing: of several runs that fit it lists all. Whatever a run says of
-itself, and whatever its folder is called, takes one line of printable characters here.
+Believes no file: a run that does not answer does not run. Guesses nothing: of several runs that fit it lists
+all. Whatever a run says of itself, and whatever its folder is called, takes one line of printable characters here.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ddplaunch.system.words import compress, did_you_mean, duration, some, these
 from ddplaunch.tools.runs.client import RunReplies, ask, ask_all
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
-_SHOWN_NODES = 5  # that have a line each
-_SHOWN_RUNS = 8  # that an error lists
+_MOST_NODES = 5  # that have a line each
+_MOST_RUNS = 8  # that an error lists
 _SHORTEST_END = 3  # characters: every tenth name ends with a given letter
 _SHORTEST_NUMBER = 4  # digits: a shorter number is a rank, and no beginning of a date
-_SHOWS = "`ddplaunch ps` shows what runs"
+_PS_SHOWS = "`ddplaunch ps` shows what runs"
 _IN_SHELLS = re.compile(r"[\w.+:@%=-]+")
 
 
@@ -103,14 +103,14 @@ def whole(folder: str) -> str:
 
 
 def of_running(replies: RunReplies) -> Known:
-    """Return a run that has answered, or did not in time."""
+    """Return a run that runs here, with what it replied; of one that did not reply in time, its folder tells script and start."""
     run = replies.run
     if run is None:
         return replace(of_folder(whole(replies.socket_path.folder)), run_id=name_of(replies), replies=replies)
     known = Known(run_id=name_of(replies), replies=replies, folder=whole(run.folder))
     try:
         script = shlex.split(run.command)[0]
-    except (ValueError, IndexError):  # the command was cut
+    except (ValueError, IndexError):  # the agent cut a long command, perhaps within quotes
         script = run.command.partition(" ")[0]
     return replace(known, script=line(script), began=time.time() - run.seconds)
 
@@ -157,41 +157,46 @@ def folders(env: Mapping[str, str]) -> list[str]:
 class Found(Struct, frozen=True):
     """The runs of this user that go on."""
 
-    here: list[RunReplies]  # that are asked here
-    there: list[Known]
+    here: list[RunReplies]  # those with a socket on this host
+    there: list[Known]  # those that only another host can be asked about
 
 
 def running(env: Mapping[str, str]) -> list[RunReplies]:
     """Return the status of all runs of this user that can be asked on this host."""
-    return [replies for replies in _asked(env) if replies.elsewhere is None]
+    return [replies for replies in _ask_status_of_all(env) if replies.elsewhere is None]
 
 
 def look(env: Mapping[str, str]) -> Found:
-    """Ask all runs of this user on this host for their status, and find the runs of other hosts."""
-    asked = _asked(env)
+    """Ask all runs of this user on this host for their status, and find the runs of other hosts.
+
+    Runs of other hosts are known by their folders in a shared home, and by agents here that say which host coordinates them.
+    """
+    asked = _ask_status_of_all(env)
     here = [replies for replies in asked if replies.elsewhere is None]
-    known = {name_of(replies) for replies in here}
-    there = {run.run_id: run for run in _by_folders(env, known)}
-    for replies in asked:
-        if (said := replies.elsewhere) is not None and said.run_id and said.run_id not in known:
-            run = Known(run_id=line(said.run_id), host=said.host, slurm_job=said.slurm_job)
+    names_here = {name_of(replies) for replies in here}
+    there = {run.run_id: run for run in _on_other_hosts_by_folder(env, names_here)}
+    for coordinated in (replies.elsewhere for replies in asked):
+        if coordinated is not None and coordinated.run_id and coordinated.run_id not in names_here:
+            run = Known(run_id=line(coordinated.run_id), host=coordinated.host, slurm_job=coordinated.slurm_job)
             there.setdefault(run.run_id, run)
     return Found(here, list(there.values()))
 
 
-def _asked(env: Mapping[str, str]) -> list[RunReplies]:
+def _ask_status_of_all(env: Mapping[str, str]) -> list[RunReplies]:
     return ask_all(list(socket_paths(env)), AskStatus(), ANSWER_WITHIN)
 
 
-def _by_folders(env: Mapping[str, str], known: Collection[str]) -> list[Known]:
-    """Return the runs of other hosts that have not ended, by their folders; `known` are asked on this host."""
+def _on_other_hosts_by_folder(env: Mapping[str, str], names_here: Collection[str]) -> list[Known]:
+    """Return the runs whose folders show that they go on, on another host; leave those out that have answered on this host."""
     import socket
 
     found = []
     for folder in folders(env):
-        if os.path.basename(folder) in known or (part := first_that_goes_on(folder)) is None:
+        if os.path.basename(folder) in names_here:
             continue
-        start = Node(part).start  # of the command, or of node 0 first
+        # the host to ask is that of the command that started all agents, or else of node 0: theirs is the first part
+        first = first_that_goes_on(folder)
+        start = Node(first).start if first is not None else None
         if start is not None and start.host and start.host != socket.gethostname():
             job = Run(folder).plan.get("slurm_job")
             slurm_job = job if isinstance(job, str) and job.isdecimal() else ""
@@ -215,7 +220,8 @@ def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str
     runs = every_run(env) if verb in ("logs", "report") else [*map(of_running, running(env))]
     now, found = time.time(), []
     for run in newest_first(runs):
-        name = next((name for name in (run.name, run.run_id, run.program) if name.startswith(typed)), "")
+        fitting = (name for name in (run.name, run.run_id, run.program) if name.startswith(typed))
+        name = next(fitting, "")
         # a shell reads the answer line by line, takes a blank for the end of a word, and click's script for fish a comma
         if _IN_SHELLS.fullmatch(name):
             found.append((name, " ".join(filter(None, (run.program, run.age(now))))))
@@ -232,24 +238,25 @@ def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, 
 
 
 def silent(nodes: Iterable[NodeReply]) -> list[str]:
-    """Return which nodes have not answered, and why; more than a few nodes with one reason share a line."""
+    """Return lines that say which nodes have not answered, and why; more than a few nodes with one reason share a line."""
     by_reason: dict[str, list[NodeReply]] = {}
     for node in nodes:
         if isinstance(node.answer, NoAnswer):
             by_reason.setdefault(node.answer.reason, []).append(node)
     lines = []
-    for reason, those in by_reason.items():
-        ranks = [node.node_rank for node in those if node.node_rank is not None]
-        if len(those) <= _SHOWN_NODES:
-            lines += [f"{_node(node)} {reason}" for node in those]
-        elif len(ranks) == len(those):
-            lines.append(f"each of nodes {compress(ranks)} {reason}")
+    for reason, alike in by_reason.items():
+        node_ranks = [node.node_rank for node in alike if node.node_rank is not None]
+        all_have_ranks = len(node_ranks) == len(alike)
+        if len(alike) <= _MOST_NODES:
+            lines += [f"{_node_name(node)} {reason}" for node in alike]
+        elif all_have_ranks:
+            lines.append(f"each of nodes {compress(node_ranks)} {reason}")
         else:
-            lines.append(f"each of {some(map(_node, those), _SHOWN_NODES)} {reason}")
+            lines.append(f"each of {some(map(_node_name, alike), _MOST_NODES)} {reason}")
     return lines
 
 
-def _node(node: NodeReply) -> str:
+def _node_name(node: NodeReply) -> str:
     return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
 
 
@@ -286,19 +293,30 @@ def newest_first(runs: Iterable[Known]) -> list[Known]:
     return sorted(runs, key=lambda run: (run.replies is None, -run.began, run.run_id))
 
 
-def several(what: str, runs: Iterable[Known], verb: str, *options: str) -> LaunchError:
-    """Return the error that lists name, script and age of each run that could be meant; `options` were typed, too."""
+class Typed(Struct, frozen=True):
+    """The verb that was typed to name a run, and its options: the hints of errors repeat them."""
+
+    verb: str
+    options: Sequence[str] = ()
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Return the words behind `ddplaunch`, with this name for the run."""
+        return (self.verb, name, *self.options)
+
+
+def several(what: str, runs: Iterable[Known], typed: Typed) -> LaunchError:
+    """Return the error that lists name, script and age of each run that could be meant."""
     listed, now = newest_first(runs), time.time()
-    names = _unlike(listed)
-    rows = [(name, run.program, run.age(now)) for name, run in zip(names, listed, strict=True)][:_SHOWN_RUNS]
+    names = _distinct_names(listed)
+    rows = [(name, run.program, run.age(now)) for name, run in zip(names, listed, strict=True)][:_MOST_RUNS]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines += [f"and {len(listed) - _SHOWN_RUNS} more"] if len(listed) > _SHOWN_RUNS else []
-    typed = shlex.join(("ddplaunch", verb, names[0], *options))
-    return LaunchError("\n  ".join([f"{what}:", *lines]), hint=f"name one: `{typed}`")
+    lines += [f"and {len(listed) - _MOST_RUNS} more"] if len(listed) > _MOST_RUNS else []
+    example = shlex.join(("ddplaunch", *typed.words(names[0])))
+    return LaunchError("\n  ".join([f"{what}:", *lines]), hint=f"name one: `{example}`")
 
 
-def _unlike(runs: Sequence[Known]) -> list[str]:
+def _distinct_names(runs: Sequence[Known]) -> list[str]:
     """Return for each run a name that no other run has: the shortest such name, or the folder."""
     used = Counter(name for run in runs for name in {run.name, run.run_id})
     return [
@@ -314,50 +332,54 @@ def heading(run: Known) -> str:
 def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) -> Known:
     """Return the running job that was named: by name, script, part of the name, or folder. Without a name: the only job.
 
-    `verb` and `options` are what was typed besides, for hints.
+    `verb` and `options` were typed with the name; errors repeat them in their hints.
+
+    Raises:
+        LaunchError: no job that runs here is meant, or several may be.
     """
+    typed = Typed(verb, options)
     if named == "":
-        raise LaunchError("no run is named: the argument is empty", hint=_SHOWS)
-    found_runs = look(env)
-    here = [*map(of_running, found_runs.here)]
+        raise LaunchError("no run is named: the argument is empty", hint=_PS_SHOWS)
+    found = look(env)
+    here = [of_running(replies) for replies in found.here]
     if named is None:
-        if len(here) == 1:
-            return here[0]
         if not here:
-            raise _none("none of your jobs runs here", found_runs.there, verb, options)
-        raise several(f"{len(here)} of your jobs run here", here, verb, *options)
+            raise _none_here("none of your jobs runs here", found.there, typed)
+        if len(here) > 1:
+            raise several(f"{len(here)} of your jobs run here", here, typed)
+        return here[0]
     if os.sep in named:
         return _by_folder(named, here)
+    going_on = {run.run_id for run in (*here, *found.there)}
+    ended = [folder for folder in folders(env) if os.path.basename(folder) not in going_on]
     exact = [run for run in here if named in (run.run_id, run.name)]
-    known = {run.run_id for run in (*here, *found_runs.there)}
-    ended = [folder for folder in folders(env) if os.path.basename(folder) not in known]
-    others = [*map(os.path.basename, ended), *(run.run_id for run in found_runs.there)]
-    is_another = any(named in (name, short(name)) for name in others)
+    not_here = [*map(os.path.basename, ended), *(run.run_id for run in found.there)]
     removed = removed_run(env, named, exactly=True)
     # whoever types the whole name of a run that does not run here does not mean a job whose name begins so
-    if found := exact or ([] if is_another or removed else meant(named, here)):
-        if len(found) == 1:
-            return found[0]
-        raise several(f"{line(named)} may be any of {len(found)} jobs that run here", found, verb, *options)
-    fitting = meant(named, [*found_runs.there, *map(of_folder, ended)])
-    if there := [run for run in fitting if run.host]:
-        raise _none(f"there is no run {line(named)} here", there, verb, options)
+    is_name_of_another = removed is not None or any(named in (name, short(name)) for name in not_here)
+    fitting = exact or ([] if is_name_of_another else meant(named, here))
+    if len(fitting) > 1:
+        raise several(f"{line(named)} may be any of {len(fitting)} jobs that run here", fitting, typed)
     if fitting:
-        last = newest_first(fitting)[0]
-        what = f"run {last.name} has ended: {', '.join(filter(None, (last.program, last.age(time.time()))))}"
-        raise LaunchError(what, hint=f"`ddplaunch logs {last.name}` shows its output")
-    if removed := removed or removed_run(env, named):
-        raise removed
-    raise no_such_run(env, named, here, verb)
+        return fitting[0]
+    elsewhere = meant(named, [*found.there, *map(of_folder, ended)])
+    if on_other_hosts := [run for run in elsewhere if run.host]:
+        raise _none_here(f"there is no run {line(named)} here", on_other_hosts, typed)
+    if elsewhere:
+        raise _has_ended(newest_first(elsewhere)[0])
+    raise removed or removed_run(env, named) or no_such_run(env, named, here, typed)
 
 
-def kept(
-    env: Mapping[str, str], named: str | None, verb: str, typed: Collection[str] = (), *, follow: bool = False
+def choose_kept(
+    env: Mapping[str, str], named: str | None, verb: str, options: Sequence[str] = (), *, follow: bool = False
 ) -> tuple[Known, list[Known]]:
-    """Return the run that is meant, running or ended, and other jobs that run here where none was named.
+    """Return the run whose folder is meant, running or ended, and other jobs that run here where none was named.
 
-    Without a name it is the latest; of those to be followed, the latest that runs, if one does. `verb` and `typed`, the
-    options, are for hints.
+    Without a name it is the latest; of those to be followed, the latest that runs, if one does. `verb` and `options` were
+    typed with the name; errors repeat them in their hints.
+
+    Raises:
+        LaunchError: no run with a folder is meant, or several may be.
     """
     if named is not None and os.sep in named:
         try:
@@ -369,39 +391,55 @@ def kept(
     ids = {run.run_id for run in here}
     runs = [*here, *(of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in ids)]
     if named is None:
-        if not (with_logs := [run for run in runs if run.folder]):
-            raise LaunchError("there is no run with logs", hint=f"`ddplaunch {verb} FOLDER` reads those of --log-dir")
-        latest = newest_first(with_logs)[0] if follow else max(with_logs, key=lambda run: run.began)
+        latest = _latest([run for run in runs if run.folder], verb, follow=follow)
         return latest, [run for run in here if run is not latest]
     found = meant(named, runs)
     if not any(named in (run.run_id, run.name) for run in found):
         if removed := removed_run(env, named, exactly=True):
             raise removed
-        found = [run for run in found if run.replies is not None] or found
-    if len(found) > 1:
-        raise several(f"{line(named)} may be any of {len(found)} runs", found, verb, *typed)
+        found = [run for run in found if run.replies is not None] or found  # of fits in part, running ones win
     if not found:
-        raise removed_run(env, named) or no_such_run(env, named, runs, verb)
+        raise removed_run(env, named) or no_such_run(env, named, runs, Typed(verb))
+    if len(found) > 1:
+        raise several(f"{line(named)} may be any of {len(found)} runs", found, Typed(verb, options))
     if not found[0].folder:
         hint = "see `--log-dir`, and what the command said at its start"
         raise LaunchError(f"run {found[0].name} keeps no logs", hint=hint)
     return found[0], []
 
 
-def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb: str) -> LaunchError:
-    """Return the error that no run has this name; it suggests one of `runs` with a similar name."""
-    what = f"there is no run {line(named)} here"
+def _latest(runs: Sequence[Known], verb: str, *, follow: bool) -> Known:
+    """Return the run that began last; with `follow`, one that still runs comes before all that have ended."""
+    if not runs:
+        raise LaunchError("there is no run with logs", hint=f"`ddplaunch {verb} FOLDER` reads those of --log-dir")
+    return newest_first(runs)[0] if follow else max(runs, key=lambda run: run.began)
+
+
+def _has_ended(run: Known) -> LaunchError:
+    facts = ", ".join(filter(None, (run.program, run.age(time.time()))))
+    return LaunchError(f"run {run.name} has ended: {facts}", hint=f"`ddplaunch logs {run.name}` shows its output")
+
+
+def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], typed: Typed) -> LaunchError:
+    """Return the error that no run has this name; its hint is one of `runs` with a similar name, if there is one."""
+    what, verb = f"there is no run {line(named)} here", typed.verb
     if named.isdigit():
-        option = {"logs": "-r", "stacks": "-r", "attach": "-r", "profile": "-r"}.get(verb)
-        return LaunchError(what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if option else _SHOWS)
-    like = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
-    if not like and verb in ("logs", "report", "ps"):
+        takes_ranks = verb in ("logs", "stacks", "attach", "profile")
+        return LaunchError(
+            what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if takes_ranks else _PS_SHOWS
+        )
+    similar = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
+    if not similar and verb in ("logs", "report", "ps"):
         return LaunchError(what, hint="`ddplaunch ps --all` lists your runs")
-    return _none(what, (), verb, (), like)
+    return _none_here(what, (), typed, similar)
 
 
 def _by_folder(named: str, here: Sequence[Known]) -> Known:
-    """Return the running job whose folder is `named`; ask the socket in a folder that no listing shows."""
+    """Return the running job whose folder is `named`: one of those `here`, or one that answers at a socket in that folder.
+
+    Raises:
+        LaunchError: no job runs there, or it is another user's.
+    """
     path = os.path.realpath(named)
     for known in here:
         run = known.replies.run if known.replies is not None else None
@@ -410,14 +448,16 @@ def _by_folder(named: str, here: Sequence[Known]) -> Known:
     try:
         owner = os.stat(path).st_uid
     except OSError as error:
-        raise LaunchError(f"{named}: {why_failed(error)}", hint=_SHOWS) from None
+        raise LaunchError(f"{named}: {why_failed(error)}", hint=_PS_SHOWS) from None
     socket_path = SocketPath(path, run_socket.NAME)
-    if os.path.lexists(socket_path.path):  # a folder below another home, as that of another XDG_STATE_HOME
+    # in a folder outside of our folder of runs, as with another XDG_STATE_HOME
+    has_socket = os.path.lexists(socket_path.path)
+    if has_socket:
         if (replies := ask(socket_path, AskStatus(), ANSWER_WITHIN)) is not None:
             return of_running(replies)
     elif owner not in (os.getuid(), 0) and os.getuid() != 0:
         raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
-    raise LaunchError(f"no job runs in {named}", hint=_SHOWS)
+    raise LaunchError(f"no job runs in {named}", hint=_PS_SHOWS)
 
 
 def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
@@ -450,16 +490,17 @@ def no_such_ranks(run: str, ranks: Collection[int], world_size: int) -> LaunchEr
     return LaunchError(f"there is no {these_ranks(ranks)} in {run}: it has {has}", hint="type for example `-r 0`")
 
 
-def _none(
-    what: str, there: Sequence[Known], verb: str, options: Sequence[str], meant: str | None = None
-) -> LaunchError:
-    """Return the error for a verb that found no job, with a hint to the job that was probably meant."""
+def _none_here(what: str, there: Sequence[Known], typed: Typed, similar: str | None = None) -> LaunchError:
+    """Return the error of a verb that found no job here: `what`, and a hint.
+
+    The hint leads to the last of the runs that were found on other hosts (`there`), else says why sockets cannot be found, else
+    names the run with a `similar` name, else `ddplaunch ps`.
+    """
     if there:
         run = there[-1]
-        hint = f"`{run.line_there((verb, run.name, *options))}`"
-        return LaunchError(f"{what}; {run.name} runs on {run.host}", hint=hint)
+        return LaunchError(f"{what}; {run.name} runs on {run.host}", hint=f"`{run.line_there(typed.words(run.name))}`")
     if why := run_socket.problem():
         return LaunchError(
             f"{what}, and {why}", hint="only root can remove it: jobs with --log-dir are reached through it"
         )
-    return LaunchError(what, hint=f"did you mean {meant}?" if meant else _SHOWS)
+    return LaunchError(what, hint=f"did you mean {similar}?" if similar else _PS_SHOWS)

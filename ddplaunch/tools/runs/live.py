@@ -19,14 +19,15 @@ from ddplaunch.tools.runs import client, ps, stacks
 from ddplaunch.tools.runs.find import of_running
 from ddplaunch.tools.runs.live_rows import LiveRows
 
-_WITHIN = 0.5  # seconds that the nodes have to answer
-_EVERY = 1.0  # seconds from one look to the next, more where one costs more than
-_SHARE = 0.006  # of a core: here, and in the agent of the node with the most workers
-_OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them
-_LONGEST = 10.0  # seconds
-_CONFIRM = 2.0  # seconds from a first look that finds ranks waiting to the second one
-_AGAIN = 10.0  # seconds from one question about collectives to the next, twice as long where the ranks have moved
-_MOST_WORKERS = 16  # that a snapshot lists
+_ANSWER_WITHIN = 0.5  # seconds that the nodes have to answer
+_LOOK_EVERY = 1.0  # seconds from one look to the next, more where one costs more than
+_SHARE_OF_CORE = 0.006  # of a core: here, and in the agent of the node with the most workers
+_CPU_OF_WORKER = 1e-4  # seconds of that agent's CPU for each of them, as was measured
+_LONGEST_PAUSE = 10.0  # seconds from one look to the next, whatever it costs
+_CONFIRM_AFTER = 2.0  # seconds from a first look that finds ranks waiting to the second one
+# seconds from one question about collectives to the next, twice as long where the ranks have moved
+_ASK_AGAIN_AFTER = 10.0
+_MOST_LISTED = 16  # that a snapshot lists
 
 
 def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
@@ -43,51 +44,56 @@ def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
 
 
 class _Viewer:
+    """Asks the job for the status of its workers (a look) as often as that costs little, and makes what --live shows."""
+
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
+        """Know no job yet: each request of the front names the socket of its job."""
         self._colour = use_colour(env, isatty=True)
         self._rows = LiveRows()
-        self._look_at = 0.0  # when the next look is due
-        self._waits_at = 0.0
-        self._pause = _AGAIN  # seconds
-        self._waits: list[Wait] = []  # at the last look
+        self._next_look_at = 0.0  # monotonic seconds, as all times here
+        self._ask_for_waits_at = 0.0  # not before this time
+        self._pause = _ASK_AGAIN_AFTER  # seconds from the last question about collectives to the next
+        self._waits: list[Wait] = []  # what the last question about collectives found
 
     def rows(self, path: SocketPath, columns: int, lines: int) -> str:
         """Return the rows for a terminal of this size, after a look at the job if one is due."""
-        began, now = time.process_time(), time.monotonic()
-        if now >= self._look_at and (replies := client.ask(path, AskStatus(), _WITHIN)) is not None:
-            self._rows.take(replies, time.monotonic())
-            if self._rows.stands(now) and now >= self._waits_at:
+        cpu_before, now = time.process_time(), time.monotonic()
+        if now >= self._next_look_at and (replies := client.ask(path, AskStatus(), _ANSWER_WITHIN)) is not None:
+            self._rows.on_replies(replies, time.monotonic())
+            if self._rows.stands(now) and now >= self._ask_for_waits_at:
                 self._look_for_waits(path)
-            workers = max(Counter(id(node) for node, _ in replies.workers).values(), default=0)
-            spent = max(time.process_time() - began, workers * _OF_WORKER)
-            self._look_at = now + max(_EVERY, min(spent / _SHARE, _LONGEST))
+            workers_by_node = Counter(id(node) for node, _ in replies.workers)
+            agents_cpu = max(workers_by_node.values(), default=0) * _CPU_OF_WORKER
+            cpu = max(time.process_time() - cpu_before, agents_cpu)
+            pause = cpu / _SHARE_OF_CORE  # after which looks have cost that share of the time
+            self._next_look_at = now + max(_LOOK_EVERY, min(pause, _LONGEST_PAUSE))
+        # half of the lines are left to the output of workers
         shown = self._rows.render(time.monotonic(), columns - 1, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
     def _look_for_waits(self, path: SocketPath) -> None:
         """Find out in which collectives ranks wait; show those that were there at the last look already."""
-        replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _WITHIN)
+        replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _ANSWER_WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         stays = [wait for wait in self._waits if wait in before]
-        self._rows.take_waits(stays)
+        self._rows.show_waits(stays)
         if self._waits and not before:
-            pause = _CONFIRM
+            pause = _CONFIRM_AFTER
         else:
-            self._pause = pause = _AGAIN if stays or not self._waits else self._pause * 2
+            self._pause = pause = _ASK_AGAIN_AFTER if stays or not self._waits else self._pause * 2
             self._waits = stays  # what has moved on is to be seen twice again
-        self._waits_at = time.monotonic() + pause
+        self._ask_for_waits_at = time.monotonic() + pause
 
     def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
         look = Look(self._colour, columns)
-        replies = client.ask(path, AskStatus(), _WITHIN)
+        replies = client.ask(path, AskStatus(), _ANSWER_WITHIN)
         if replies is None:
             return "ddplaunch: the job has just ended"
         run = of_running(replies)
-        has_few = replies.run is not None and replies.run.world_size <= _MOST_WORKERS
+        has_few = replies.run is not None and replies.run.world_size <= _MOST_LISTED
         shown = written([ps.render(replies) if has_few else ps.facts_of(replies)], look)
         try:
-            return f"{shown}\n{stacks.of(self._env, run, stacks.Wanted(), look)}"
+            return f"{shown}\n{stacks.text_of(run, stacks.Wanted(), look)}"
         except LaunchError as error:
             return f"{shown}\nddplaunch: {error.message}"

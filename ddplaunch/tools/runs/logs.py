@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from ddplaunch.record.folders import goes_on, parts_of
 from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
 from ddplaunch.record.run import KILLED, LONGEST, EventRow, Run, lines_of
+from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import NodeStatus
 from ddplaunch.spec.options.parsers import BadValue, duration
 from ddplaunch.system.console.lines import Lines
@@ -38,20 +39,21 @@ from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.find import Known, heading, newest_first
 
 _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
-_LONGEST_NUMBER = 9  # digits: more lines are all lines
-_INTERVAL = 0.2  # seconds between two looks for what is new
+_LONGEST_NUMBER = 9  # digits of -n: so many lines are all lines
+_LOOK_EVERY = 0.2  # seconds between two looks for what is new
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What is to be shown."""
+    """What is to be shown: the values of the options of `ddplaunch logs`."""
 
-    ranks: frozenset[int] | None = None
-    pattern: re.Pattern[bytes] | None = None
+    ranks: frozenset[int] | None = None  # None: all
+    pattern: re.Pattern[bytes] | None = None  # None: all lines
     tail: int | None = None  # how many lines of each log at most, of those that are there at first; None: all
-    since: float | None = None  # seconds since 1970
-    yesterday: str = ""  # the time of day that was asked for, which is still to come today
+    since: float | None = None  # seconds since 1970; None: from the beginning
+    # a time of day that was asked for, is still to come today, and so means yesterday's; "": not so
+    of_yesterday: str = ""
     follow: bool = False
-    typed: tuple[str, ...] = ()  # the options, for hints
+    typed: tuple[str, ...] = ()  # the options as they were typed, with -r first
 
 
 def wanted(
@@ -63,7 +65,11 @@ def wanted(
     since: str | None = None,
     follow: bool = False,
 ) -> Wanted:
-    """Read the values of the options, given what was typed for each; `now` is in seconds since 1970."""
+    """Return what the values of -r, --grep, -n, --since and -f ask for at this time (`now`, in seconds since 1970).
+
+    Raises:
+        LaunchError: a value cannot be read.
+    """
     try:
         compiled = re.compile(os.fsencode(pattern)) if pattern is not None else None
     except re.error as error:
@@ -71,9 +77,9 @@ def wanted(
     if tail is not None and not (tail.isascii() and tail.isdigit() and len(tail) <= _LONGEST_NUMBER):
         raise LaunchError(f"-n {tail}: expected a number of lines", hint="type for example `-n 50`")
     begins = beginning(since, now) if since is not None else None
-    # of the spans and dates, which may lie long ago, the user knows
-    is_time = since is not None and begins is not None and _TIME_OF_DAY.fullmatch(since)
-    is_before = is_time and time.localtime(begins).tm_yday != time.localtime(now).tm_yday
+    # who types a span or a date knows the day; a time of day may be taken for today's
+    is_time_of_day = since is not None and _TIME_OF_DAY.fullmatch(since) is not None
+    is_of_yesterday = is_time_of_day and time.localtime(begins).tm_yday != time.localtime(now).tm_yday
     values = {"-r": ranks, "--grep": pattern, "-n": tail, "--since": since}
     typed = [word for option, value in values.items() if value is not None for word in (option, value)]
     return Wanted(
@@ -82,7 +88,7 @@ def wanted(
         pattern=compiled,
         tail=int(tail) if tail is not None else None,
         since=begins,
-        yesterday=(since or "") if is_before else "",
+        of_yesterday=(since or "") if is_of_yesterday else "",
         follow=follow,
     )
 
@@ -94,18 +100,19 @@ def beginning(since: str, now: float) -> float:
     try:
         if _TIME_OF_DAY.fullmatch(since):
             today = datetime.fromtimestamp(now)  # noqa: DTZ006 - times are those of the time zone here, as its clocks show them
-            at = datetime.fromisoformat(f"{today:%Y-%m-%d}T{since:0>{5 if since.count(':') == 1 else 8}}")
+            width = len("09:05") if since.count(":") == 1 else len("09:05:30")
+            at = datetime.fromisoformat(f"{today:%Y-%m-%d}T{since:0>{width}}")  # which takes 09:05, and no 9:05
             return (at if at <= today else at - timedelta(days=1)).timestamp()
         is_date = re.match(r"\d{4}-\d\d-\d\d", since)
         then = datetime.fromisoformat(since).timestamp() if is_date else now - duration(since)
     except (ValueError, BadValue):
-        raise LaunchError(f"--since {since}: expected a time span, a time of day or a date", hint=_TIMES) from None
+        raise LaunchError(f"--since {since}: expected a time span, a time of day or a date", hint=_TIMES_HINT) from None
     if then > now:
-        raise LaunchError(f"--since {since}: that time is still to come", hint=_TIMES)
+        raise LaunchError(f"--since {since}: that time is still to come", hint=_TIMES_HINT)
     return then
 
 
-_TIMES = "type for example `--since 5m`, `--since 14:05`, `--since 14:05:30` or `--since 2026-11-22T14:05`"
+_TIMES_HINT = "type for example `--since 5m`, `--since 14:05`, `--since 14:05:30` or `--since 2026-11-22T14:05`"
 
 
 def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
@@ -115,38 +122,42 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
         LaunchError: there is no such run, or it has no such logs.
         BrokenPipeError: the reader of stdout has gone.
     """
-    if want.yesterday:
-        say(f"since {want.yesterday} yesterday")
-    run, others = find.kept(env, named, "logs", want.typed, follow=want.follow)
-    folder = run.folder
+    if want.of_yesterday:
+        say(f"since {want.of_yesterday} yesterday")
+    run, others = find.choose_kept(env, named, "logs", want.typed, follow=want.follow)
     if run.keeps_elsewhere:
         say(f"logs of {heading(run)}")
         return _show_elsewhere(run, want)
-    logs = _chosen(run, logs_of(folder), want)
+    logs = _chosen(run, logs_of(run.folder), want)
     say(_heading(run, others))
-    several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
+    raise_open_files()  # logs that are followed stay open, and there may be thousands
+    _write_logs(run.folder, logs, want)
+    how = Run(run.folder).how_it_ended
+    if want.follow or (how == KILLED and not goes_on(run.folder)):
+        say(f"{run.name} {how}" + ("; its logs end here" if how == KILLED else ""))
+    return OK
+
+
+def _write_logs(folder: str, logs: Sequence[LogFile], want: Wanted) -> None:
+    """Write these logs of the run in this folder to stdout; follow them, and those that come, until the run ends, if wanted."""
+    has_several_ranks = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
     readers = {log: _ShownLog(log, want.since) for log in logs}
     out = sys.stdout.buffer
-    raise_open_files()  # logs that are followed stay open, and there may be thousands
     tail = want.tail
     while True:
-        # looked at first: what is written before the end is read after it
-        going = want.follow and goes_on(folder)
+        # the run is looked at before its logs are read: what was written up to its end is read after that
+        is_followed = want.follow and goes_on(folder)
         for log, reader in readers.items():
-            lines = _fitting(reader.lines(time.monotonic()) if going else reader.rest(), want.pattern)
-            _write(out.write, lines if tail is None else deque(lines, tail), log, several)
+            lines = _matching(reader.lines(time.monotonic()) if is_followed else reader.rest(), want.pattern)
+            _write(out.write, lines if tail is None else deque(lines, tail), log, with_rank=has_several_ranks)
         out.flush()
         tail = None  # what comes from now on is shown whole
-        if not going:
-            break
-        time.sleep(_INTERVAL)
+        if not is_followed:
+            return
+        time.sleep(_LOOK_EVERY)
         for log in logs_of(folder):  # of workers that have started meanwhile, or of the next generation
             if log not in readers and (want.ranks is None or log.rank in want.ranks):
                 readers[log] = _ShownLog(log, want.since)
-    how = Run(folder).how_it_ended
-    if want.follow or (how == KILLED and not goes_on(folder)):
-        say(f"{run.name} {how}" + ("; its logs end here" if how == KILLED else ""))
-    return OK
 
 
 class _ShownLog:
@@ -181,36 +192,37 @@ def _split(block: bytes) -> list[bytes]:
     return [line + b"\n" for line in block.split(b"\n")[:-1]]
 
 
-def _fitting(lines: Iterator[bytes], pattern: re.Pattern[bytes] | None) -> Iterator[bytes]:
+def _matching(lines: Iterator[bytes], pattern: re.Pattern[bytes] | None) -> Iterator[bytes]:
     """Yield the lines in which the pattern is found, or all."""
     return (line for line in lines if pattern is None or pattern.search(line, 0, len(line) - 1))
 
 
-def _write(write: Callable[[bytes], object], lines: Iterable[bytes], log: LogFile, several: bool) -> None:
-    prefix = b"[%d] " % log.rank if several else b""
+def _write(write: Callable[[bytes], object], lines: Iterable[bytes], log: LogFile, *, with_rank: bool) -> None:
+    prefix = b"[%d] " % log.rank if with_rank else b""
     for line in lines:
         write(prefix + line)
 
 
-_WHY_NONE = "a single worker has the command's own stdout and stderr, and no logs; `--output prefix` keeps some"
+_WHY_NO_LOGS = "a single worker has the command's own stdout and stderr, and no logs; `--output prefix` keeps some"
 
 
 def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
-    """Return the logs of the ranks that are wanted.
+    """Return those of a run's `logs` whose ranks are wanted.
 
-    Raises LaunchError: the run has no such rank, or a log that is wanted is not here, and no worker that starts later brings it.
+    Raises:
+        LaunchError: the run has no such rank, or a log that is wanted is not here, and no worker that starts later brings it.
     """
-    world_size = Run(run.folder).plan.get("world_size")
+    world_size = Run(run.folder).plan.get("world_size")  # what no ddplaunch wrote has none
     if isinstance(world_size, int) and (never := {rank for rank in want.ranks or () if rank >= world_size}):
         raise find.no_such_ranks(run.name, never, world_size)
-    there = {log.rank for log in logs}
-    are_missing = not logs if want.ranks is None else not want.ranks <= there
+    found_ranks = {log.rank for log in logs}
+    are_missing = not logs if want.ranks is None else not want.ranks <= found_ranks
     may_come = want.follow and goes_on(run.folder)
     if may_come and are_missing:
-        never = _started_in(run.folder) - there
-        may_come = not (never if want.ranks is None else never & want.ranks)
+        never_come = _started_in(run.folder) - found_ranks
+        may_come = not (never_come if want.ranks is None else never_come & want.ranks)
     if are_missing and not may_come:
-        raise _none_of(run, want.ranks, there)
+        raise _why_missing(run, want.ranks, found_ranks)
     return [log for log in logs if want.ranks is None or log.rank in want.ranks]
 
 
@@ -220,19 +232,20 @@ def _started_in(folder: str) -> set[int]:
     return {row.rank for row in events if row is not None and row.event == "worker_started" and row.rank is not None}
 
 
-def _none_of(run: Known, wanted: Collection[int] | None, there: Collection[int]) -> LaunchError:
-    """Return why there are no logs of the ranks that are `wanted`, None for all, but only of those that are `there`."""
+def _why_missing(run: Known, ranks: Collection[int] | None, found_ranks: Collection[int]) -> LaunchError:
+    """Return the error for logs that are wanted (of `ranks`; None: of all) and not in the run's folder: it has `found_ranks`."""
     plan = Run(run.folder).plan
-    if not there and plan.get("workers") == []:  # it is the plan of the command that started all agents
+    is_of_command = plan.get("workers") == []  # which has started all agents, and has no workers itself
+    if not found_ranks and is_of_command:
         return _on_its_hosts(run)
-    if wanted is None:
+    if ranks is None:
         is_no_run = plan.get("world_size") is None
         no_run = "that is no folder of a run; `ddplaunch logs` alone shows those of the latest"
-        return LaunchError(f"there are no logs in {run.folder}", hint=no_run if is_no_run else _WHY_NONE)
-    what = f"there is no log of {these_ranks({*wanted}.difference(there))} of {run.name}"
-    if not there:
-        return LaunchError(f"{what} in {run.folder}", hint=_WHY_NONE)
-    hint = f"here are those of {compress(there)}; the others are on the hosts of their nodes"
+        return LaunchError(f"there are no logs in {run.folder}", hint=no_run if is_no_run else _WHY_NO_LOGS)
+    what = f"there is no log of {these_ranks({*ranks}.difference(found_ranks))} of {run.name}"
+    if not found_ranks:
+        return LaunchError(f"{what} in {run.folder}", hint=_WHY_NO_LOGS)
+    hint = f"here are those of {compress(found_ranks)}; the others are on the hosts of their nodes"
     return LaunchError(f"{what} here", hint=hint)
 
 
@@ -265,69 +278,94 @@ _PIECE = 1 << 16  # bytes
 _SSH = ("ssh", "-T", "-x", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")
 
 
+class _OnHost(Struct, frozen=True):
+    """The logs of a node that are to be shown, and the host that shows them."""
+
+    host: str  # as ssh is to be given it, perhaps with a user before an @
+    folder: str  # of the node's logs, on that host; "": it keeps none
+    ranks: list[int]  # sorted
+
+
 def _show_elsewhere(run: Known, want: Wanted) -> int:
     """Have each host of a run that was typed here show its logs over ssh: node by node, or all together as lines come.
 
-    Return the exit status.
+    Return the exit status: the largest of those of the commands there.
 
     Raises:
         LaunchError: there are no such ranks, or it is not known how to reach their hosts.
         BrokenPipeError: the reader of stdout has gone.
     """
     assert run.replies is not None
-    asked = run.replies.run
-    assert asked is not None
-    answers = {node.node_rank: node.answer for node in run.replies.nodes
-               if isinstance(node.answer, NodeStatus) and node.node_rank is not None}  # fmt: skip
-    on = {node: {worker.rank for worker in answer.workers} for node, answer in answers.items()}
-    if not on:
-        raise LaunchError(
-            f"it is not known where the logs of {run.name} are: {'; '.join(find.silent(run.replies.nodes))}"
-        )
-    # nodes that were lost have made room for others in the order of the nodes
-    names = {host.rpartition("@")[2]: host for host in asked.over_ssh}
-    hosts = {node.node_rank: names.get(node.host, "") for node in run.replies.nodes}
-    if not all(map(hosts.get, on)):
-        raise LaunchError(f"the logs of {run.name} are not here, but on {asked.host}, in {printable(run.folder)}")
-    known = set().union(*on.values())
-    if unknown := set(want.ranks or ()) - known:
-        if asked.world_size and (never := {rank for rank in unknown if rank >= asked.world_size}):
-            raise find.no_such_ranks(run.name, never, asked.world_size)
-        raise LaunchError(f"it is not known where {these_ranks(unknown)} of {run.name} runs: its node does not answer")
-    asked_of = {node: sorted(here if want.ranks is None else here & want.ranks) for node, here in on.items()}
-    count = sum(map(len, asked_of.values()))
-    options = want.typed[2:] if want.typed[:1] == ("-r",) else want.typed  # each host is asked for its own ranks
+    assert run.replies.run is not None
+    parts = [part for part in _parts_on_hosts(run, run.replies.run, want) if part.ranks]
+    has_several_ranks = sum(len(part.ranks) for part in parts) > 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(of_signal(signal.SIGTERM)))  # no ssh outlives this
     readers = []
-    for node, here in sorted(asked_of.items()):
-        if here and not answers[node].folder:
-            say(f"{printable(hosts[node])} keeps no logs")
-        elif here:
-            # a host puts the rank before its lines only where it shows several, or all that may come
-            is_bare = len(here) == 1 < count and not (want.follow and want.ranks is None)
-            # of its own node alone: hosts may share a disk, and have another home than this one
-            argv = _line(
-                asked.python, hosts[node], answers[node].folder, here if want.ranks is not None else (), options
-            )
-            readers.append(_HostReader(argv, b"[%d] " % here[0] if is_bare else b""))
-            if not want.follow:
-                say(f"{these_ranks(here)}, on {printable(hosts[node])}:")
-                _write_lines(readers[-1:])
+    for part in parts:
+        if not part.folder:
+            say(f"{printable(part.host)} keeps no logs")
+            continue
+        # a host puts the rank before its lines only where it shows several, or all that may come
+        host_leaves_rank_out = len(part.ranks) == 1 and not (want.follow and want.ranks is None)
+        prefix = b"[%d] " % part.ranks[0] if host_leaves_rank_out and has_several_ranks else b""
+        readers.append(_HostReader(_ssh_line(run.replies.run.python, part, want), prefix))
+        if not want.follow:
+            say(f"{these_ranks(part.ranks)}, on {printable(part.host)}:")
+            _write_lines(readers[-1:])
     if want.follow:
         _write_lines(readers)
     return max((reader.process.returncode for reader in readers), default=0)
 
 
-def _line(python: str, host: str, folder: str, ranks: Collection[int], options: Sequence[str]) -> list[str]:
-    chosen = ["-r", compress(ranks)] if ranks else []
-    command = [python, "-m", "ddplaunch", "logs", folder, *chosen, *options]
-    return [*_SSH, "--", host, f"exec {shlex.join(command)}"]
+def _parts_on_hosts(run: Known, reply: requests.Run, want: Wanted) -> list[_OnHost]:
+    """Return what each node that has answered is to show, by node rank.
+
+    Raises:
+        LaunchError: the host of a node, or the node of a wanted rank, is not known.
+    """
+    assert run.replies is not None
+    answered = {node.node_rank: node for node in run.replies.nodes
+                if isinstance(node.answer, NodeStatus) and node.node_rank is not None}  # fmt: skip
+    if not answered:
+        raise LaunchError(
+            f"it is not known where the logs of {run.name} are: {'; '.join(find.silent(run.replies.nodes))}"
+        )
+    # by name, and not by rank: a node that took the place of a lost one has the rank of another host
+    ssh_names = {host.rpartition("@")[2]: host for host in reply.over_ssh}
+    parts = []
+    known: set[int] = set()
+    for _, node in sorted(answered.items()):
+        assert isinstance(node.answer, NodeStatus)
+        if node.host not in ssh_names:
+            raise LaunchError(f"the logs of {run.name} are not here, but on {reply.host}, in {printable(run.folder)}")
+        ranks = {worker.rank for worker in node.answer.workers}
+        known |= ranks
+        parts.append(
+            _OnHost(
+                ssh_names[node.host], node.answer.folder, sorted(ranks if want.ranks is None else ranks & want.ranks)
+            )
+        )
+    if unknown := set(want.ranks or ()) - known:
+        if reply.world_size and (never := {rank for rank in unknown if rank >= reply.world_size}):
+            raise find.no_such_ranks(run.name, never, reply.world_size)
+        raise LaunchError(f"it is not known where {these_ranks(unknown)} of {run.name} runs: its node does not answer")
+    return parts
+
+
+def _ssh_line(python: str, part: _OnHost, want: Wanted) -> list[str]:
+    """Return the command that has a host show its part, with the options of this one; each host is asked for its own ranks."""
+    options = want.typed[2:] if want.typed[:1] == ("-r",) else want.typed
+    chosen = ["-r", compress(part.ranks)] if want.ranks is not None else []
+    # the folder of the node is named, not the run: hosts may share a disk, and have another home than this one
+    command = [python, "-m", "ddplaunch", "logs", part.folder, *chosen, *options]
+    return [*_SSH, "--", part.host, f"exec {shlex.join(command)}"]
 
 
 class _HostReader:
-    """What one host shows, in whole lines."""
+    """The ssh to one host that shows its logs, and what it has written, in whole lines."""
 
     def __init__(self, argv: Sequence[str], prefix: bytes) -> None:
+        """Start ssh by this command line; `prefix` is to stand before each of its lines."""
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         self.prefix = prefix
         self._rest = b""
@@ -343,12 +381,13 @@ class _HostReader:
 
 
 def _write_lines(readers: Sequence[_HostReader]) -> None:
-    """Write the lines of all readers as they come, until every reader has ended."""
+    """Write the lines of all readers as they come, until every reader has ended and left its exit status."""
     out = sys.stdout.buffer
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         for reader in readers:
             stack.enter_context(reader.process)
-            stack.callback(reader.process.terminate)  # before it is waited for
+            # what is registered last is called first: the context of a process waits for its end
+            stack.callback(reader.process.terminate)
             assert reader.process.stdout is not None
             selector.register(reader.process.stdout, selectors.EVENT_READ, reader)
         while selector.get_map():

@@ -17,7 +17,7 @@ from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as line_of
 from ddplaunch.system.words import duration, signal_name, size
 from ddplaunch.tools.runs import find
-from ddplaunch.tools.runs.find import Known, no_such_run
+from ddplaunch.tools.runs.find import Known, Typed, no_such_run
 
 _OF_SIGNAL = of_signal(0)  # what the status of a signal is greater than
 _HEADER = ("run", "script", "began", "took", "size", "how it ended")
@@ -41,7 +41,7 @@ def show(env: Mapping[str, str], named: str | None, *, as_json: bool) -> str:
     every = find.every_run(env)
     runs = every if named is None else find.meant(named, every)
     if named is not None and not runs:
-        raise find.removed_run(env, named) or no_such_run(env, named, every, "ps")
+        raise find.removed_run(env, named) or no_such_run(env, named, every, Typed("ps"))
     newest = sorted(runs, key=lambda run: (-run.began, run.run_id))
     if as_json:
         import json

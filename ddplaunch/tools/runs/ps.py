@@ -77,12 +77,12 @@ def render(replies: RunReplies) -> Block:
 
 
 def facts_of(replies: RunReplies) -> Words:
-    """Return the line that says what a run is and does."""
+    """Return the line that says what a run is and does; of a run that does not answer, why, and what its folder tells."""
     run = replies.run
     if run is None:
         return line((short(name_of(replies)), NAME), f": {printable(replies.problem)}{_on_disk(replies)}")
     restarts = f", restart {run.restarts}" if run.restarts else ""
-    if 0 < run.restarts <= run.max_restarts:
+    if 0 < run.restarts <= run.max_restarts:  # beyond: some restarts do not count for --max-restarts
         restarts += f" of {run.max_restarts}"
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     nodes += f" (spare: {printable(run.spares)})" if run.spares else ""

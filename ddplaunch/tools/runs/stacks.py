@@ -24,7 +24,7 @@ from ddplaunch.tools.runs.find import Known, heading
 
 WITHIN = 1.0  # seconds that workers have
 _ON_THE_WAY = 1.5  # seconds, for the child that asks them and for the channel
-_NATIVE = 10.0  # seconds that py-spy has
+_NATIVE_WITHIN = 10.0  # seconds that py-spy has
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -51,19 +51,24 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted) -> str:
     run = find.choose(env, named, "stacks", *want.typed)
     if not want.as_json:
         say(f"stacks of {heading(run)}")
-    return of(env, run, want)
+    return text_of(run, want, Look.of_stdout(env))
 
 
-def of(env: Mapping[str, str], run: Known, want: Wanted, look: Look | None = None) -> str:
-    """Return the stacks of this job as text, for stdout unless `look` says how the text is to be shown."""
+def text_of(run: Known, want: Wanted, look: Look) -> str:
+    """Ask this job for its stacks, and return them as text in colours and a width (`look`), or as JSON.
+
+    Raises:
+        LaunchError: no node has answered, or there is no such rank.
+    """
     ranks, name = find.ranks_meant(want.ranks), run.name
     replies = _ask(run, want)
     samples = replies.samples
-    known = {sample.rank for sample in samples}
-    size = replies.run.world_size if replies.run is not None else 0
-    # before all nodes have met there is none yet, and no number of them
-    if ranks is not None and size and (unknown := sorted(ranks - known - set(range(size)))):
-        raise find.no_such_ranks(name, unknown, size)
+    # 0: the nodes have not met, so that it is not known
+    world_size = replies.run.world_size if replies.run is not None else 0
+    if ranks is not None and world_size:
+        possible = {sample.rank for sample in samples}.union(range(world_size))
+        if unknown := sorted(ranks - possible):
+            raise find.no_such_ranks(name, unknown, world_size)
     shown = [sample for sample in samples if ranks is None or sample.rank in ranks]
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""
@@ -85,13 +90,13 @@ def of(env: Mapping[str, str], run: Known, want: Wanted, look: Look | None = Non
         [line((text, ODD)) for text in silent],
     ]
     blocks = [section(*part) for part in parts if part]
-    return written(blocks, look or Look.of_stdout(env)) if blocks else f"run {name} has no worker now"
+    return written(blocks, look) if blocks else f"run {name} has no worker now"
 
 
 def _ask(run: Known, want: Wanted) -> RunReplies:
     """Ask a run for the stacks of its workers; raise LaunchError if no node has answered."""
     assert run.replies is not None
-    within = _NATIVE if want.native else WITHIN
+    within = _NATIVE_WITHIN if want.native else WITHIN
     asked = AskStacks(within, want.threads, want.native)
     replies = client.ask(run.replies.socket_path, asked, within + _ON_THE_WAY)
     if replies is None or (replies.problem and not replies.nodes):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from ddplaunch.record.window import requests
+from ddplaunch.system.console.tables import Look
 from ddplaunch.system.errors import LaunchError, below, say, visible
 from ddplaunch.system.exitcodes import NODE_LOST, OK
 from ddplaunch.system.fields import Malformed
@@ -23,16 +24,16 @@ from ddplaunch.tools.runs.find import Known, heading
 UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
 _DEBUGGER_WITHIN = 10.0  # seconds
 _STOP_WITHIN = 5.0  # seconds until the agent has taken a request to stop
-_SENT = 0.2  # seconds for the same, where the agent has not answered just now
+_STOP_SENT_WITHIN = 0.2  # seconds for the same, where the agent has not answered just now
 
 
 @contextmanager
 def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socket]:
-    """Connect to a run, and turn its silence or a malformed answer into an error.
+    """Connect to a run, for a conversation in the body of `with`.
 
     Raises:
-        LaunchError: it does; `hint` is for silence.
-        OSError: it has ended.
+        LaunchError: the run is silent (`hint` is the hint then), or gives a malformed answer.
+        OSError: the run has ended.
     """
     assert run.replies is not None
     try:
@@ -57,33 +58,35 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None) -> int:
             "ddplaunch attach needs a terminal, but stdin or stdout is none",
             hint="`ddplaunch stacks` shows where the workers are, and needs none",
         )
-    known = find.choose(env, named, "attach", *(["-r", asked] if asked is not None else []))
-    name, chosen = known.name, known.replies
-    assert chosen is not None
-    size = chosen.run.world_size if chosen.run is not None else 0
-    if asked is None and size > 1:
-        raise LaunchError(f"run {name} has {count(size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
+    run = find.choose(env, named, "attach", *(["-r", asked] if asked is not None else []))
+    assert run.replies is not None
+    world_size = run.replies.run.world_size if run.replies.run is not None else 0  # 0: not known
+    if asked is None and world_size > 1:
+        raise LaunchError(f"run {run.name} has {count(world_size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
     rank = int(asked or 0)
-    if size and rank >= size:
-        raise find.no_such_ranks(name, [rank], size)
+    if world_size and rank >= world_size:
+        raise find.no_such_ranks(run.name, [rank], world_size)
     try:
-        with _connection(known) as sock:
-            return _debug(sock, known, rank, env)
+        with _connection(run) as sock:
+            return _debug(sock, run, rank, Look.of_stdout(env))
     except OSError:
-        raise LaunchError(f"run {name} has just ended", status=NODE_LOST) from None
+        raise LaunchError(f"run {run.name} has just ended", status=NODE_LOST) from None
 
 
-def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str]) -> int:
-    """Carry the conversation with the debugger of a rank; return the exit status."""
-    name = run.name
+def _debug(sock: socket.socket, run: Known, rank: int, look: Look) -> int:
+    """Carry the conversation between the terminal and pdb in the worker of a rank; return the exit status.
+
+    The worker sends what pdb says, and sometimes asks for a line; it lets the script go on when the conversation ends. `look` is
+    for the stack that is shown where no debugger gets in.
+    """
     try:
         for reply in client.replies_of(sock, requests.Attach(rank), _DEBUGGER_WITHIN):
             match reply:
                 case requests.RequestRefused(reason):
-                    raise LaunchError(f"run {name}: {below(reason)}")
+                    raise LaunchError(f"run {run.name}: {below(reason)}")
                 case requests.Unreached():
                     say(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
-                    here = stacks.of(env, run, stacks.Wanted(ranks=str(rank)))
+                    here = stacks.text_of(run, stacks.Wanted(ranks=str(rank)), look)
                     sys.stdout.write(f"{here}\n")
                     return UNREACHED
                 case requests.Attached():
@@ -91,17 +94,17 @@ def _debug(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str]) -
                     say(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends no command at the prompt
                     import readline  # noqa: F401 - lines that are typed can be edited from now on
-                case requests.Said(text, asks, ends):
-                    if not asks:
+                case requests.Said(text, asks_for_line, is_last):
+                    if not asks_for_line:
                         sys.stdout.write(visible(text))
                         sys.stdout.flush()
-                    elif (line := _typed(text, sock)) is None:
-                        break
-                    else:
+                    elif (line := _read_line(text, sock)) is not None:
                         sock.sendall(f"{line}\n".encode(errors="replace"))
-                    if ends:
+                    else:
                         break
-        else:
+                    if is_last:
+                        break
+        else:  # the connection was closed before pdb had said its last
             raise _Lost
     except KeyboardInterrupt:
         pass
@@ -117,19 +120,26 @@ class _Lost(Exception):
     """The worker is not at the other end any more."""
 
 
-def _typed(prompt: str, sock: socket.socket) -> str | None:
-    """Read a line from the terminal; None at its end."""
+def _read_line(prompt: str, sock: socket.socket) -> str | None:
+    """Read a line from the terminal; None at its end (Ctrl-D).
 
-    def look(*_: object) -> None:
+    input() waits for the terminal alone, so the kernel is asked for SIGIO when something happens at the socket: the handler then
+    ends the waiting if the worker is lost.
+
+    Raises:
+        _Lost: the connection was closed meanwhile.
+    """
+
+    def raise_if_lost(*_: object) -> None:
         with suppress(BlockingIOError):
             if not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                 raise _Lost
 
-    signal.signal(signal.SIGIO, look)
+    signal.signal(signal.SIGIO, raise_if_lost)
     fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sock, fcntl.F_SETFL, os.O_ASYNC)
     try:
-        look()
+        raise_if_lost()  # no signal comes for what has happened before
         while True:
             try:
                 with waiting():
@@ -139,7 +149,8 @@ def _typed(prompt: str, sock: socket.socket) -> str | None:
                 return None
             except KeyboardInterrupt:
                 sys.stdout.write("\n")  # the line is thrown away, as by any pdb
-            except SystemError as error:  # a handler of signals has raised just when input() had its result
+            except SystemError as error:
+                # a handler raised just when input() had its result: that of Ctrl-C, or the one above
                 if not isinstance(error.__cause__, KeyboardInterrupt):
                     raise _Lost from error
     finally:
@@ -179,38 +190,36 @@ def stop(env: Mapping[str, str], named: Sequence[str], *, every: bool = False) -
     raise errors[0]
 
 
-def _stop(chosen: Known) -> Iterator[int | None]:
+def _stop(run: Known) -> Iterator[int | None]:
     """Ask a job to stop; yield None once the job has taken the request, and the exit status once it has ended.
 
-    Raises LaunchError: it does not take the request.
+    Raises LaunchError: the job does not take the request.
     """
-    name, began = chosen.name, time.monotonic()
-    assert chosen.replies is not None
-    nodes, ends = 1, name
+    name, began = run.name, time.monotonic()
+    assert run.replies is not None
+    nnodes, what_ends = 1, name
     try:
-        with _connection(
-            chosen, hint="send SIGTERM to the command that started it; a second one kills the job"
-        ) as sock:
-            # who has not answered just now is asked to stop all the same, and does so when it can
-            within = _STOP_WITHIN if chosen.replies.run is not None else _SENT
+        with _connection(run, hint="send SIGTERM to the command that started it; a second one kills the job") as sock:
+            # an agent that has not answered just now is asked to stop all the same, and does so when it can
+            within = _STOP_WITHIN if run.replies.run is not None else _STOP_SENT_WITHIN
             for reply in client.replies_of(sock, requests.StopRun(), within):
                 match reply:
                     case requests.Run(phase="waiting"):
-                        ends = f"this node of {name}"
+                        what_ends = f"this node of {name}"
                         say(f"{name} waits for node 0. Stopping this node, and no other that waits for it")
                         yield None
-                    case requests.Run(nnodes=nodes):
-                        say(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
+                    case requests.Run(nnodes=nnodes):
+                        say(f"stopping {heading(run)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                         yield None
                     case requests.RunEnded(status):
-                        say(f"{ends} has ended with status {status}, {duration(time.monotonic() - began)} later")
+                        say(f"{what_ends} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         yield OK
                         return
                     case requests.RequestRefused(reason):
                         raise LaunchError(f"run {name} does not take the request: {below(reason)}")
     except OSError:
-        pass  # it ended at this very moment
-    if nodes > 1:
+        pass  # the agent ended before it said how the job ended
+    if nnodes > 1:
         say(f"who coordinates {name} was lost before its end. Its other nodes stop their workers")
         yield NODE_LOST
     else:

@@ -28,9 +28,11 @@ from ddplaunch.tools.runs.find import heading, of_running
 if TYPE_CHECKING:
     from ddplaunch.tools.runs.find import Known
 
-_EVERY = 0.5  # seconds from one look to the next
-_SHARE = 0.02  # of a core for this command, and for the agent: it looks less often where the job has many workers
-_WITHIN = 0.5  # seconds that the nodes of the job have to answer
+_LOOK_EVERY = 0.5  # seconds from one look to the next
+_SHARE_OF_CORE = (
+    0.02  # of a core for this command, and for the agent: it looks less often where the job has many workers
+)
+_ANSWER_WITHIN = 0.5  # seconds that the nodes of the job have to answer
 _KEYS = {
     b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down",
     b"\x1b[H": "home", b"\x1b[1~": "home", b"\x1b[F": "end", b"\x1b[4~": "end", b"\x1b[D": "<", b"\x1b[C": ">",
@@ -118,7 +120,7 @@ def _screen() -> Iterator[_Screen]:
 
 
 class _Top:
-    """What is shown, and what the keys do."""
+    """The loop of `ddplaunch top`: it asks the job for the state of its workers (a look), shows the table, and waits for keys."""
 
     def __init__(self, env: Mapping[str, str], run: Known, *, colour: bool) -> None:
         """Prepare the table of this run."""
@@ -133,27 +135,32 @@ class _Top:
 
     def loop(self, screen: _Screen) -> None:
         """Look and show until the job has ended, or `q` is pressed."""
-        look_at, spent = 0.0, 0.0
+        next_look_at, own_cpu = 0.0, 0.0  # monotonic seconds; CPU seconds that the last round took here
         while True:
-            began = time.process_time()
-            if (asked_at := time.monotonic()) >= look_at:
+            cpu_before = time.process_time()
+            if (asked_at := time.monotonic()) >= next_look_at:
                 if not self._look():
                     self.has_ended = True
                     return
                 took = time.monotonic() - asked_at
-                # of an answer in time the agent made most; of a late one it is a node that does not answer
-                answering = took if took < _WITHIN else 0.0
-                look_at = time.monotonic() + max(_EVERY, spent / _SHARE, answering / _SHARE)
+                # an answer in time is taken for CPU time of the agent; a late one only says that some node does not answer
+                agents_cpu = took if took < _ANSWER_WITHIN else 0.0
+                # after such a pause looks have cost _SHARE_OF_CORE of the time
+                next_look_at = time.monotonic() + max(
+                    _LOOK_EVERY, own_cpu / _SHARE_OF_CORE, agents_cpu / _SHARE_OF_CORE
+                )
             self._draw()
-            spent = time.process_time() - began
-            for key in _keys(max(0.0, look_at - time.monotonic())):
-                if not self._pressed(key, screen):
+            own_cpu = time.process_time() - cpu_before
+            for key in _keys(max(0.0, next_look_at - time.monotonic())):
+                is_to_leave = self._on_key(key, screen)
+                if is_to_leave:
                     return
 
     def _look(self) -> bool:
-        replies = client.ask(self._path, AskStatus(), _WITHIN)
+        """Ask the job for the state of its workers; return whether it still runs."""
+        replies = client.ask(self._path, AskStatus(), _ANSWER_WITHIN)
         if replies is not None:
-            self._board.take(replies, time.monotonic())
+            self._board.on_replies(replies, time.monotonic())
         return replies is not None
 
     def _draw(self) -> None:
@@ -165,32 +172,34 @@ class _Top:
         text = written([section(*shown)], Look(self._colour, width))
         _write("\x1b[H" + text.replace("\n", "\x1b[K\r\n") + "\x1b[J")
 
-    def _pressed(self, key: str, screen: _Screen) -> bool:
-        """Do what a key asks for; False: leave."""
-        if self._asks_to_stop:
+    def _on_key(self, key: str, screen: _Screen) -> bool:
+        """Do what a key asks for; return whether that is to leave."""
+        if self._asks_to_stop:  # so the key is the answer
             self._asks_to_stop = False
             if key == "y":
                 self._stop()
-            return True
+            return False
         rank = self._board.selected
         match key:
             case "q":
-                return False
+                return True
             case "k":
                 self._asks_to_stop = True
             case "s":
-                self._off_screen(screen, lambda: print(stacks.of(self._env, self._run, stacks.Wanted())))
+                look = Look.of_stdout(self._env)
+                self._off_screen(screen, lambda: print(stacks.text_of(self._run, stacks.Wanted(), look)))
             case "l" if rank is not None:
                 self._off_screen(screen, lambda: _logs(self._env, self._run, rank))
             case "a" if rank is not None:
                 self._off_screen(screen, lambda: talk.attach(self._env, self._run.run_id, str(rank)))
             case _:
-                self._board.press(key)
-        return True
+                self._board.on_key(key)
+        return False
 
     def _stop(self) -> None:
+        """Ask the job to stop, and wait for no more than its first reply: the next looks show how it ends."""
         with suppress(OSError, LaunchError), self._path.connect() as sock:
-            for _ in client.replies_of(sock, requests.StopRun(), _WITHIN):
+            for _ in client.replies_of(sock, requests.StopRun(), _ANSWER_WITHIN):
                 break
 
     def _off_screen(self, screen: _Screen, verb: Callable[[], object]) -> None:

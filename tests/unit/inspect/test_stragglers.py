@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.record.seen.arrivals import arrivals, step
+from ddplaunch.record.seen.arrivals import arrivals, find_step
 from ddplaunch.record.seen.stragglers import Clock, History, Straggler, compare
 
 MS = 1_000_000  # nanoseconds
@@ -183,14 +183,16 @@ def test_one_rank_has_a_pace():
 def test_an_evaluation_and_single_collectives_do_not_hide_the_steps():
     training = [(n * 100 * MS, kind) for n, kind in enumerate("abc" * 60)]
     evaluated = [*training, *((18000 * MS + n * MS, "v") for n in range(40)), (19000 * MS, "z"), (19100 * MS, "y")]
-    assert step(evaluated) == (3, pytest.approx(0.3))
-    assert step([*training[:90], (9000 * MS, "once"), *((at + 100 * MS, kind) for at, kind in training[90:])])[0] == 3
+    assert find_step(evaluated) == (3, pytest.approx(0.3))
+    assert (
+        find_step([*training[:90], (9000 * MS, "once"), *((at + 100 * MS, kind) for at, kind in training[90:])])[0] == 3
+    )
 
 
 def test_what_does_not_repeat_has_no_step():
-    assert step([(n, n) for n in range(100)]) == (0, 0.0)
-    assert step([]) == (0, 0.0)
-    assert step([(1, "a"), (2, "a")]) == (0, 0.0)
+    assert find_step([(n, n) for n in range(100)]) == (0, 0.0)
+    assert find_step([]) == (0, 0.0)
+    assert find_step([(1, "a"), (2, "a")]) == (0, 0.0)
 
 
 BUCKETS = [("gloo:all_reduce", [[n]]) for n in range(120)]

@@ -13,7 +13,7 @@ from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.requests import Run
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
-from ddplaunch.tools.runs.find import Known, heading, meant, newest_first, several
+from ddplaunch.tools.runs.find import Known, Typed, heading, meant, newest_first, several
 from tests.unit.builders import spec
 
 NOW = time.time()
@@ -70,7 +70,7 @@ def test_what_fits_as_a_whole_wins_over_what_fits_in_part():
 
 
 def test_runs_that_could_be_meant_are_listed_with_script_and_age_the_newest_that_runs_first():
-    error = several("202611 may be any of 4 runs", RUNS, "stop")
+    error = several("202611 may be any of 4 runs", RUNS, Typed("stop"))
     assert error.render() == (
         "error: 202611 may be any of 4 runs:\n"
         "  m3zd      eval.py   running for 3 d\n"
@@ -84,7 +84,7 @@ def test_runs_that_could_be_meant_are_listed_with_script_and_age_the_newest_that
 
 def test_of_equal_names_those_are_listed_that_can_be_typed():
     same = [run("20261123-194501-k7qx", ago=3), run("20261124-194501-k7qx", ago=2), run("x", ago=1, folder="/logs/x_1")]
-    error = several("twice", [*same, run("x", ago=0, folder="/logs/x_2")], "logs")
+    error = several("twice", [*same, run("x", ago=0, folder="/logs/x_2")], Typed("logs"))
     assert [line.split()[0] for line in error.message.splitlines()[1:]] == [
         "/logs/x_2",
         "/logs/x_1",
@@ -96,7 +96,7 @@ def test_of_equal_names_those_are_listed_that_can_be_typed():
 
 def test_of_many_runs_the_newest_are_listed():
     many = [run(f"run-{number}", ago=number) for number in range(50)]
-    lines = several("many", many, "logs").message.splitlines()
+    lines = several("many", many, Typed("logs")).message.splitlines()
     assert lines[1].split()[0] == "run-0"
     assert lines[-1].strip() == "and 42 more"
     assert len(lines) == 10

@@ -38,8 +38,8 @@ def rows(*looks: RunReplies, width: int = 200, height: int = 10, waits: tuple[Wa
     """The rows after looks that were 10 seconds apart."""
     made = LiveRows()
     for number, look in enumerate(looks):
-        made.take(look, 10.0 * number)
-    made.take_waits(waits)
+        made.on_replies(look, 10.0 * number)
+    made.show_waits(waits)
     return [row.plain for row in made.render(10.0 * (len(looks) - 1), width, height)]
 
 
@@ -160,12 +160,12 @@ def test_a_job_stands_once_no_rank_has_written_or_made_a_step_for_a_while_and_wh
     None
 ):
     made = LiveRows()
-    made.take(replies(worker(0, written=5)), 0.0)
-    made.take(replies(worker(0, written=5)), 9.0)
+    made.on_replies(replies(worker(0, written=5)), 0.0)
+    made.on_replies(replies(worker(0, written=5)), 9.0)
     assert not made.stands(9.0)
     assert made.stands(10.0)
-    made.take_waits([Wait(name="0", operation="all_reduce", number=1, waiting=(0,), missing=())])
-    made.take(replies(worker(0, written=6)), 11.0)
+    made.show_waits([Wait(name="0", operation="all_reduce", number=1, waiting=(0,), missing=())])
+    made.on_replies(replies(worker(0, written=6)), 11.0)
     assert not made.stands(11.0)
     assert "all_reduce" not in made.render(11.0, 100, 10)[1].plain
 

@@ -161,7 +161,7 @@ def test_since_is_a_span_a_time_of_day_the_last_one_or_a_date_of_the_time_zone_h
     try:
         now = datetime.fromisoformat("2026-11-22T14:05:00").timestamp()
         assert logs.beginning(since, now) == datetime.fromisoformat(then).timestamp()
-        assert logs.wanted(now=now, since=since).yesterday == (since if since == "14:05:01" else "")
+        assert logs.wanted(now=now, since=since).of_yesterday == (since if since == "14:05:01" else "")
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -296,7 +296,7 @@ def test_since_leaves_out_what_was_written_before(tmp_path):
 
 
 def test_the_times_of_a_run_of_months_take_little_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_module, "_DOUBLES", 1000)
+    monkeypatch.setattr(log_module, "_DOUBLES_EVERY", 1000)
     folder = os.open(tmp_path, os.O_RDONLY)
     times = LogTimes(folder)
     for at in range(0, 1_000_000, 10):

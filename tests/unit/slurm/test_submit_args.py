@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cli.submit import _OURS, _REFUSED, request_of, submit
+from ddplaunch.cli.submit import _OUR_OPTIONS, _REFUSED, request_of, submit
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.tools.submit.script import FLAGS, KNOWN, OPTIONAL, SHORT, VALUED, SbatchOption, SubmitRequest
 
@@ -110,7 +110,7 @@ NO_FILE = (("output", ""), ("error", ""))
             st.tuples(
                 st.sampled_from(sorted(VALUED - {"wrap"})), st.from_regex(r"[a-z0-9:,= ]{0,9}", fullmatch=True)
             ).filter(lambda given: given not in NO_FILE),
-            st.tuples(st.sampled_from(sorted((OPTIONAL | FLAGS) - {*_OURS, *_REFUSED})), st.none()),
+            st.tuples(st.sampled_from(sorted((OPTIONAL | FLAGS) - {*_OUR_OPTIONS, *_REFUSED})), st.none()),
         ),
         unique_by=lambda option: option[0],
     ),
