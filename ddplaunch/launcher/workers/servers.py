@@ -1,6 +1,6 @@
 """What forks the workers of a node, seen from the agent: a fork server, or the guard of an interpreter that is kept warm.
 
-The other halves are worker/fork_server.py and worker/warm.py. Whatever the other side does, or does not do any more, costs the
+The other halves are worker/fork_server.py and worker/guard.py. Whatever the other side does, or does not do any more, costs the
 agent at most `ANSWER_TIMEOUT`, once: after that the agent waits for no answer, and takes none for that to a later request.
 """
 
