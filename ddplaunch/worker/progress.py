@@ -52,10 +52,8 @@ class _ProgressFile:
         self._converted_at = -_METRICS_AGE  # when the metrics were converted last: monotonic seconds
         self._size = 0  # bytes of the longest line so far
         self.step = 0  # that was written last
-        is_of_agent = os.path.basename(os.path.dirname(error_file)).startswith(
-            _FOLDER
-        )  # torchrun sets the variable, too
-        if is_of_agent:
+        folder = os.path.basename(os.path.dirname(error_file))
+        if folder.startswith(_FOLDER):  # torchrun sets the variable, too, with a folder of its own
             path = f"{error_file.removesuffix('.json')}.{suffix}"
             try:
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

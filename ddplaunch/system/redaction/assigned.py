@@ -1,4 +1,4 @@
-"""Secrets by what stands beside them: by their names, in any syntax, and by the commands and calls that take them. Pure.
+"""Finds secrets by what stands beside them: their names, in any syntax, or the commands and calls that take them. Pure.
 
 The names stand in assignments, options, fields of JSON, YAML and INI, headers and defaults; the commands are `sshpass -p`,
 `curl -u`, `wandb login`, IDENTIFIED BY and the like. Each finder goes through a text once, and looks from a name no farther
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
+from typing import NamedTuple
 
 from ddplaunch.system.redaction.names import LONGEST, PARTS, TEXTS, is_secret, is_value
 from ddplaunch.system.redaction.shapes import Span
@@ -24,16 +25,38 @@ class Syntax(Enum):
     ANY = "any"
 
 
+class _Named(NamedTuple):
+    """A place in a text where the name of a secret stands, which a value may follow."""
+
+    text: str
+    start: int
+    end: int
+    name: str
+    syntax: Syntax
+
+    @property
+    def before(self) -> str:
+        """What stands before the name in its line, as far as it is looked at."""
+        low = max(0, self.start - _NEAR)
+        return self.text[max(self.text.rfind("\n", low, self.start) + 1, low) : self.start]
+
+    @property
+    def character_before(self) -> str:
+        """The character before the name, "" at the beginning of the text."""
+        return self.text[self.start - 1 : self.start]
+
+
 _FAR = 4096  # characters in which a quote is closed that is not closed in its line
-_SHORTEST = 4  # characters of an argument of a call: others are formats and modes
-_ROUND = 250  # characters of an expression that are looked at
+_SHORTEST = 4  # characters of an argument of a call: shorter ones are formats and modes
+_ROUND = 250  # characters of an expression that are looked at, from where it begins
 _NEAR = 500  # characters before a name that are looked at
 _EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
 _QUOTE = r"\\{0,3}[\"'`]"
 _QUOTED = rf"[rbfuRBFU]{{0,2}}{_QUOTE}"  # how a text in quotes begins
 _NAME = r"[A-Za-z_][\w.]{0,80}"
 _TYPE = rf"{_NAME}(?:\[[^\]\n]{{0,80}}\])?(?:[ \t]*+\|[ \t]*+{_NAME}(?:\[[^\]\n]{{0,80}}\])?){{0,4}}"
-# what stands between a name and its value
+# what stands between a name and its value, by the way in which it gives the value: with a type, by a sign, NAME: ..., VALUE: ...,
+# as the next text in quotes, by default=..., between tags of XML, as the next word
 _GIVES = (
     rf"(?P<types>[ \t]*+:[ \t]*+{_TYPE}[ \t]*+=[ \t]*+(?=[rbfuRBFU]{{0,2}}[\"'(]|{_NAME}\())",
     rf"(?P<assigns>(?:{_QUOTE})?[ \t]*+\]?[ \t]*+(?:=>|<-|[:?+]=|[!=]==?|[=:](?![=:]))[ \t]*+)",
@@ -51,6 +74,7 @@ _SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++(?!(?:if|or|and|else|for
 _BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
 _CALL = rf"{_NAME}\("
 _TARGETS = r"[+\- ]?[ \t]*+(?:[\w.]++[ \t]*+,[ \t]*+)+"  # user, password = "...", "..."
+# calls whose arguments say where a secret is
 _REFERS = (
     r"(?:.*\.)?(?:getenv|getpass|input|open|Path|get_secret\w*|read_text|prompt|path|join|environ|Depends|ask|field)\("
 )
@@ -76,16 +100,16 @@ def _pattern(text: str, flags: int = 0) -> re.Pattern[str]:
 
 def values(text: str, syntax: Syntax) -> Iterator[Span]:
     """Find the values beside the names of secrets."""
-    done = 0  # nothing before is looked at again
-    for hit in _pattern("|".join(PARTS), re.IGNORECASE).finditer(text):
-        if hit.start() < done:
+    done = 0  # where the last name or value ends: nothing before that is looked at again
+    for part in _pattern("|".join(PARTS), re.IGNORECASE).finditer(text):
+        if part.start() < done:
             continue
-        start, end = _name(text, hit.start(), done)
+        start, end = _name_around(text, part.start(), done)
         done = end
         name = text[max(start, end - LONGEST) : end]
         if not is_secret(name) or (name.lower() == "token" and _is_of_text(text, start)):
             continue
-        for span in _beside(text, start, end, name, syntax):
+        for span in _values_beside(_Named(text, start, end, name, syntax)):
             done = max(done, span[1])
             yield span
 
@@ -96,8 +120,8 @@ def _is_of_text(text: str, start: int) -> bool:
     return before is not None and before[1].lower() in TEXTS
 
 
-def _name(text: str, at: int, low: int) -> Span:
-    """Return where the name begins and ends that has a part here."""
+def _name_around(text: str, at: int, low: int) -> Span:
+    """Return where a name begins and ends of which a part stands at `at`; it begins at `low` at the earliest."""
     start = at
     while start > max(low, at - LONGEST) and (text[start - 1].isalnum() or text[start - 1] in "_-."):
         start -= 1
@@ -108,99 +132,108 @@ def _name(text: str, at: int, low: int) -> Span:
     return start, end
 
 
-def _beside(text: str, start: int, end: int, name: str, syntax: Syntax) -> Iterator[Span]:
-    """Find what is assigned to a name, or follows a name as the value of an option."""
+def _values_beside(named: _Named) -> Iterator[Span]:
+    """Find what is assigned to a name, or follows a name as the value of an option: by the first way that gives a value."""
+    text = named.text
     for between in _GIVES:
-        found = _pattern(between).match(text, end)
+        found = _pattern(between).match(text, named.end)
         if found is None:
             continue
-        at, kind = found.end(), found.lastgroup
-        if kind == "follows":
-            if _takes_next_word(text, start, name):
-                yield from _word(text, at, name)
+        at, way = found.end(), found.lastgroup
+        if way == "follows":
+            if _takes_next_word(named):
+                yield from _next_word(named, at)
             return
-        if kind == "tags":
-            if "<" in _before(text, start) and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
-                yield from _if_value(at, closing.end(), text, name)
+        if way == "tags":
+            if "<" in named.before and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
+                yield from _if_value(at, closing.end(), text, named.name)
             return
-        if kind == "lists" and text[start - 1 : start] not in ("'", '"'):
-            continue  # the text in quotes is no mere name
-        if text[start - 1 : start] == "/" and "=" not in found[0]:
+        if way == "lists" and named.character_before not in ("'", '"'):
+            continue  # the text in quotes holds more than the name
+        if named.character_before == "/" and "=" not in found[0]:
             return  # a path
-        begin = found.start("value") if kind == "pairs" else start
-        spans = list(_value(text, begin, at, name, syntax, is_assigned=kind in ("assigns", "pairs")))
+        if way == "pairs":  # the value stands beside the word VALUE
+            named = named._replace(start=found.start("value"))
+        spans = list(_value_at(named, at, is_assigned=way in ("assigns", "pairs")))
         if spans:
             yield from spans
             return
 
 
-def _value(text: str, start: int, at: int, name: str, syntax: Syntax, *, is_assigned: bool) -> Iterator[Span]:
-    """Find the value that begins here: in quotes, in lines below, or as it stands."""
-    opened = _pattern(_OPENS).match(text, at)
-    inside = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
+def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
+    """Find the value that begins at `at`: in quotes, in lines below, or without quotes where a sign assigns it."""
+    text, name = named.text, named.name
+    opened = _pattern(_OPENS).match(text, at)  # a bracket, or the end of a line that goes on in the next one
+    is_in_brackets = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
     first = opened.end() if opened else at
     if (literal := _pattern(_LITERAL).match(text, first)) is not None:
         is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
-        if is_docstring or _closes(text, start, first, literal["quote"]):
+        if is_docstring or _closes(named, first, literal["quote"]):
             return
-        of_several = _pattern(_TARGETS).fullmatch(_before(text, start)) is not None
-        yield from _literals(text, first, name, inside=inside or of_several)
-        yield from _alternatives(text, _closing(text, literal.end(), literal["quote"]), name)
+        is_of_several = _pattern(_TARGETS).fullmatch(named.before) is not None
+        yield from _quoted(text, first, name, goes_on=is_in_brackets or is_of_several)
+        yield from _alternatives(text, _end_of_quoted(text, literal.end(), literal["quote"]), name)
         return
     if (block := _pattern(_BLOCK).match(text, at)) is not None:
-        yield from _block(text, start, block.end())
+        yield from _yaml_block(named, block.end())
         return
     if opened is not None and "\n" in opened[0]:
         return
     if (call := _pattern(_CALL).match(text, at)) is not None:
         if _pattern(_REFERS).fullmatch(call[0]) is None:
-            yield from _arguments(text, call.end(), name)
+            yield from _quoted_arguments(text, call.end(), name)
         yield from _alternatives(text, at, name)
         return
     if is_assigned:
         yield from _alternatives(text, at, name)
-        yield from _bare(text, start, at, name, syntax)
+        yield from _unquoted(named, at)
 
 
 # --- in quotes
 
 
-def _literals(text: str, at: int, name: str, *, inside: bool) -> Iterator[Span]:
-    """Find the text in quotes that begins here, and what is added to it; `inside` of brackets also on the next lines."""
-    more = _pattern(_ADDED_INSIDE if inside else _ADDED)
+def _quoted(text: str, at: int, name: str, *, goes_on: bool) -> Iterator[Span]:
+    """Find the text in quotes that begins at `at`, and each that is joined to it: "a" "b", "a" + "b".
+
+    `goes_on`: also on the next lines, and behind commas, as in brackets.
+    """
+    joint = _pattern(_ADDED_INSIDE if goes_on else _ADDED)
     while (opening := _pattern(_LITERAL).match(text, at)) is not None:
         begin = opening.end()
-        end = _closing(text, begin, opening["quote"])
+        end = _end_of_quoted(text, begin, opening["quote"])
         yield from _if_value(begin, end, text, name)
-        following = more.match(text, min(end + len(opening["quote"]), len(text)))
-        if following is None or end >= len(text) or text[end] == "\n":
+        following = joint.match(text, min(end + len(opening["quote"]), len(text)))
+        has_no_end = end >= len(text) or text[end] == "\n"
+        if following is None or has_no_end:
             return
         at = following.end()
 
 
-def _closes(text: str, start: int, at: int, quote: str) -> bool:
-    """Return whether a quote ends what was begun before the name, as in `getpass("Password: ")`."""
-    before = _before(text, start)
+def _closes(named: _Named, at: int, quote: str) -> bool:
+    """Return whether the quote at `at` ends what was begun before the name, as in `getpass("Password: ")`."""
+    text, before = named.text, named.before
     if len(before) >= _NEAR or text[at + len(quote) : at + len(quote) + 1] not in ("", *" \t\n),]}:;.+"):
         return False
     before = _pattern(r"(?<=[a-z]{2})(?<!rb)(?<!br)'(?=[a-z])").sub("", before)  # as in "don't"
-    return (before + text[start:at]).count(quote) % 2 == 1
+    return (before + text[named.start : at]).count(quote) % 2 == 1
 
 
-def _closing(text: str, at: int, quote: str) -> int:
-    """Return where a text in quotes ends that begins here; without a closing quote, the end of its line."""
+def _end_of_quoted(text: str, at: int, quote: str) -> int:
+    """Return where a text ends that begins at `at`, behind `quote`; without a closing quote, the end of its line."""
     if len(quote) > 2 and quote[-3:] in ('"""', "'''"):
         end = text.find(quote, at)
         return end if end >= 0 else len(text)
-    if quote.startswith("\\"):
-        line = text.find("\n", at)
-        end = text.find(quote, at, line if line >= 0 else len(text))
-        return end if end >= 0 else (line if line >= 0 else len(text))
+    if quote.startswith("\\"):  # in a text that is in quotes itself
+        line_end = text.find("\n", at)
+        line_end = line_end if line_end >= 0 else len(text)
+        end = text.find(quote, at, line_end)
+        return end if end >= 0 else line_end
     found = _pattern(rf"(?:[^{quote}\\\n]++|\\(?s:.))*+").match(text, at)
     end = found.end() if found else at
     if text[end : end + 1] == "\n":  # YAML, TOML and shells let it go on
         far = text.find(quote, end, at + _FAR)
-        if far >= 0 and ":" not in text[end:far] and "=" not in text[end:far]:
+        has_other_names = ":" in text[end:far] or "=" in text[end:far]  # then the quote belongs to one of these
+        if far >= 0 and not has_other_names:
             return far
     return end
 
@@ -223,93 +256,94 @@ def _is_name_itself(text: str) -> bool:
     )
 
 
-def _arguments(text: str, at: int, name: str) -> Iterator[Span]:
-    """Find the texts in quotes among the arguments of a call, in its line."""
+def _quoted_arguments(text: str, at: int, name: str) -> Iterator[Span]:
+    """Find the texts in quotes among the arguments of a call, which begin at `at`, in its line."""
     for found in _pattern(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _ROUND):
-        if found["quote"] is None:
+        if found["quote"] is None:  # the call or the line ends
             return
-        if found.start() >= at:
-            end = _closing(text, found.end(), found["quote"])
+        if found.start() >= at:  # else the quote is in the argument before, or closes it
+            end = _end_of_quoted(text, found.end(), found["quote"])
             if end - found.end() >= _SHORTEST and not is_secret(text[found.end() : end]):  # get("api_key")
                 yield from _if_value(found.end(), end, text, name)
             at = end + len(found["quote"])
 
 
 def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
-    """Find what an expression takes instead, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
+    """Find what the expression at `at` takes otherwise, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
     line = text.find("\n", at, at + _ROUND)
     until = line if line >= 0 else at + _ROUND
     for found in _pattern(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
         text, at, until
     ):
-        yield from _if_value(found.end(), _closing(text, found.end(), found["quote"]), text, name)
+        yield from _if_value(found.end(), _end_of_quoted(text, found.end(), found["quote"]), text, name)
 
 
-def _block(text: str, start: int, at: int) -> Iterator[Span]:
-    """Find the lines of a block of YAML: they begin farther to the right than the line of its name."""
-    line = text.rfind("\n", max(0, start - _NEAR), start) + 1
-    marked = text[line : line + 1] == "+"  # of a diff, in which the first character says what became of a line
-    indent = _depth(text[line:start], marked=marked)
+def _yaml_block(named: _Named, at: int) -> Iterator[Span]:
+    """Find the lines of a block of YAML behind `at`: they begin farther to the right than the line of its name."""
+    text = named.text
+    line = text.rfind("\n", max(0, named.start - _NEAR), named.start) + 1
+    is_in_diff = text[line : line + 1] == "+"  # the first character of a line says what became of the line
+    indent = _indent(text[line : named.start], is_in_diff=is_in_diff)
     end = at
     while end < len(text):
-        following = text.find("\n", end + 1)
-        following = len(text) if following < 0 else following
-        content = text[end + 1 : following]
-        bare = content[1:] if marked else content
-        if bare.strip() and _depth(content, marked=marked) <= indent:
+        line_end = text.find("\n", end + 1)
+        line_end = len(text) if line_end < 0 else line_end
+        content = text[end + 1 : line_end]
+        has_text = bool((content[1:] if is_in_diff else content).strip())
+        if has_text and _indent(content, is_in_diff=is_in_diff) <= indent:
             break
-        end = following
+        end = line_end
     if text[at:end].strip("+- \n"):
         yield at + 1, end
 
 
-def _depth(line: str, *, marked: bool) -> int:
-    bare = line[1:] if marked else line
-    return len(bare) - len(bare.lstrip(" -"))
+def _indent(line: str, *, is_in_diff: bool) -> int:
+    content = line[1:] if is_in_diff else line
+    return len(content) - len(content.lstrip(" -"))
 
 
 # --- without quotes
 
 
-def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator[Span]:
-    """Find a value without quotes: a word, or the rest of a line that holds nothing else."""
-    before, between = _before(text, start), text[start:at]
-    is_inside = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
-    begins = not is_inside and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
+def _unquoted(named: _Named, at: int) -> Iterator[Span]:
+    """Find a value without quotes that begins at `at`: a word, or the rest of a line that begins with the name.
+
+    Except in settings and headers, it may be no value: a sentence, an expression, or the name of another value.
+    """
+    text, name, before = named.text, named.name, named.before
+    up_to_value = text[named.start : at]  # the name, and the sign behind it
+    is_in_quotes = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
+    begins_line = not is_in_quotes and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
     is_header = name.lower() in ("cookie", "set-cookie")
-    if (scheme := _pattern(_SCHEME).match(text, at)) is not None:
-        at, begins, is_header = scheme.end(), False, True
-    end = _end_of_line(text, at) if begins else _end(text, at, _HEADER if is_header and scheme is None else _WORD)
+    if (scheme := _pattern(_SCHEME).match(text, at)) is not None:  # "Bearer ..."
+        at, begins_line, is_header = scheme.end(), False, True
+    pattern = _HEADER if is_header and scheme is None else _WORD
+    end = _end_of_line(text, at) if begins_line else _end_of_match(text, at, pattern)
     value = text[at:end]
-    if syntax is not Syntax.SETTINGS and not is_header:
-        is_tight = not between[-1:].isspace()
-        if is_tight and not between.endswith(":"):
-            value = value.split(maxsplit=1)[0] if value.strip() else value  # what follows is the command
+    if named.syntax is not Syntax.SETTINGS and not is_header:
+        is_tight = not up_to_value[-1:].isspace()  # no space before the value
+        if is_tight and not up_to_value.endswith(":"):  # NAME=VALUE, and perhaps a command behind it
+            value = value.split(maxsplit=1)[0] if value.strip() else value
         value = value.rstrip(",;)")
-        whole = value if is_tight else text[at : at + _NEAR].partition("\n")[0]
-        if _is_said(value, between, begins=begins) or _is_code(value) or _is_code(whole):
+        expression = value if is_tight else text[at : at + _NEAR].partition("\n")[0]
+        if _is_said(value, up_to_value, begins_line=begins_line) or _is_code(value) or _is_code(expression):
             return
-        if not is_inside and _is_name(value, name, before, text[at + len(value) :][:1]):
+        if not is_in_quotes and _is_name(value, name, before, text[at + len(value) :][:1]):
             return
-        names = r"[A-Z][a-zA-Z]*" if ":" in between else r"[a-z_]+"  # of types, of other values
-        if syntax is Syntax.CODE and not is_tight and _pattern(names).fullmatch(value):
+        names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # of types, of other values
+        if named.syntax is Syntax.CODE and not is_tight and _pattern(names).fullmatch(value):
             return
     if value.strip("[]{}() ,"):
         yield from _if_value(at, at + len(value), text, name)
 
 
-def _is_said(value: str, between: str, *, begins: bool) -> bool:
+def _is_said(value: str, up_to_value: str, *, begins_line: bool) -> bool:
     """Return whether what stands behind a name and a sign is a sentence, or something that is compared with it, and no value."""
-    is_tight = not between[-1:].isspace() and not between.endswith(":")
-    if between.strip("\"' ]\t").endswith(("==", "!=")) or (begins and not is_tight and len(value.split()) > 1):
+    is_tight = not up_to_value[-1:].isspace() and not up_to_value.endswith(":")
+    is_compared = up_to_value.strip("\"' ]\t").endswith(("==", "!="))
+    if is_compared or (begins_line and not is_tight and len(value.split()) > 1):
         return True
-    return not begins and not is_tight and value.isalpha() and value.islower()
-
-
-def _before(text: str, start: int) -> str:
-    """Return what stands before a name in its line, as far as it is looked at."""
-    low = max(0, start - _NEAR)
-    return text[max(text.rfind("\n", low, start) + 1, low) : start]
+    return not begins_line and not is_tight and value.isalpha() and value.islower()
 
 
 def _end_of_line(text: str, at: int) -> int:
@@ -321,7 +355,7 @@ def _end_of_line(text: str, at: int) -> int:
     return at + len(text[at:end].rstrip(" \t\r\\"))
 
 
-def _end(text: str, at: int, pattern: str) -> int:
+def _end_of_match(text: str, at: int, pattern: str) -> int:
     found = _pattern(pattern).match(text, at)
     end = found.end() if found else at
     return at + len(text[at:end].rstrip(".:"))
@@ -341,11 +375,13 @@ def _is_code(text: str) -> bool:
 # --- as the next word
 
 
-def _takes_next_word(text: str, start: int, name: str) -> bool:
+def _takes_next_word(named: _Named) -> bool:
     """Return whether the word behind a name is its value: of an option --NAME, of a variable of Docker, of a file .netrc."""
+    name = named.name
     if name.startswith("-"):
-        return text[start - 1 : start] in ("", *" \t\n+\"'=([{,") and (name.startswith("--") or len(name) > 3)
-    before = text[max(0, start - 260) : start]
+        begins_word = named.character_before in ("", *" \t\n+\"'=([{,")
+        return begins_word and (name.startswith("--") or len(name) > 3)  # -pw is none
+    before = named.text[max(0, named.start - 260) : named.start]
     line = before.rpartition("\n")[2]
     if name.lower() in ("password", "passwd"):  # of .netrc, in one line or in several
         login = line if line.strip("+- \t") else before
@@ -354,17 +390,19 @@ def _takes_next_word(text: str, start: int, name: str) -> bool:
     return _pattern(r"[+\- ]?[ \t]*+(?:ENV|setenv|setx|ARG|#define|set[ \t]+-\w+)[ \t]+").fullmatch(line) is not None
 
 
-def _word(text: str, at: int, name: str) -> Iterator[Span]:
-    """Find the word that begins here, or what is in quotes."""
-    if text[at - 1 : at] in ('"', "'") and text[at - 1]:
-        end = _closing(text, at, text[at - 1])
+def _next_word(named: _Named, at: int) -> Iterator[Span]:
+    """Find the word that begins at `at`, or what is in quotes there: no option, and no small word of a sentence."""
+    text = named.text
+    if text[at - 1 : at] in ('"', "'"):
+        end = _end_of_quoted(text, at, text[at - 1])
     else:
         found = _pattern(r"[^\s\"'`]+").match(text, at)
         end = found.end() if found else at
-        end -= text[at:end].endswith((",", ")", ":", "]"))
+        if text[at:end].endswith((",", ")", ":", "]")):
+            end -= 1
     word = text[at:end]
     if not word.startswith("-") and _pattern(_SMALL).fullmatch(word) is None:
-        yield from _if_value(at, end, text, name)
+        yield from _if_value(at, end, text, named.name)
 
 
 # --- of commands, calls and SQL
