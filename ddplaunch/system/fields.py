@@ -81,13 +81,14 @@ def decoder(kind: Any) -> Callable[[Buffer], Any]:
     def checked(payload: Buffer) -> Any:
         """Return the message in `payload`, checked; the decoder is made at the first call."""
         nonlocal decode
-        if decode is None:  # it takes milliseconds to make one, and an agent receives what one side alone does
+        if decode is None:  # making one takes milliseconds, and no process receives messages of all types
             decode = msgspec.json.Decoder(kind).decode
         try:
             return decode(payload)
         # RecursionError: nested too deeply; UnicodeDecodeError: text that is not UTF-8
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Malformed(line(re.sub("Expected `str` matching regex '.*'", "unexpected text", str(error)))) from None
+            reason = re.sub("Expected `str` matching regex '.*'", "unexpected text", str(error))
+            raise Malformed(line(reason)) from None
 
     return checked
 

@@ -17,7 +17,8 @@ def ask(address: str, question: str) -> "socket.socket | None":
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         agent.connect("\0" + address)
-        uid = CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+        credentials = agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        _pid, uid, _gid = CREDENTIALS.unpack(credentials)
         if uid in (os.getuid(), 0):
             agent.sendall(question.encode("utf-8", "replace"), socket.MSG_NOSIGNAL)
             return agent

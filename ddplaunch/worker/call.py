@@ -70,7 +70,7 @@ class CallerConnection:
         self.socket.sendall(data)
 
     def _receive_some(self, descriptors: "list[int]") -> None:
-        """Receive one byte, and the descriptors that come beside that byte."""
+        """Receive one byte, and add the descriptors that come beside that byte, AT_ONCE at most."""
         room = socket.CMSG_SPACE(AT_ONCE * struct.calcsize("i"))
         data, messages, flags, _ = self.socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in messages:

@@ -268,10 +268,12 @@ class Groups:
         keys_of_backends = self._torch._C._dispatch_keyset_full_after(key)
 
         def note(args: "Sequence[Any]") -> None:
+            """Note a call with these arguments: its group, the other rank and tag if it has one, what goes in and out."""
             group = c10d.ProcessGroup.unbox(args[position["process_group"]]).group_name
             fields = {}
-            if peer_at is not None:  # a rank in the group, which has it under its rank in the job
-                fields["peer"] = self._ranks[group].get(args[peer_at], args[peer_at])
+            if peer_at is not None:
+                in_group = args[peer_at]
+                fields["peer"] = self._ranks[group].get(in_group, in_group)  # the rank in the job
             if "tag" in position:
                 fields["tag"] = args[position["tag"]]
             for field, argument in (("inputs", inputs), ("outputs", outputs)):
@@ -295,7 +297,7 @@ class Groups:
             future = self._torch._C.Future([])
             future.set_result(tensors)
             work = c10d._create_work_from_future(future).boxed()
-            return (result[0], work) if isinstance(result, tuple) else work
+            return (result[0], work) if isinstance(result, tuple) else work  # some operators return their tensors, too
 
         return kernel
 

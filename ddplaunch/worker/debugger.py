@@ -197,10 +197,8 @@ class Client:
             self.flush()
             self.send(self.unsent, ends=True)
             self.is_open = False
-            for sock in (
-                self.agent,
-                self.sock,
-            ):  # the agent first, which would take the end of the client for a hang-up
+            # the agent first, which would take the end of the client for a hang-up
+            for sock in (self.agent, self.sock):
                 try:
                     sock.shutdown(socket.SHUT_RDWR)  # a child that a C library has forked may have a copy
                 except OSError:
@@ -253,9 +251,8 @@ class Session(pdb.Pdb):
             each = each.f_back
         self.interaction(frame, None)
         if self.client.is_open:  # a command has set a breakpoint, or goes on by a step
-            start = getattr(self, "start_trace", None) or (
-                lambda: sys.settrace(self.trace_dispatch)
-            )  # since Python 3.14
+            # `start_trace` is there since Python 3.14
+            start = getattr(self, "start_trace", None) or (lambda: sys.settrace(self.trace_dispatch))
             start()  # last, or it would step into this function
 
     def interaction(self, frame: "FrameType | None", *more: "Any") -> None:

@@ -84,7 +84,7 @@ def _states_of_gloo() -> "list[str]":
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
-                _, name, rest = file.read().replace(")", "(").split("(", 2)
+                _, name, rest = file.read().replace(")", "(").split("(", 2)  # ID (NAME) STATE ...
         except (OSError, ValueError):  # it has ended
             continue
         if name.startswith("pt_gloo"):
@@ -134,7 +134,7 @@ def hold_for_reducers(distributed: "Any") -> None:
 
 
 def raise_timeouts(distributed: "Any") -> None:
-    """Give every process group of the program a LONG timeout, whatever timeout the program asks for."""
+    """Give every process group of the program a LONG timeout: a debugger may hold a rank for as long as a user likes."""
     module: Any = distributed.distributed_c10d
     make = module._new_process_group_helper
 
@@ -170,7 +170,7 @@ def record_collectives(distributed: "Any", path: str, joined: "Callable[[], None
     if not any(name in os.environ for name in VARIABLES):  # else the user has chosen
         os.environ[variable] = ENTRIES
     groups = distributed.distributed_c10d
-    table = groups._pg_group_ranks
+    table = groups._pg_group_ranks  # torch adds each group that it makes
     groups._pg_group_ranks = in_front_of(table, GroupRanks)(table, path, joined)
 
 
@@ -205,7 +205,7 @@ class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
     def _note(self, group: "Any", ranks: "Mapping[int, int]") -> None:
         """Write down the ranks of a group that torch has made."""
         self._noted += 1
-        if self._noted == 1:
+        if self._noted == 1:  # from now on there may be collectives
             self._start_server()
             self._joined()
         line = f"{group.group_name} {ranges_of(ranks)}\n"

@@ -33,9 +33,8 @@ def record(error: BaseException, path: str) -> None:
         return
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return
-    if type(error).__name__ == "ChildFailedError" and os.path.exists(
-        path
-    ):  # of torch, whose @record has written the file
+    # torch's, whose @record has written the file
+    if type(error).__name__ == "ChildFailedError" and os.path.exists(path):
         return
 
     message = message_of(error)

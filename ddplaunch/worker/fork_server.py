@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
-    Request = tuple[
-        bytes, list[int]
-    ]  # what the agent sends for one worker: content, and descriptors in the order above
+    # what the agent sends for one worker: content, and descriptors in the order above
+    Request = tuple[bytes, list[int]]
 
 _EAGAIN = 11  # what a fork fails with where there is no room
 _EMFILE = 24  # too many open files
@@ -265,9 +264,8 @@ class Imported:
         self._working_directory = _working_directory()
         self._notes, self._why_unsafe = _import_with_few_collections(modules, kind, target)
         self._limits = {which: now for which in _LIMITS if (now := resource.getrlimit(which)) != limits[which]}
-        for (
-            which
-        ) in self._limits:  # workers get what the imports have set; this process takes back its own, which it needs
+        # workers get what the imports have set; this process takes back its own, which it needs
+        for which in self._limits:
             try:
                 resource.setrlimit(which, limits[which])
             except ValueError:
@@ -375,7 +373,7 @@ class _Printed:
             os.close(file)
             os.dup2(nowhere, target)
         os.dup2(nowhere, 0)  # where an import has closed it, a worker's stdout would become 0
-        if nowhere:
+        if nowhere:  # it may have got the number 0 itself
             os.close(nowhere)
 
     def print(self) -> None:

@@ -63,7 +63,7 @@ def serve(control: "Any", fork_server: "ModuleType", imported: "Any") -> "list[s
             guard.close()
             arguments: list[str] = fork_server.become_worker(us, content, files, release)
             imported.repeat_side_effects()
-            if hasattr(sys, "orig_argv"):  # since Python 3.10; until here it was that of the first run
+            if hasattr(sys, "orig_argv"):  # since Python 3.10; it still is that of the warm interpreter's first run
                 sys.orig_argv[-len(sys.argv) :] = [sys.argv[0], *arguments]
             return arguments
         fork_server.close(workers)
@@ -158,9 +158,8 @@ class _Guard:
         self._agent = int(agent)
         os.umask(int(umask))
         working_directory, *self._kept_open = descriptors
-        if (
-            len(self._kept_open) != 2
-        ):  # the kernel gives none beyond our limit of open files; the agent does without a guard
+        # the kernel gives none beyond our limit of open files; the agent does without a guard
+        if len(self._kept_open) != 2:
             os._exit(0)
         os.fchdir(working_directory)
         os.close(working_directory)
@@ -245,7 +244,7 @@ class Children:
 def _tidies(pid: int) -> bool:
     """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tree.py.
 
-    A process in uninterruptible sleep may be one that reads a page for a moment: its caller looks again.
+    A process in uninterruptible sleep (D) may be one that reads a page for a moment: say yes, since the caller looks again.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -56,12 +56,12 @@ def share(strategy: str) -> None:
 
 
 def when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
-    """Call `then` with the module once the program has imported it; where `then` fails, the module is not one that we know."""
+    """Call `then` with the module of this name once the program has imported it; errors of `then` are dropped."""
 
     def safely(module: "ModuleType") -> None:
         try:
             then(module)
-        except Exception:  # noqa: BLE001, S110 - the program does without it
+        except Exception:  # noqa: BLE001, S110 - a version that we do not know: the program does without it
             pass
 
     if name in sys.modules:  # a .pth file or sitecustomize imported it

@@ -43,9 +43,7 @@ class Lifecycle:
         # taken out of the environment where they are for this process, and not for its children
         self._error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
         self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")  # path of the socket at which collectives can be read
-        self._pipe = os.environ.pop(
-            "DDPLAUNCH_NOTIFY", ""
-        )  # path of the agent's pipe, to which workers write one byte each time
+        self._pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")  # path of the pipe by which workers notify the agent
         if slow_imports := os.environ.pop("DDPLAUNCH_SLOW_IMPORTS", ""):
             load("imports").measure(slow_imports)
         # the agent's address for debuggers; the signal for a client that attaches, or ""; "on-error" or another way in which
@@ -144,7 +142,7 @@ class Lifecycle:
         A pipe, since a signal could hit a process that has got the pid of an agent that ended.
         """
         try:
-            if stat.S_ISFIFO(os.stat(self._pipe).st_mode):  # else the agent has ended, and its folder may be another's
+            if stat.S_ISFIFO(os.stat(self._pipe).st_mode):  # to open anything else could have effects, or wait
                 pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
                 try:
                     os.write(pipe, what)
@@ -173,12 +171,10 @@ def prepare(
     `kind` is "script" or "module". `names` are those of the `__main__` that the interpreter made for the bootstrap. If the
     program cannot even be compiled, `record` gets the exception, and plain python replaces this process and reports it.
     """
-    is_safe_path = getattr(
-        sys.flags, "safe_path", False
-    )  # since 3.11: python puts no folder in front of the import path
-    is_ours = sys.path[:1] == [
-        os.path.dirname(str(names["__file__"]))
-    ]  # a debugger puts the bootstrap's folder there anyway
+    # since 3.11: python puts no folder in front of the import path
+    is_safe_path = getattr(sys.flags, "safe_path", False)
+    # a debugger puts the bootstrap's folder there anyway
+    is_ours = sys.path[:1] == [os.path.dirname(str(names["__file__"]))]
     if not is_safe_path or is_ours:
         del sys.path[0]
     plain_command = _set_orig_argv([*(["-m"] if kind == "module" else []), target, *arguments])
@@ -210,9 +206,8 @@ def prepare(
             content = file.read()
         code, loader = _code(content, path)
     except Exception as error:  # noqa: BLE001 - any error of plain python too
-        if content and not os.path.isfile(
-            path
-        ):  # a pipe, which plain python could not read again: so raise the error here
+        # the script is a pipe, which plain python could not read again: have the bootstrap raise the error
+        if content and not os.path.isfile(path):
             return compile, (content, path, "exec", 0, True)
         error.__traceback__ = None  # all of it is ours
         record(error)
@@ -279,7 +274,7 @@ def _has_importer(path: str) -> bool:
 
 def _code(content: bytes, path: str) -> "tuple[Any, Any]":
     """Return the code of a script and the class of its `__loader__`."""
-    magic = IMPORTLIB.MAGIC_NUMBER
+    magic = IMPORTLIB.MAGIC_NUMBER  # 4 bytes; python knows a .pyc file of any name by the first 2
     if not path.endswith(".pyc") and content[:2] != magic[:2]:
         return compile(content, path, "exec", dont_inherit=True), IMPORTLIB.SourceFileLoader
     if content[:4] != magic:

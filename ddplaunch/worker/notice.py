@@ -29,7 +29,7 @@ def install_handlers() -> None:
     Raises: RuntimeError: this is not the main thread, in which alone Python can install handlers. ValueError:
     `DDPLAUNCH_NOTICE_SIGNALS` has a name that is no signal.
     """
-    if _previous:  # ours are installed
+    if _previous:  # ours are installed, unless somebody has put back others since
         _install_again()
         return
     if threading.current_thread() is not threading.main_thread():
@@ -39,7 +39,7 @@ def install_handlers() -> None:
         _previous[signum] = signal.signal(signum, _on_signal)
         if dumps_stacks:  # faulthandler's handler is in C, so ours cannot call it: it calls ours
             faulthandler.register(signum, chain=True)
-    spare_children()
+    spare_children()  # data loaders get the signals, too
 
 
 def _install_again() -> None:
@@ -99,9 +99,8 @@ def _in_child() -> None:
     global _received
     _received = False
     for signum in signals(os.environ):
-        handler = signal.getsignal(signum)
-        if handler is _on_signal:
-            handler = _previous.get(signum)
+        found = signal.getsignal(signum)
+        handler = _previous.get(signum) if found is _on_signal else found
         if handler is None:  # code in C has installed it
             continue
         ends_children = signum in _ENDS_CHILDREN  # a parent, such as a data loader's, ends its child by it

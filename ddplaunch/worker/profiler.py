@@ -40,15 +40,11 @@ GROWTH = 1 << 30  # bytes by which the worker may grow
 ROOM = 2 << 30  # bytes that a folder for the trace should have free
 PIECE = 1 << 18  # bytes that are compressed at once
 LINE = 1 << 16  # bytes of what the client says
-RECORDERS = (
-    "_dump_fr_trace_json",
-    "_dump_nccl_trace_json",
-)  # torch's functions that give what its flight recorders hold
+# torch's functions that give what its flight recorders hold
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # the files in which `backward` calls C++
-TRACE, MEMORY = (
-    b"\0",
-    b"\1",
-)  # how a frame with a compressed piece of the trace, or a piece of the allocator's history, begins
+# how a frame with a compressed piece of the trace, or a piece of the allocator's history, begins
+TRACE, MEMORY = b"\0", b"\1"
 
 
 class Refused(Exception):
@@ -72,6 +68,7 @@ class Profile:
     """One profile of this worker. The signal handler calls `on_signal` in the main thread; `run` is what our own thread does."""
 
     def __init__(self, sock: socket.socket, signum: int) -> None:
+        """Be made in the main thread, for the client at `sock`; `signum` is the signal by which that thread is asked."""
         sock.setblocking(True)
         self.sock = sock
         self.signum = signum
@@ -87,9 +84,7 @@ class Profile:
         self.steps = 0  # of the optimizer
         self.optimizer = 0  # id of the one whose steps are counted: the first that has done one
         self.first_progress = -1  # the step at which `progress()` was when its steps were first asked for
-        self.samples: list[
-            list[Any]
-        ] = []  # where the main thread was: since when, until when (time of day, ns), FILE:LINE
+        self.samples: list[list[Any]] = []  # of the main thread: since when, until when (time of day, ns), FILE:LINE
         self.entries: list[Any] = []  # of torch's recorders: collectives
         self.newest_ids = dict.fromkeys(RECORDERS, -1)  # of the entries that were read, by recorder
         self.times: dict[str, int] = {}  # ns of the time of day; with `mono` in the name, of CLOCK_MONOTONIC
@@ -279,9 +274,8 @@ class Profile:
             if now - read_at >= pause:
                 read_at = now
                 entries = self.read_recorders()
-                pause = min(
-                    READ, max(SAMPLE, pause * NEW / max(1, entries))
-                )  # at that rate, NEW entries till the next reading
+                # at that rate, NEW entries till the next reading
+                pause = min(READ, max(SAMPLE, pause * NEW / max(1, entries)))
                 if resident() - memory_before > GROWTH:
                     return f"stopped after {now - began:.1f} s: it took {GROWTH >> 20} MiB of memory"
 

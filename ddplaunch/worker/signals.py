@@ -68,7 +68,7 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], Mo
         return
 
     def take_permissions(bits: int) -> None:
-        """Tell the agent, by the mode of the file for stacks, whether a debugger can get in."""
+        """Tell the agent, by the mode of the file for stacks: without OTHERS our handler is there, without GROUP no more."""
         try:
             if os.getpid() == handler.worker and is_file_for_stacks(fd):
                 os.fchmod(fd, os.fstat(fd).st_mode & 0o777 & ~bits)
@@ -76,6 +76,7 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], Mo
             pass
 
     take_permissions(OTHERS)
+    # when the program sets a handler of its own for the signal
     _signal.signal = followed_by(lambda: take_permissions(OTHERS | GROUP), _signal.signal, signum)
 
 
@@ -101,7 +102,7 @@ class _ClientHandler:
             self._client.leave_if_hung_up()
             return
         if self._profile is not None and self._profile.on_signal(frame):
-            return
+            return  # the thread of the profile has sent it, and not the agent
         session: Any = None
         try:
             met = self._load("asking").meet(self._address)

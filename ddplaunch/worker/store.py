@@ -64,14 +64,14 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
             subprocess.run(
                 [sys.executable, program, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
             )
-        elif not is_hosted_within(WAIT, address, port):
+        elif not is_hosted_within(WAIT, address, port):  # no worker of node 0 needs it
             ask_agent()
 
     def __init__(self: "Any", *args: "Any", **keywords: "Any") -> None:  # noqa: N807 - it becomes that method
         """Make a store as torch does; if it is a client of MASTER_PORT that the program makes, have that store hosted first."""
         given = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10
         is_at_address = given.get("host_name") == address
-        if given.get("port") != port or not (is_only_node or is_at_address):  # another store
+        if given.get("port") != port or not (is_only_node or is_at_address):  # a store of the program's own
             construct(self, *args, **keywords)
             return
         is_server = given.get("is_master")
@@ -97,7 +97,7 @@ def wait_for_rank_0(given: "dict[str, Any]") -> "dict[str, Any]":
     timeout: Any = given.get("timeout")
     began = _now()
     if not hasattr(timeout, "total_seconds"):  # none, or no timedelta: torch says what is wrong
-        is_hosted_within(PATIENCE, given["host_name"], given["port"])
+        is_hosted_within(PATIENCE, given["host_name"], given["port"])  # if it is not yet, torch goes on to wait
         return given
     is_hosted_within(min(PATIENCE, timeout.total_seconds() / _PART), given["host_name"], given["port"])
     waited = type(timeout)(seconds=_now() - began)

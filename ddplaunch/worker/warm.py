@@ -48,9 +48,8 @@ def serve(load: "Callable[[str], ModuleType]", path: str, fd: str, seconds: str,
     `fd` is the descriptor of the socket that is bound to `path`; `load` loads a file beside this one.
     """
     warm = _Warm(load, path, int(fd), int(seconds), modules)
-    undo_title = _change_title(
-        _NAME, _TITLE
-    )  # with that of a worker, `ps` would show a process that a job seems to have left
+    # with the title of a worker, `ps` would show a process that a job seems to have left
+    undo_title = _change_title(_NAME, _TITLE)
     while True:
         connection = warm.next_run()
         try:
@@ -101,9 +100,8 @@ class _Warm:
         self._children = self.guard.Children()
         self._of_imports = {*self._children.now()}  # every child that comes later is a guard, or was left by one
         self.guards: dict[int, Any] = {}  # pid -> connection, kept open until no process of the run is left
-        self._lost: list[
-            _Limited
-        ] = []  # guards that have ended: closed at their time even if processes of theirs are left
+        # guards that have ended: closed at their time even if processes of theirs are left
+        self._lost: list[_Limited] = []
         self._has_leftovers = False  # processes that a guard has left were killed, and have not ended yet
         self._silent: list[_Limited] = []  # clients that have not sent their line: closed at their time
         self._runs = 0  # that were served, for `status`
@@ -112,6 +110,7 @@ class _Warm:
 
     def next_run(self) -> "Any":
         """Wait for the next run, and return the connection that its guard is to serve; exit when no run is to come."""
+        # a run may come, or one goes on or is cleaned up
         while self._listener is not None or self.guards or self._lost:
             ready = self._wait()
             if self._children.fd in ready:
@@ -181,7 +180,7 @@ class _Warm:
             credentials = connection.getsockopt(self._socket.SOL_SOCKET, self._socket.SO_PEERCRED, 12)
             uid = int.from_bytes(credentials[4:8], sys.byteorder)  # behind the pid, unix(7)
             if uid != os.getuid():
-                return
+                return  # without a reference, the connection is closed
         except OSError:  # the client has gone again, or there is no room
             self._accepts_at = time.monotonic() + _ACCEPT_AGAIN
             return

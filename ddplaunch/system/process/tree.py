@@ -1,4 +1,4 @@
-"""The processes below this one, by /proc: what they are, what they use, and their end, which spares those that tidy up.
+"""Finds the processes below this one in /proc, says what they use, and ends them, except for those that tidy up.
 
 Knows nothing of workers.
 
@@ -119,7 +119,7 @@ def is_orphaned_group() -> bool:
 
 
 def descendants(pid: int, but_for: Collection[int] = ()) -> Iterator[Process]:
-    """Return all living processes below `pid`, except for the processes `but_for` and all below those."""
+    """Yield all living processes below `pid`, except for the processes `but_for` and all below those."""
     seen: set[int] = set()
     # no recursion: a chain of processes may be deeper than Python's stack is. A parent that ends before its children are read
     # leaves them to `pid`, if that is a subreaper: so the children of this one are read until there is no new one
@@ -260,8 +260,8 @@ def tidies(process: Process) -> bool:
     """Return whether a process tidies up: removes the names of other processes, and then ends by itself."""
     if process.name in _NAMES:
         return True
-    # the command line is memory of the process, and a page fault that hangs, or another thread, may have locked that; a tracker
-    # has one thread, which reads its pipe
+    # The kernel reads the command line from the memory of the process, and would wait where a page fault that hangs, or another
+    # thread, has locked that. A tracker has one thread, which reads its pipe.
     if process.threads != 1 or process.state not in "SRT":
         return False
     try:

@@ -70,10 +70,8 @@ def urls(text: str) -> Iterator[Span]:
                 is_path = slash and port.isdigit()  # HOST:PORT/...@...
                 if not is_path and not _stands_for(password):
                     yield found.span(1)
-            elif re.search(r"\d", user) and (
-                len(user) >= 16 or re.search(r"[A-Z]", user)
-            ):  # no name that a person chose
-                yield found.span(2)
+            elif re.search(r"\d", user) and (len(user) >= 16 or re.search(r"[A-Z]", user)):
+                yield found.span(2)  # a token: people's names are shorter or have no digits
     if "=" in text:
         for found in _pattern(_SIGNED, re.IGNORECASE).finditer(text):
             if not _stands_for(found[1]):
@@ -125,9 +123,8 @@ def is_random(text: str) -> bool:
 
     The shares and limits are such that they divide the tokens from the names, paths and numbers in the tests of redaction.
     """
-    text = re.sub(
-        r"\+0x[0-9a-f]+\Z", "", text[:_SAMPLE].rstrip("=")
-    )  # without a place in a function, as traces of C have it
+    # without a place in a function, as traces of C have it
+    text = re.sub(r"\+0x[0-9a-f]+\Z", "", text[:_SAMPLE].rstrip("="))
     if text.startswith("_Z") or _pattern(r"sha\d{1,3}-", re.IGNORECASE).match(text):  # a name in C++, a digest
         return False
     kinds = ["a" if one.islower() else "A" if one.isupper() else "0" if one.isdigit() else "" for one in text]
