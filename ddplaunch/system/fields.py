@@ -1,4 +1,4 @@
-"""What a field of a message may hold: the types that a receiver checks, and what makes a value of ours fit for them. Pure.
+"""Says what a field of a message may hold: types that a receiver checks, and what makes a value of ours fit for them. Pure.
 
 Names and hosts are those that the options take. Texts of programs are bounded only: what is shown is filtered where it is shown.
 """

@@ -194,6 +194,7 @@ class Lines:
                 self._has_updated = self._is_still = True
                 if state and state != self._shown:
                     block += state + self._end_of_state
+                # a state without a newline is no line yet: the bar's last state is written once more, as a line
                 self._shown = state if self._end_of_state == b"\n" else b""
         self._keep_if_needed(self._screen)
         self._wait_for_rest(at, is_new=False)

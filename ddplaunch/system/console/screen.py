@@ -88,10 +88,10 @@ class RedrawnRows:
         self.redrawn = False
         lines: list[bytes | bytearray] = []
         for token in re.split(_TOKEN, data):
-            if token == b"\r":
+            if token == b"\r":  # what is written next replaces the row: a bar
                 self._at_start = self.drawing = True
                 continue
-            if token == SHOW_CURSOR:
+            if token == SHOW_CURSOR:  # at the end of the redrawing
                 lines.append(self.settle())
                 continue
             if re.match(_NEW_SCREEN, token):
@@ -136,7 +136,7 @@ class RedrawnRows:
     def _leave_screen(self, lines: list[bytes | bytearray], *, erases: bool) -> None:
         """Make lines of all rows: the program begins to write elsewhere. `erases`: the screen is erased, and a bar with it."""
         is_bar = self.drawing
-        if is_bar and not erases:  # the program draws the bar by positions: to us it stays where it is
+        if is_bar and not erases:  # a bar that the program draws by positions on the screen: keep it where it is
             return
         lines.append(self.settle())
         if self._rows[0] and not is_bar:

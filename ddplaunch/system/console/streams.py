@@ -1,4 +1,4 @@
-"""What the console shows: which workers and streams, whether there are terminals and colours, and the prefix of each line."""
+"""Decides what the console shows: which workers and streams, on which terminals, in which colours, and each line's prefix."""
 
 from __future__ import annotations
 

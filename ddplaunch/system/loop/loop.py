@@ -144,9 +144,9 @@ class Loop:
         self.now = clock.now  # seconds
         self._selector = selector or selectors.DefaultSelector()
         self._watched = self._selector.get_map()  # by descriptor; the data of a key is what is to be called
-        self._timers: dict[Timer, None] = {}
-        self._events: deque[Any] = deque()
-        self._pending: list[Pending[Any]] = []
+        self._timers: dict[Timer, None] = {}  # those that are set
+        self._events: deque[Any] = deque()  # that were posted, and not handled yet
+        self._pending: list[Pending[Any]] = []  # questions
 
     # --- what is waited for
 

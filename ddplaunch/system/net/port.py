@@ -180,8 +180,9 @@ def sockets(port: int) -> dict[bytes, bool]:
         with suppress(OSError):  # a kernel without IPv6
             for line in content(table).splitlines()[1:]:
                 fields = line.split()
-                if int(fields[1].rpartition(b":")[2], 16) == port:
-                    found[fields[9]] = found.get(fields[9], False) or fields[3] == _LISTENS
+                local_address, state, inode = fields[1], fields[3], fields[9]
+                if int(local_address.rpartition(b":")[2], 16) == port:
+                    found[inode] = found.get(inode, False) or state == _LISTENS
     return found
 
 

@@ -41,10 +41,10 @@ def standing(pid: int) -> Standing:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # proc(5): the name may hold anything
             fields = file.read().rpartition(b")")[2].split()
-        group, terminal, in_foreground = fields[2], fields[4], fields[5]
+        group, terminal, foreground_group = fields[2], fields[4], fields[5]
         if terminal == b"0":
             return Standing.NO_TERMINAL
-        if group != in_foreground:
+        if group != foreground_group:
             return Standing.BACKGROUND
         is_keyboard = os.readlink(f"/proc/{pid}/fd/{_STDIN}").startswith(_TERMINALS)
     except (OSError, IndexError):

@@ -188,7 +188,7 @@ def footprint(pid: int) -> Footprint:
         pids=pids,
         cpu_seconds=sum(each.cpu_seconds for each in used.values()),
         transferred=sum(sum(transferred(each)) for each in pids),
-        is_held=pid in used and used[pid].state in "Tt",
+        is_held=pid in used and used[pid].state in "Tt",  # see `state_of`
     )
 
 
@@ -218,15 +218,16 @@ def signal_process(process: Process, signum: int) -> bool:
     """Send a signal to this very process, never to a later process with its pid; return whether that was allowed."""
     try:
         fd = os.pidfd_open(process.pid)
-    except OSError:
+    except OSError:  # it is gone, or no descriptor is left
         return True
     try:
         now = look(process.pid)
-        if now is not None and now.started == process.started:
+        is_the_same = now is not None and now.started == process.started
+        if is_the_same:
             signal.pidfd_send_signal(fd, signum)
     except PermissionError:
         return False
-    except OSError:
+    except OSError:  # it has ended meanwhile
         pass
     finally:
         os.close(fd)

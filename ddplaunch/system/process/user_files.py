@@ -18,7 +18,7 @@ _SLOW = 3.0  # seconds after which a line says what is waited for
 
 
 def read_text(path: str, limit: int, *, errors: str = "strict") -> str:
-    """Return the text of the file, which has `limit` characters at most; `errors` is that of `open`.
+    """Return the text of the file or pipe, which has `limit` characters at most; `errors` is that of `open`.
 
     Raises:
         OSError: there is no such file, it cannot be read, or is longer.

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import NamedTuple
 
-from ddplaunch.system.redaction.names import LONGEST, PARTS, TEXTS, is_secret, is_value
+from ddplaunch.system.redaction.names import BEFORE_TEXT_TOKEN, LONGEST, PARTS, is_secret, is_value
 from ddplaunch.system.redaction.shapes import Span
 
 
@@ -55,9 +55,9 @@ _QUOTE = r"\\{0,3}[\"'`]"
 _QUOTED = rf"[rbfuRBFU]{{0,2}}{_QUOTE}"  # how a text in quotes begins
 _NAME = r"[A-Za-z_][\w.]{0,80}"
 _TYPE = rf"{_NAME}(?:\[[^\]\n]{{0,80}}\])?(?:[ \t]*+\|[ \t]*+{_NAME}(?:\[[^\]\n]{{0,80}}\])?){{0,4}}"
-# what stands between a name and its value, by the way in which it gives the value: with a type, by a sign, NAME: ..., VALUE: ...,
-# as the next text in quotes, by default=..., between tags of XML, as the next word
-_GIVES = (
+# what may stand between a name and its value; the group is called by the way in which the value is given: behind a type, behind a
+# sign, as NAME: ..., VALUE: ..., as the next text in quotes, by default=..., between tags of XML, as the next word
+_WAYS = (
     rf"(?P<types>[ \t]*+:[ \t]*+{_TYPE}[ \t]*+=[ \t]*+(?=[rbfuRBFU]{{0,2}}[\"'(]|{_NAME}\())",
     rf"(?P<assigns>(?:{_QUOTE})?[ \t]*+\]?[ \t]*+(?:=>|<-|[:?+]=|[!=]==?|[=:](?![=:]))[ \t]*+)",
     rf"(?P<pairs>(?:{_QUOTE})?[ \t]*+,?[ \t]*+{_EOL}?(?:{_QUOTE})?(?P<value>\bvalue(?:{_QUOTE})?[ \t]*+[:=][ \t]*+))",
@@ -107,7 +107,8 @@ def values(text: str, syntax: Syntax) -> Iterator[Span]:
         start, end = _name_around(text, part.start(), done)
         done = end
         name = text[max(start, end - LONGEST) : end]
-        if not is_secret(name) or (name.lower() == "token" and _is_of_text(text, start)):
+        is_of_text = name.lower() == "token" and _is_of_text(text, start)  # as "unexpected token"
+        if is_of_text or not is_secret(name):
             continue
         for span in _values_beside(_Named(text, start, end, name, syntax)):
             done = max(done, span[1])
@@ -117,7 +118,7 @@ def values(text: str, syntax: Syntax) -> Iterator[Span]:
 def _is_of_text(text: str, start: int) -> bool:
     """Return whether the word before a token says that it is one of a text: `unexpected token: "}"`."""
     before = _pattern(r"([A-Za-z]+) \Z").search(text, max(0, start - 20), start)
-    return before is not None and before[1].lower() in TEXTS
+    return before is not None and before[1].lower() in BEFORE_TEXT_TOKEN
 
 
 def _name_around(text: str, at: int, low: int) -> Span:
@@ -133,18 +134,18 @@ def _name_around(text: str, at: int, low: int) -> Span:
 
 
 def _values_beside(named: _Named) -> Iterator[Span]:
-    """Find what is assigned to a name, or follows a name as the value of an option: by the first way that gives a value."""
+    """Find what is assigned to a name, or follows a name as the value of an option: by the first of _WAYS that gives a value."""
     text = named.text
-    for between in _GIVES:
-        found = _pattern(between).match(text, named.end)
+    for pattern in _WAYS:
+        found = _pattern(pattern).match(text, named.end)
         if found is None:
             continue
         at, way = found.end(), found.lastgroup
-        if way == "follows":
+        if way == "follows":  # --token VALUE
             if _takes_next_word(named):
                 yield from _next_word(named, at)
             return
-        if way == "tags":
+        if way == "tags":  # <token>VALUE</token>
             if "<" in named.before and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
                 yield from _if_value(at, closing.end(), text, named.name)
             return
@@ -152,7 +153,7 @@ def _values_beside(named: _Named) -> Iterator[Span]:
             continue  # the text in quotes holds more than the name
         if named.character_before == "/" and "=" not in found[0]:
             return  # a path
-        if way == "pairs":  # the value stands beside the word VALUE
+        if way == "pairs":  # name: TOKEN, value: VALUE
             named = named._replace(start=found.start("value"))
         spans = list(_value_at(named, at, is_assigned=way in ("assigns", "pairs")))
         if spans:
@@ -168,19 +169,19 @@ def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
     first = opened.end() if opened else at
     if (literal := _pattern(_LITERAL).match(text, first)) is not None:
         is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
-        if is_docstring or _closes(named, first, literal["quote"]):
+        if is_docstring or _closes(named, first, literal["quote"]):  # no value begins here
             return
-        is_of_several = _pattern(_TARGETS).fullmatch(named.before) is not None
+        is_of_several = _pattern(_TARGETS).fullmatch(named.before) is not None  # user, token = "...", "..."
         yield from _quoted(text, first, name, goes_on=is_in_brackets or is_of_several)
         yield from _alternatives(text, _end_of_quoted(text, literal.end(), literal["quote"]), name)
         return
     if (block := _pattern(_BLOCK).match(text, at)) is not None:
         yield from _yaml_block(named, block.end())
         return
-    if opened is not None and "\n" in opened[0]:
+    if opened is not None and "\n" in opened[0]:  # without quotes, the next line may be anything
         return
     if (call := _pattern(_CALL).match(text, at)) is not None:
-        if _pattern(_REFERS).fullmatch(call[0]) is None:
+        if _pattern(_REFERS).fullmatch(call[0]) is None:  # else the arguments say where the value is: getenv("...")
             yield from _quoted_arguments(text, call.end(), name)
         yield from _alternatives(text, at, name)
         return
@@ -330,10 +331,10 @@ def _unquoted(named: _Named, at: int) -> Iterator[Span]:
             return
         if not is_in_quotes and _is_name(value, name, before, text[at + len(value) :][:1]):
             return
-        names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # of types, of other values
+        names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
         if named.syntax is Syntax.CODE and not is_tight and _pattern(names).fullmatch(value):
             return
-    if value.strip("[]{}() ,"):
+    if value.strip("[]{}() ,"):  # more than brackets, which begin a value in the next lines
         yield from _if_value(at, at + len(value), text, name)
 
 

@@ -38,21 +38,30 @@ _PASSWORDS = frozenset((
     "password", "passwords", "passwd", "passphrase", "passcode", "secret", "secrets", "credential", "credentials",
     "creds", "passwort", "userpassword",
 ))  # fmt: skip
-_ENDINGS = ("password", "passwd", "passphrase", "secret", "credentials")
-_KEYS = ("apikey", "secretkey", "accesskey", "privatekey", "encryptionkey", "signingkey", "authkey", "accountkey")
-_KEYS_OF = frozenset((
+_PASSWORD_ENDINGS = ("password", "passwd", "passphrase", "secret", "credentials")
+_KEY_ENDINGS = (
+    "apikey",
+    "secretkey",
+    "accesskey",
+    "privatekey",
+    "encryptionkey",
+    "signingkey",
+    "authkey",
+    "accountkey",
+)
+_BEFORE_KEY = frozenset((
     "api", "access", "secret", "private", "encryption", "encrypt", "signing", "sign", "auth", "account", "shared",
     "master", "service", "deploy", "client", "storage", "app", "application", "webhook", "ssh", "gpg", "pgp", "aes",
     "hmac", "rsa", "license", "subscription", "wandb", "openai", "hf", "huggingface", "anthropic", "aws", "gcp", "azure",
     "google", "github", "gitlab", "comet", "neptune", "mlflow", "stripe", "cookie", "jwt", "crypto", "admin", "consumer",
     "ssl", "tls", "fernet", "refresh", "vault", "server", "s3", "minio", "host", "kaggle",
 ))  # fmt: skip
-_PASS_OF = frozenset((
+_BEFORE_PASS = frozenset((
     "db", "database", "user", "smtp", "mail", "email", "ftp", "login", "admin", "root", "redis", "mysql", "postgres",
     "pg", "mongo", "rabbitmq", "ldap", "ssh", "sudo", "become", "proxy",
 ))  # fmt: skip
-# tokens of a text, not of a login
-TEXTS = frozenset((
+# words before "token": the token is one of a text, not of a login
+BEFORE_TEXT_TOKEN = frozenset((
     "max", "min", "num", "n", "no", "pad", "eos", "bos", "unk", "cls", "sep", "mask", "masked", "special", "image",
     "video", "audio", "next", "last", "first", "per", "prev", "previous", "stop", "start", "end", "begin", "text",
     "patch", "vision", "visual", "query", "target", "source", "src", "tgt", "input", "output", "add", "register", "each",
@@ -62,7 +71,7 @@ TEXTS = frozenset((
     "language", "domain", "sentinel", "separator", "newline", "blank", "space", "null", "empty", "gist", "answer", "label",
     "reg", "draft", "fim", "soft", "time", "action", "illegal", "unknown",
 ))  # fmt: skip
-_LOGINS = frozenset((
+_BEFORE_LOGIN_TOKENS = frozenset((
     "access", "api", "auth", "secret", "bearer", "refresh", "github", "gitlab", "hf", "id", "session", "security",
 ))  # fmt: skip
 
@@ -73,7 +82,7 @@ def is_secret(name: str) -> bool:
     lowered = name[-LONGEST:].lower()
     if not any(part in lowered for part in PARTS):
         return False
-    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]
+    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]  # of hf_token, dbPassword
     while len(words) > 1 and words[-1] in _SAYING_NOTHING:
         words.pop()
     if not words:
@@ -81,7 +90,7 @@ def is_secret(name: str) -> bool:
     if "webhook" in words or lowered.endswith("webhook"):
         return True
     is_secret_id = len(words) > 1 and words[-1] == "id" and words[-2] in _WITH_SECRET_ID
-    if words[-1] in _TELLING_OF_ONE and not is_secret_id:
+    if words[-1] in _TELLING_OF_ONE and not is_secret_id:  # token_file
         return False
     return any(_tells(words, at, is_constant=name.isupper()) for at in range(len(words)))
 
@@ -95,24 +104,24 @@ def is_password(name: str) -> bool:
 def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
     """Whether the word at `at` of a name makes the name that of a secret; `is_constant`: the name is in capitals."""
     word, before, is_last = words[at], words[at - 1] if at else "", at == len(words) - 1
-    if word in _PASSWORDS or word.endswith((*_ENDINGS, *_KEYS)) or word in ("jwt", "authorization"):
+    if word in _PASSWORDS or word.endswith((*_PASSWORD_ENDINGS, *_KEY_ENDINGS)) or word in ("jwt", "authorization"):
         return True
-    if word.endswith("token"):
-        return before not in TEXTS and (is_last or is_constant)  # TOKEN_GITHUB, but not TokenClassificationOutput
+    if word.endswith("token"):  # TOKEN_GITHUB, but not TokenClassificationOutput
+        return before not in BEFORE_TEXT_TOKEN and (is_last or is_constant)
     if word == "tokens":
-        return before in _LOGINS
+        return before in _BEFORE_LOGIN_TOKENS
     if word == "keys":
         return is_last and before in ("api", "access", "secret", "private")
     if word == "key":
-        return before in _KEYS_OF and (is_last or words[at + 1] == "id")
+        return before in _BEFORE_KEY and (is_last or words[at + 1] == "id")
     if not is_last:
         return False
     match word:
         case "auth" | "pwd" | "pw" | "cookie" | "cookies" | "bearer":
             return True
         case "pass":
-            return before in _PASS_OF
-        case "pat":
+            return before in _BEFORE_PASS
+        case "pat":  # personal access token
             return before in ("github", "gh", "gitlab", "azure", "ado")
     return False
 

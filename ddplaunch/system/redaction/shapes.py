@@ -67,10 +67,10 @@ def urls(text: str) -> Iterator[Span]:
             password, user = found[1], found[2]
             if password is not None:
                 port, slash, _ = password.partition("/")
-                is_path = slash and port.isdigit()  # HOST:PORT/...@...
+                is_path = slash and port.isdigit()  # HOST:PORT/...@..., where nothing is a password
                 if not is_path and not _stands_for(password):
                     yield found.span(1)
-            elif re.search(r"\d", user) and (len(user) >= 16 or re.search(r"[A-Z]", user)):
+            elif re.search(r"\d", user) and (len(user) >= 16 or re.search(r"[A-Z]", user)):  # TOKEN@HOST
                 yield found.span(2)  # a token: people's names are shorter or have no digits
     if "=" in text:
         for found in _pattern(_SIGNED, re.IGNORECASE).finditer(text):
