@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-ARGUMENTS = (
-    "DDPLAUNCH_ADAPTER"  # variable with the adapter's arguments: one is a secret, which others could read in `ps`
-)
+# the variable that holds the adapter's arguments: one of these is a secret, which others could read in `ps`
+ARGUMENTS = "DDPLAUNCH_ADAPTER"
 MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's terms begins so
 LISTENS = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 LOOKS = 3  # readings of the kernel's table: one that changes while it is read may lack a line

@@ -285,7 +285,10 @@ def _change_title(name: str, text: str) -> "Callable[[], None]":
 
     Where the kernel does not allow it nothing changes.
     """
-    unchanged = lambda: None  # noqa: E731 - what undoes nothing
+
+    def undo_nothing() -> None:
+        pass
+
     try:
         with open("/proc/self/comm", "rb") as file:
             old_name = file.read().rstrip(b"\n")
@@ -295,12 +298,12 @@ def _change_title(name: str, text: str) -> "Callable[[], None]":
         with open("/proc/self/cmdline", "rb") as file:
             old_line = file.read()
         if len(old_line) != end - start:  # a library shows something else already
-            return unchanged
+            return undo_nothing
         # ends with a zero byte: after a line without one the kernel reads on, into the environment
         new_line = text.encode()[: end - start - 1].ljust(end - start, b"\0")
         _write_title(name.encode(), start, new_line)
     except (OSError, ValueError, IndexError):
-        return unchanged
+        return undo_nothing
 
     def undo() -> None:
         try:

@@ -54,9 +54,7 @@ class RedrawnRows:
         self._at_start = False  # the cursor is at the start of its row: the next text replaces the row
         self._depth = depth  # how many rows above the last one are held, since the cursor may go up to them
         self._is_guessed = depth > 0
-        self._has_climbed = (
-            False  # the cursor has gone up, and nothing was written since; only where the depth is guessed
-        )
+        self._has_climbed = False  # with a guess: the cursor has gone up, and nothing was written since
         self._rows_climbed = 0  # rows up since the last newline
         self.goes_up = False  # the cursor has gone up since rows settled last
         self.redrawn = False  # the cursor has gone up in the last piece
@@ -122,7 +120,7 @@ class RedrawnRows:
         while len(self._rows) > self._depth + 1 and self._cursor:
             lines += (self._rows.pop(0), b"\n")
             self._cursor -= 1
-        if not self._depth:
+        if not self._depth:  # the program has not gone up so far: the bar has ended
             self.drawing = False
 
     def _leave_above(self, lines: list[bytes | bytearray]) -> None:

@@ -114,7 +114,7 @@ class _Relay:
                     self._pass_on(data)
                 elif self._finish_read in ready:  # and nothing is left to read
                     return
-        except OSError:
+        except OSError:  # the reader has gone meanwhile
             pass
         os.close(self._parents_end)  # the child learns at its next write that the reader has gone, as it would have
 
@@ -129,7 +129,7 @@ class _Relay:
 
 
 def _relays() -> list[_Relay]:
-    """Return what passes on the child's stdout and stderr, where these are pipes; one if both are the same."""
+    """Return the relays for the child's stdout and stderr, where these are pipes or sockets; one relay if both are the same."""
     pipes: dict[tuple[int, int], list[int]] = {}
     for descriptor in (1, 2):
         try:

@@ -78,7 +78,8 @@ def check_replaceable(path: str) -> None:
 def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file beside `path` that takes its place at the end, whole: a reader finds the old file or the new file.
 
-    After an error the old one is as it was, and nothing else is left. A link is followed, and what is there keeps its mode.
+    After an error the old one is as it was, and nothing else is left. A link is followed. `mode` is for a new file; a file that
+    is there keeps its own.
 
     Raises OSError: it cannot be written, or a folder, a device or a pipe is there.
     """
@@ -91,7 +92,7 @@ def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     try:
         with open(fd, "wb") as file:
             if os.path.exists(path):
-                os.fchmod(fd, mode)  # which the umask has cut
+                os.fchmod(fd, mode)  # the umask has taken some of it
             yield file
         os.replace(beside, path)
     except BaseException:

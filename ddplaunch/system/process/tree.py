@@ -66,7 +66,7 @@ def look(pid: int) -> Process | None:
                 if of_thread and (found := of_thread[0].decode()) not in "ZX":
                     state = found
                     break
-    parent, group, threads, started = (int(fields[at]) for at in (1, 2, 17, 19))
+    parent, group, threads, started = (int(fields[at]) for at in (1, 2, 17, 19))  # counted from the state, 0
     return Process(pid, name.decode(errors="replace"), state, parent, group, threads, started)
 
 
