@@ -88,7 +88,7 @@ class _Guard:
         self._control = control
         self._fork_server = fork_server
         self._agent = 0  # pid; 0 before its first request
-        self._kept_open: list[int] = []  # descriptors by whose end other processes learn of the end of this one
+        self._kept_open: list[int] = []  # copies by which the agent and the front learn of the end of this process
         self._children = Children()
         self._end_pipes: dict[int, int] = {}  # pid of a worker -> the pipe for how it ends; -1 once that is written
 

@@ -58,13 +58,15 @@ class Lifecycle:
             if attach_signal:
                 signals.offer_debugger(fd, int(attach_signal), self._agent_address, load)
         if check := os.environ.pop("DDPLAUNCH_CHECK_NOTES", ""):
-            load("check").begin(load, *check.split(",", 2))
+            steps, seconds, path = check.split(",", 2)
+            load("check").begin(load, steps, seconds, path)
         else:
             self._prepare_torch()
         if debugpy:
             # kept open: as long as it is, the agent knows that a debugger may hold this worker
             self._agent_connection = load("debugger").wait_for_client(self._agent_address, load)
-        self.run, self.arguments = prepare(sys.argv[1], sys.argv[2], sys.argv[3:], names, self._record)
+        _bootstrap, kind, target, *arguments = sys.argv
+        self.run, self.arguments = prepare(kind, target, arguments, names, self._record)
 
     def failed(self, error: BaseException) -> None:
         """Do what follows from the exception that has ended the program, and is raised again."""

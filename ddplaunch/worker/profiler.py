@@ -96,7 +96,7 @@ class Profile:
         if not self.due:
             return False
         while frame is not None:
-            if frame.f_code.co_filename.endswith(BACKWARD):
+            if frame.f_code.co_filename.endswith(BACKWARD):  # which would undo a start or stop when it returns
                 self.came_too_early = True
                 return True
             frame = frame.f_back

@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum
-from functools import cache
 from typing import NamedTuple
 
 from ddplaunch.system.redaction.names import BEFORE_TEXT_TOKEN, LONGEST, PARTS, is_secret, is_value
-from ddplaunch.system.redaction.shapes import Span
+from ddplaunch.system.redaction.shapes import Span, compiled
 
 
 class Syntax(Enum):
@@ -93,15 +92,10 @@ _BEGINNING = (
 _SMALL = "to|and|or|is|are|in|for|from|with|the|an?|as|at|of|on|be|was|if|but|that|this|which|needs|takes|has|not"
 
 
-@cache
-def _pattern(text: str, flags: int = 0) -> re.Pattern[str]:
-    return re.compile(text, flags)
-
-
 def values(text: str, syntax: Syntax) -> Iterator[Span]:
     """Find the values beside the names of secrets."""
     done = 0  # where the last name or value ends: nothing before that is looked at again
-    for part in _pattern("|".join(PARTS), re.IGNORECASE).finditer(text):
+    for part in compiled("|".join(PARTS), re.IGNORECASE).finditer(text):
         if part.start() < done:
             continue
         start, end = _name_around(text, part.start(), done)
@@ -117,7 +111,7 @@ def values(text: str, syntax: Syntax) -> Iterator[Span]:
 
 def _is_of_text(text: str, start: int) -> bool:
     """Return whether the word before a token says that it is one of a text: `unexpected token: "}"`."""
-    before = _pattern(r"([A-Za-z]+) \Z").search(text, max(0, start - 20), start)
+    before = compiled(r"([A-Za-z]+) \Z").search(text, max(0, start - 20), start)
     return before is not None and before[1].lower() in BEFORE_TEXT_TOKEN
 
 
@@ -126,7 +120,7 @@ def _name_around(text: str, at: int, low: int) -> Span:
     start = at
     while start > max(low, at - LONGEST) and (text[start - 1].isalnum() or text[start - 1] in "_-."):
         start -= 1
-    found = _pattern(r"[\w.-]*").match(text, at)
+    found = compiled(r"[\w.-]*").match(text, at)
     end = found.end() if found else at
     while end > at and text[end - 1] in ".-":
         end -= 1
@@ -137,7 +131,7 @@ def _values_beside(named: _Named) -> Iterator[Span]:
     """Find what is assigned to a name, or follows a name as the value of an option: by the first of _WAYS that gives a value."""
     text = named.text
     for pattern in _WAYS:
-        found = _pattern(pattern).match(text, named.end)
+        found = compiled(pattern).match(text, named.end)
         if found is None:
             continue
         at, way = found.end(), found.lastgroup
@@ -146,7 +140,7 @@ def _values_beside(named: _Named) -> Iterator[Span]:
                 yield from _next_word(named, at)
             return
         if way == "tags":  # <token>VALUE</token>
-            if "<" in named.before and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
+            if "<" in named.before and (closing := compiled(r"[^<>\n]*(?=</)").match(text, at)):
                 yield from _if_value(at, closing.end(), text, named.name)
             return
         if way == "lists" and named.character_before not in ("'", '"'):
@@ -164,24 +158,24 @@ def _values_beside(named: _Named) -> Iterator[Span]:
 def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
     """Find the value that begins at `at`: in quotes, in lines below, or without quotes where a sign assigns it."""
     text, name = named.text, named.name
-    opened = _pattern(_OPENS).match(text, at)  # a bracket, or the end of a line that goes on in the next one
+    opened = compiled(_OPENS).match(text, at)  # a bracket, or the end of a line that goes on in the next one
     is_in_brackets = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
     first = opened.end() if opened else at
-    if (literal := _pattern(_LITERAL).match(text, first)) is not None:
+    if (literal := compiled(_LITERAL).match(text, first)) is not None:
         is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
         if is_docstring or _closes(named, first, literal["quote"]):  # no value begins here
             return
-        is_of_several = _pattern(_TARGETS).fullmatch(named.before) is not None  # user, token = "...", "..."
+        is_of_several = compiled(_TARGETS).fullmatch(named.before) is not None  # user, token = "...", "..."
         yield from _quoted(text, first, name, goes_on=is_in_brackets or is_of_several)
         yield from _alternatives(text, _end_of_quoted(text, literal.end(), literal["quote"]), name)
         return
-    if (block := _pattern(_BLOCK).match(text, at)) is not None:
+    if (block := compiled(_BLOCK).match(text, at)) is not None:
         yield from _yaml_block(named, block.end())
         return
     if opened is not None and "\n" in opened[0]:  # without quotes, the next line may be anything
         return
-    if (call := _pattern(_CALL).match(text, at)) is not None:
-        if _pattern(_REFERS).fullmatch(call[0]) is None:  # else the arguments say where the value is: getenv("...")
+    if (call := compiled(_CALL).match(text, at)) is not None:
+        if compiled(_REFERS).fullmatch(call[0]) is None:  # else the arguments say where the value is: getenv("...")
             yield from _quoted_arguments(text, call.end(), name)
         yield from _alternatives(text, at, name)
         return
@@ -198,8 +192,8 @@ def _quoted(text: str, at: int, name: str, *, goes_on: bool) -> Iterator[Span]:
 
     `goes_on`: also on the next lines, and behind commas, as in brackets.
     """
-    joint = _pattern(_ADDED_INSIDE if goes_on else _ADDED)
-    while (opening := _pattern(_LITERAL).match(text, at)) is not None:
+    joint = compiled(_ADDED_INSIDE if goes_on else _ADDED)
+    while (opening := compiled(_LITERAL).match(text, at)) is not None:
         begin = opening.end()
         end = _end_of_quoted(text, begin, opening["quote"])
         yield from _if_value(begin, end, text, name)
@@ -215,7 +209,7 @@ def _closes(named: _Named, at: int, quote: str) -> bool:
     text, before = named.text, named.before
     if len(before) >= _NEAR or text[at + len(quote) : at + len(quote) + 1] not in ("", *" \t\n),]}:;.+"):
         return False
-    before = _pattern(r"(?<=[a-z]{2})(?<!rb)(?<!br)'(?=[a-z])").sub("", before)  # as in "don't"
+    before = compiled(r"(?<=[a-z]{2})(?<!rb)(?<!br)'(?=[a-z])").sub("", before)  # as in "don't"
     return (before + text[named.start : at]).count(quote) % 2 == 1
 
 
@@ -229,7 +223,7 @@ def _end_of_quoted(text: str, at: int, quote: str) -> int:
         line_end = line_end if line_end >= 0 else len(text)
         end = text.find(quote, at, line_end)
         return end if end >= 0 else line_end
-    found = _pattern(rf"(?:[^{quote}\\\n]++|\\(?s:.))*+").match(text, at)
+    found = compiled(rf"(?:[^{quote}\\\n]++|\\(?s:.))*+").match(text, at)
     end = found.end() if found else at
     if text[end : end + 1] == "\n":  # YAML, TOML and shells let it go on
         far = text.find(quote, end, at + _FAR)
@@ -241,7 +235,7 @@ def _end_of_quoted(text: str, at: int, quote: str) -> int:
 
 def _if_value(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
     """Yield this place, without the scheme of a login before the secret, if a secret stands there."""
-    if (scheme := _pattern(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
+    if (scheme := compiled(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
         begin = scheme.end()
     inner = text[begin:end].rstrip("\\")
     if is_value(inner, name) and not _is_name_itself(inner):
@@ -252,14 +246,14 @@ def _is_name_itself(text: str) -> bool:
     """Return whether a text is a name itself, as in a list of variables, a flag, or a sentence that asks for a secret."""
     return (
         (text.isupper() and "_" in text and text.replace("_", "").isalpha())
-        or _pattern(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
-        or _pattern(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST]) is not None
+        or compiled(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
+        or compiled(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST]) is not None
     )
 
 
 def _quoted_arguments(text: str, at: int, name: str) -> Iterator[Span]:
     """Find the texts in quotes among the arguments of a call, which begin at `at`, in its line."""
-    for found in _pattern(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _ROUND):
+    for found in compiled(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _ROUND):
         if found["quote"] is None:  # the call or the line ends
             return
         if found.start() >= at:  # else the quote is in the argument before, or closes it
@@ -273,7 +267,7 @@ def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
     """Find what the expression at `at` takes otherwise, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
     line = text.find("\n", at, at + _ROUND)
     until = line if line >= 0 else at + _ROUND
-    for found in _pattern(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
+    for found in compiled(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
         text, at, until
     ):
         yield from _if_value(found.end(), _end_of_quoted(text, found.end(), found["quote"]), text, name)
@@ -314,9 +308,9 @@ def _unquoted(named: _Named, at: int) -> Iterator[Span]:
     text, name, before = named.text, named.name, named.before
     up_to_value = text[named.start : at]  # the name, and the sign behind it
     is_in_quotes = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
-    begins_line = not is_in_quotes and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
+    begins_line = not is_in_quotes and compiled(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
     is_header = name.lower() in ("cookie", "set-cookie")
-    if (scheme := _pattern(_SCHEME).match(text, at)) is not None:  # "Bearer ..."
+    if (scheme := compiled(_SCHEME).match(text, at)) is not None:  # "Bearer ..."
         at, begins_line, is_header = scheme.end(), False, True
     pattern = _HEADER if is_header and scheme is None else _WORD
     end = _end_of_line(text, at) if begins_line else _end_of_match(text, at, pattern)
@@ -332,7 +326,7 @@ def _unquoted(named: _Named, at: int) -> Iterator[Span]:
         if not is_in_quotes and _is_name(value, name, before, text[at + len(value) :][:1]):
             return
         names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
-        if named.syntax is Syntax.CODE and not is_tight and _pattern(names).fullmatch(value):
+        if named.syntax is Syntax.CODE and not is_tight and compiled(names).fullmatch(value):
             return
     if value.strip("[]{}() ,"):  # more than brackets, which begin a value in the next lines
         yield from _if_value(at, at + len(value), text, name)
@@ -351,13 +345,13 @@ def _end_of_line(text: str, at: int) -> int:
     """Return where a value ends that goes on to the end of its line, or to a comment."""
     line = text.find("\n", at)
     line = len(text) if line < 0 else line
-    comment = _pattern(r"[ \t](?:#|//|;)").search(text, at, line)
+    comment = compiled(r"[ \t](?:#|//|;)").search(text, at, line)
     end = comment.start() if comment else line
     return at + len(text[at:end].rstrip(" \t\r\\"))
 
 
 def _end_of_match(text: str, at: int, pattern: str) -> int:
-    found = _pattern(pattern).match(text, at)
+    found = compiled(pattern).match(text, at)
     end = found.end() if found else at
     return at + len(text[at:end].rstrip(".:"))
 
@@ -370,7 +364,7 @@ def _is_name(value: str, name: str, before: str, after: str) -> bool:
 
 def _is_code(text: str) -> bool:
     """Return whether this is an expression of a program: a call, a name in another one."""
-    return _pattern(_EXPRESSION).fullmatch(text.rstrip().rstrip(",)}];")[:_NEAR]) is not None
+    return compiled(_EXPRESSION).fullmatch(text.rstrip().rstrip(",)}];")[:_NEAR]) is not None
 
 
 # --- as the next word
@@ -386,9 +380,9 @@ def _takes_next_word(named: _Named) -> bool:
     line = before.rpartition("\n")[2]
     if name.lower() in ("password", "passwd"):  # of .netrc, in one line or in several
         login = line if line.strip("+- \t") else before
-        if _pattern(r"\b(?:machine|login|default)\b").search(login):
+        if compiled(r"\b(?:machine|login|default)\b").search(login):
             return True
-    return _pattern(r"[+\- ]?[ \t]*+(?:ENV|setenv|setx|ARG|#define|set[ \t]+-\w+)[ \t]+").fullmatch(line) is not None
+    return compiled(r"[+\- ]?[ \t]*+(?:ENV|setenv|setx|ARG|#define|set[ \t]+-\w+)[ \t]+").fullmatch(line) is not None
 
 
 def _next_word(named: _Named, at: int) -> Iterator[Span]:
@@ -397,12 +391,12 @@ def _next_word(named: _Named, at: int) -> Iterator[Span]:
     if text[at - 1 : at] in ('"', "'"):
         end = _end_of_quoted(text, at, text[at - 1])
     else:
-        found = _pattern(r"[^\s\"'`]+").match(text, at)
+        found = compiled(r"[^\s\"'`]+").match(text, at)
         end = found.end() if found else at
         if text[at:end].endswith((",", ")", ":", "]")):
             end -= 1
     word = text[at:end]
-    if not word.startswith("-") and _pattern(_SMALL).fullmatch(word) is None:
+    if not word.startswith("-") and compiled(_SMALL).fullmatch(word) is None:
         yield from _if_value(at, end, text, named.name)
 
 
@@ -437,6 +431,6 @@ _COMMANDS = (
 def arguments(text: str) -> Iterator[Span]:
     """Find what commands, calls and SQL take as a secret without a name for it: `curl -u`, `login("...")`."""
     for command in _COMMANDS:
-        for found in _pattern(command).finditer(text):
+        for found in compiled(command).finditer(text):
             if is_value(found["secret"], "password"):
                 yield found.span("secret")

@@ -43,27 +43,28 @@ _SAMPLE = 4096  # characters from which a long text is judged
 
 
 @cache  # to compile them takes milliseconds, and few commands have to
-def _pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+def compiled(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a pattern compiled, once for all calls."""
     return re.compile(text, flags)
 
 
 def tokens(text: str) -> Iterator[Span]:
     """Find tokens that are known by their beginnings, and webhooks."""
-    for found in _pattern(f"{_BEFORE}(?:{'|'.join(_TOKENS)})|{'|'.join(_WEBHOOKS)}").finditer(text):
+    for found in compiled(f"{_BEFORE}(?:{'|'.join(_TOKENS)})|{'|'.join(_WEBHOOKS)}").finditer(text):
         yield found.span()
 
 
 def headers(text: str) -> Iterator[Span]:
     """Find what follows the scheme of a login: "Bearer ...", but no word of prose."""
-    for found in _pattern(_SCHEMES).finditer(text):
-        if _pattern(r"[A-Za-z]?[a-z]*(?:[/.-][A-Za-z]?[a-z]*)*").fullmatch(found[1]) is None:
+    for found in compiled(_SCHEMES).finditer(text):
+        if compiled(r"[A-Za-z]?[a-z]*(?:[/.-][A-Za-z]?[a-z]*)*").fullmatch(found[1]) is None:
             yield found.span(1)
 
 
 def urls(text: str) -> Iterator[Span]:
     """Find passwords, tokens and signatures in URLs."""
     if "://" in text and "@" in text:
-        for found in _pattern(_USER).finditer(text):
+        for found in compiled(_USER).finditer(text):
             password, user = found[1], found[2]
             if password is not None:
                 port, slash, _ = password.partition("/")
@@ -73,7 +74,7 @@ def urls(text: str) -> Iterator[Span]:
             elif re.search(r"\d", user) and (len(user) >= 16 or re.search(r"[A-Z]", user)):  # TOKEN@HOST
                 yield found.span(2)  # a token: people's names are shorter or have no digits
     if "=" in text:
-        for found in _pattern(_SIGNED, re.IGNORECASE).finditer(text):
+        for found in compiled(_SIGNED, re.IGNORECASE).finditer(text):
             if not _stands_for(found[1]):
                 yield found.span(1)
 
@@ -86,7 +87,7 @@ def _stands_for(text: str) -> bool:
 def blobs(text: str) -> Iterator[Span]:
     """Find text that looks random, and the lines of base64 that continue it."""
     end = 0
-    for found in _pattern(_RUN).finditer(text):
+    for found in compiled(_RUN).finditer(text):
         start = found.start()
         if start < end:  # in the lines that continue the last one
             continue
@@ -94,26 +95,26 @@ def blobs(text: str) -> Iterator[Span]:
             continue
         end = found.end()
         yield found.span()
-        while (more := _pattern(_NEXT_LINE).match(text, _line_end(text, end))) is not None:
+        while (more := compiled(_NEXT_LINE).match(text, _line_end(text, end))) is not None:
             end = more.end(1)
             yield more.span(1)
 
 
 def _line_end(text: str, at: int) -> int:
     """Return where a line ends that has but quotes and the like behind this place; else this place."""
-    found = _pattern(r"(?:\\n)?[\"'\\,; \t]*(?=\n)").match(text, at)
+    found = compiled(r"(?:\\n)?[\"'\\,; \t]*(?=\n)").match(text, at)
     return found.end() if found else at
 
 
 def _is_digest(text: str, at: int) -> bool:
     """Whether what begins here is written as a digest: "sha256-..." of a lock file, "SHA256:..." of a public key."""
-    return _pattern(r"sha\d{1,3}[-:]?\Z", re.IGNORECASE).search(text[max(0, at - 8) : at]) is not None
+    return compiled(r"sha\d{1,3}[-:]?\Z", re.IGNORECASE).search(text[max(0, at - 8) : at]) is not None
 
 
 def _is_path(text: str, at: int, found: str) -> bool:
     """Whether the text found here is a path, absolute or of a file: messages name paths, which are no secrets."""
     is_absolute = found.startswith("/") and not found.startswith("//") and found.count("/") > 1
-    is_of_file = "/" in found and _pattern(r"\.[a-z]\w{0,5}\b").match(text, at + len(found)) is not None
+    is_of_file = "/" in found and compiled(r"\.[a-z]\w{0,5}\b").match(text, at + len(found)) is not None
     before = text[at - 1 : at] if at else ""
     return (is_absolute and before in ("", *_AROUND, "~", ".")) or (is_of_file and before in ("", *_AROUND))
 
@@ -125,7 +126,7 @@ def is_random(text: str) -> bool:
     """
     # without a place in a function, as traces of C have it
     text = re.sub(r"\+0x[0-9a-f]+\Z", "", text[:_SAMPLE].rstrip("="))
-    if text.startswith("_Z") or _pattern(r"sha\d{1,3}-", re.IGNORECASE).match(text):  # a name in C++, a digest
+    if text.startswith("_Z") or compiled(r"sha\d{1,3}-", re.IGNORECASE).match(text):  # a name in C++, a digest
         return False
     kinds = ["a" if one.islower() else "A" if one.isupper() else "0" if one.isdigit() else "" for one in text]
     letters = [kind for kind in kinds if kind]  # and digits
@@ -163,7 +164,7 @@ def keys(text: str) -> Iterator[Span]:
     if "-----" not in text:
         return
     begin, last_end = None, 0  # the BEGIN whose END is yet to come; where the last key ended
-    for mark in _pattern(_MARK).finditer(text):
+    for mark in compiled(_MARK).finditer(text):
         if mark[1] == "BEGIN":
             if begin is not None:
                 yield from _without_end(text, begin.start(), begin.end())
@@ -185,12 +186,12 @@ def _without_end(text: str, start: int, at: int) -> Iterator[Span]:
 
     The body stands in the same line, with escapes for newlines, or in the lines below.
     """
-    same_line = _pattern(r"(?:\\[nr]|[A-Za-z0-9+/= ])+").match(text, at)
+    same_line = compiled(r"(?:\\[nr]|[A-Za-z0-9+/= ])+").match(text, at)
     at = end = same_line.end() if same_line else at
-    rest = _pattern(r"[\"'\\,;+) \t\r]*\n").match(text, at)
+    rest = compiled(r"[\"'\\,;+) \t\r]*\n").match(text, at)
     if rest is not None:  # nothing else is in that line
         at = rest.end()
-        while at < len(text) and (found := _pattern(_BODY).match(text, at)) is not None and found[0].strip("+- \n"):
+        while at < len(text) and (found := compiled(_BODY).match(text, at)) is not None and found[0].strip("+- \n"):
             at = end = found.end()
         if text[end - 1 : end] == "\n":
             end -= 1
@@ -204,7 +205,7 @@ def _body_before(text: str, at: int, low: int) -> int:
     while start > low:
         line_start = text.rfind("\n", low, start - 1) + 1 or low
         line = text[line_start:start]
-        if len(line) > 200 or len(line.strip("+- \n")) < 8 or _pattern(_BODY).fullmatch(line) is None:
+        if len(line) > 200 or len(line.strip("+- \n")) < 8 or compiled(_BODY).fullmatch(line) is None:
             break
         start = line_start
     return start
