@@ -112,7 +112,7 @@ def _guard(parent: int, answer: int, run_command: Callable[[], tuple[int | None,
     SIGTERM, which also comes when `parent` ends, ends the command, too.
     """
     try:
-        signal.set_wakeup_fd(-1)  # that of the parent's loop
+        signal.set_wakeup_fd(-1)  # else a signal here would wake the parent's loop
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         signal_at_end_of(parent, signal.SIGTERM)
