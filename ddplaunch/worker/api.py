@@ -52,7 +52,7 @@ def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
         raise ValueError(
             f"DDPLAUNCH_DEVICE is {name!r}, which is no device of torch; use cpu, cuda:0 or xpu:0"
         ) from None
-    if kind not in COUNTED:
+    if kind not in COUNTED:  # a machine has but one
         return name
     number_seen = count(kind)
     if number_seen == 0 or (colon and int(index) >= number_seen):
@@ -183,7 +183,8 @@ def _new_store(here: Ranks, timeout: timedelta | None) -> dist.Store:
     if not method.startswith(("env://", "tcp://", "file:///")):
         raise ValueError(f"DDPLAUNCH_INIT_METHOD is {method!r}; use {_FORMS}")
     limit = {} if timeout is None else {"timeout": timeout}
-    store: dist.Store = next(dist.rendezvous(method, here.rank, here.world_size, **limit))[0]
+    store: dist.Store
+    store, _rank, _world_size = next(dist.rendezvous(method, here.rank, here.world_size, **limit))
     # each worker counts itself in the file: more than once, and the file has the keys of others
     if method.startswith("file:") and store.add(f"ddplaunch/rank/{here.rank}", 1) > 1:
         path = method[len("file://") :]

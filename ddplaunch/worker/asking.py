@@ -6,13 +6,15 @@ import struct
 
 CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: struct ucred, unix(7)
 DESCRIPTOR = struct.Struct("i")
+# how a question begins: an exception ends the program; a client comes, for which the agent has sent a signal; debugpy listens at
+# a port (the same in launcher/look/debuggers.py)
+FAILED, COMES, LISTENS = "E", "A", "P"
 
 
 def ask(address: str, question: str) -> "socket.socket | None":
     """Connect to the agent and ask; return the connection, None if no agent of this user or of root listens there.
 
-    A question is a letter and what follows: A for a client that attaches, E with an exception for the terminal, P with a port
-    that the user is to be told.
+    A question begins with FAILED, COMES or LISTENS.
     """
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -47,7 +49,7 @@ def meet(address: str) -> "tuple[bytes, socket.socket, socket.socket] | None":
 
     None: the client has gone.
     """
-    agent = ask(address, "A")
+    agent = ask(address, COMES)
     if agent is None:
         return None
     wish, fds = receive(agent, 1)

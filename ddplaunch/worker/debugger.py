@@ -35,7 +35,7 @@ def post_mortem(error: BaseException, address: str, load: "Callable[[str], Modul
         return
     summary = traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
     asking = load("asking")
-    agent = asking.ask(address, "E" + summary[:LONGEST])
+    agent = asking.ask(address, asking.FAILED + summary[:LONGEST])
     if agent is None:
         return
     with agent:  # the terminal is ours until this is closed
@@ -134,7 +134,8 @@ def wait_for_client(address: str, load: "Callable[[str], ModuleType]") -> "socke
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns of Python's own frozen modules
     debugpy: Any = importlib.import_module("debugpy")
     port = load("own_user").listen(debugpy)
-    agent: socket.socket | None = load("asking").ask(address, f"P{port}")
+    asking = load("asking")
+    agent: socket.socket | None = asking.ask(address, f"{asking.LISTENS}{port}")
     debugpy.wait_for_client()
     return agent
 

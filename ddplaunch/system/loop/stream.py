@@ -48,7 +48,8 @@ class SendBuffer:
         if sent == sum(map(len, pieces)):
             return
         rest = memoryview(b"".join(pieces))[sent:]
-        if not (joins and self.extend(rest, most=_BLOCK)):
+        is_joined = joins and self.extend(rest, most=_BLOCK)  # to the last block, if that has room
+        if not is_joined:
             self._blocks.append(bytearray(rest))
             self.size += len(rest)
 

@@ -317,7 +317,7 @@ class RunningWorker:
         self.signal(signum, members)
         if signum != signal.SIGKILL:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
-        self.child.rouse_parent()
+        self.child.rouse_parent()  # a guard, which is to report the end, may be stopped
 
     def count_written(self) -> None:
         """Count what it writes from now on, when it and all others were asked to end, if it is not counted yet."""

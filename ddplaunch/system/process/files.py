@@ -125,7 +125,7 @@ def read_json(path: str) -> object:
     try:
         with open_regular(path) as file:
             content = file.read(LONGEST_JSON + 1)
-        check_density(content, times=_TIMES)
+        check_density(content, times=_TIMES)  # before it is parsed: many short values take far more memory than text
         return json.loads(content) if len(content) <= LONGEST_JSON else None
     except (OSError, Malformed, ValueError, RecursionError):
         return None
