@@ -110,7 +110,8 @@ class Descriptor:
 def main() -> None:
     """Receive the call, run its function, and send back the result or the exception."""
     try:
-        caller = CallerConnection(os.environ.pop("DDPLAUNCH_CALL").partition("\n")[0])
+        address, _, _import_path = os.environ.pop("DDPLAUNCH_CALL").partition("\n")
+        caller = CallerConnection(address)
         call, pickled, descriptors = caller.receive()
     except (EOFError, ConnectionError):
         sys.exit("the process that called launch() is gone")

@@ -107,7 +107,7 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
 
 
 def _guard(parent: int, answer: int, run_command: Callable[[], tuple[int | None, str]]) -> NoReturn:
-    """Run the command in the guard, write what became of it to the pipe `answer`, and exit.
+    """Be the guard, a child that ends with its `parent`: run the command, write what became of it to `answer`, and exit.
 
     SIGTERM, which also comes when `parent` ends, ends the command, too.
     """

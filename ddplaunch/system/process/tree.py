@@ -188,7 +188,7 @@ def footprint(pid: int) -> Footprint:
         pids=pids,
         cpu_seconds=sum(each.cpu_seconds for each in used.values()),
         transferred=sum(sum(transferred(each)) for each in pids),
-        is_held=pid in used and used[pid].state in "Tt",  # see `state_of`
+        is_held=pid in used and used[pid].state in "Tt",  # by a signal or by a debugger
     )
 
 
