@@ -58,14 +58,14 @@ def own_imports() -> Iterator[None]:
 
 
 def not_imported(error: Exception) -> LaunchError:
-    """Make an error of what the import of our own modules has raised: files are missing, unreadable, or of two versions."""
+    """Make a LaunchError of what the import of our own modules has raised: files are missing, unreadable, or of two versions."""
     file, line = "", 0
     traceback = error.__traceback__
     while traceback is not None:  # to the innermost line of a file, or the file that was being read
         frame = traceback.tb_frame
-        if not (name := frame.f_code.co_filename).startswith("<"):
+        if not (name := frame.f_code.co_filename).startswith("<"):  # "<frozen importlib...>" is Python's own
             file, line = name, traceback.tb_lineno
-        elif frame.f_code.co_name == "get_data":
+        elif frame.f_code.co_name == "get_data":  # in which importlib reads the file `path`
             file, line = str(frame.f_locals.get("path")), 0
         traceback = traceback.tb_next
     why = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a field of a message may hold: the types that a receiver checks, and what makes a value of ours fit for them. Pure.
+"""Says what a field of a message may hold: types that a receiver checks, and what makes a value of ours fit for them. Pure.
 
 Names and hosts are those that the options take. Texts of programs are bounded only: what is shown is filtered where it is shown.
 """
@@ -81,13 +81,14 @@ def decoder(kind: Any) -> Callable[[Buffer], Any]:
     def checked(payload: Buffer) -> Any:
         """Return the message in `payload`, checked; the decoder is made at the first call."""
         nonlocal decode
-        if decode is None:  # it takes milliseconds to make one, and an agent receives what one side alone does
+        if decode is None:  # making one takes milliseconds, and no process receives messages of all types
             decode = msgspec.json.Decoder(kind).decode
         try:
             return decode(payload)
         # RecursionError: nested too deeply; UnicodeDecodeError: text that is not UTF-8
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Malformed(line(re.sub("Expected `str` matching regex '.*'", "unexpected text", str(error)))) from None
+            reason = re.sub("Expected `str` matching regex '.*'", "unexpected text", str(error))
+            raise Malformed(line(reason)) from None
 
     return checked
 

@@ -1,4 +1,4 @@
-"""Quantities and names as they stand in a message. Pure."""
+"""Writes quantities and names as they stand in a message, and reads ranks. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def ranks_of(text: str, most: int) -> list[int]:
 
 
 def ranges_of(text: str, most: int) -> list[range]:
-    """Read ranks as `ranks_of` does, as ascending ranges that do not touch: a short text may name very many ranks."""
+    """Read ranks below `most`, such as "0-2,4", as ascending ranges that do not touch: a short text may name very many ranks."""
     spans = ((int(low), min(int(high or low) + 1, most)) for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", text))
     found: list[range] = []
     for low, stop in sorted(span for span in spans if span[0] < span[1]):

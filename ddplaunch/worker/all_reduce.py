@@ -13,12 +13,12 @@ from datetime import timedelta
 from typing import Any
 
 _SMALL, _LARGE = 1 << 20, 1 << 24  # bytes
-_QUICK = 0.05  # seconds for the small tensor, within which the large one is worth the time
+_QUICK = 0.05  # seconds: where the small tensor takes longer, the large one would take too long
 _TIMEOUT = timedelta(seconds=6)
 
 
 def main() -> None:
-    """Run the steps."""
+    """Import torch, use the GPU, join the group and time each backend; print a line after each of these steps."""
     began = time.monotonic()
     try:
         import torch
@@ -48,17 +48,17 @@ def main() -> None:
 
 
 def _measure(torch: Any, dist: Any, device: str) -> dict[str, float]:
-    """Return the latency of the smallest all_reduce in seconds, and the bandwidth of a large one in bytes per second."""
+    """Return the latency of the smallest all_reduce in seconds (median), and the bandwidth of a large one in bytes per second."""
     one = torch.ones(1, device=device)
-    for _ in range(5):
+    for _ in range(5):  # the first ones make connections
         _timed(torch, dist, one)
     latency = sorted(_timed(torch, dist, one) for _ in range(20))[10]
-    small = torch.ones(_SMALL // 4, device=device)
+    small = torch.ones(_SMALL // 4, device=device)  # float32
     _timed(torch, dist, small)
-    # all ranks have to decide alike
-    verdict = torch.tensor([_timed(torch, dist, small)], device=device)
-    dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
-    tensor = torch.ones(_LARGE // 4, device=device) if verdict.item() < _QUICK else small
+    # the slowest rank's time, so that all ranks decide for the same tensor
+    slowest = torch.tensor([_timed(torch, dist, small)], device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    tensor = torch.ones(_LARGE // 4, device=device) if slowest.item() < _QUICK else small
     seconds = min(_timed(torch, dist, tensor) for _ in range(3))
     return {"latency": latency, "bandwidth": tensor.numel() * 4 / seconds}
 

@@ -16,11 +16,11 @@ from ddplaunch.worker.notice import Ranks, install_handlers, number, ranks, rece
 
 COUNTED = ("cuda", "xpu")  # kinds of which a machine has several; ROCm's are called cuda too
 _FORMS = "env://, tcp://HOST:PORT or file:///PATH"
-_stopping = False
-_calls = 0
-# our own group, of gloo, and the default group beside which it was made; weak, so that destroy_process_group() ends them
-_group: ref[dist.ProcessGroup] | None = None
-_beside: ref[dist.ProcessGroup] | None = None
+_is_stopping = False  # should_stop() has returned True
+_calls = 0  # of should_stop() that used the group below
+# should_stop()'s own group, of gloo, and the default group for which it was made; weak, so that destroy_process_group() ends them
+_stop_group: ref[dist.ProcessGroup] | None = None
+_made_for: ref[dist.ProcessGroup] | None = None
 
 
 def device() -> torch.device:
@@ -37,7 +37,7 @@ def device() -> torch.device:
 
 
 def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
-    """Return the name of the device from the variables; `count` gives the number of a kind. Pure.
+    """Return the name of the device from the variables; `count` gives how many of a kind torch sees. Pure.
 
     Raises: ValueError: there is no such device.
     """
@@ -52,13 +52,13 @@ def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
         raise ValueError(
             f"DDPLAUNCH_DEVICE is {name!r}, which is no device of torch; use cpu, cuda:0 or xpu:0"
         ) from None
-    if kind not in COUNTED:
+    if kind not in COUNTED:  # a machine has but one
         return name
-    there = count(kind)
-    if there == 0 or (colon and int(index) >= there):
-        seen = f"only {there} of that kind" if there else "none of that kind"
+    number_seen = count(kind)
+    if number_seen == 0 or (colon and int(index) >= number_seen):
+        seen = f"only {number_seen} of that kind" if number_seen else "none of that kind"
         raise ValueError(f"DDPLAUNCH_DEVICE is {name!r}, but torch {torch.__version__} sees {seen} here{_hidden(env)}")
-    return name if colon else _by_local_rank(kind, env, there)
+    return name if colon else _by_local_rank(kind, env, number_seen)
 
 
 def visible(kind: str) -> int:
@@ -66,15 +66,15 @@ def visible(kind: str) -> int:
     return int(torch.cuda.device_count() if kind == "cuda" else torch.xpu.device_count())
 
 
-def _by_local_rank(kind: str, env: Mapping[str, str], there: int) -> str:
-    """Return the device with the number LOCAL_RANK, of `there` devices of this kind."""
-    if there == 1:  # the scheduler hides the others from this worker, or all share this one
+def _by_local_rank(kind: str, env: Mapping[str, str], number_seen: int) -> str:
+    """Return the device with the number LOCAL_RANK, of so many devices of this kind that torch sees."""
+    if number_seen == 1:  # the scheduler hides the others from this worker, or all share this one
         return f"{kind}:0"
     local_rank = number("LOCAL_RANK", env)
-    if local_rank >= there:
+    if local_rank >= number_seen:
         raise ValueError(
-            f"LOCAL_RANK is {local_rank}, but torch sees only {there} {kind} devices here{_hidden(env)}: "
-            f"start at most {there} workers on this node, or set DDPLAUNCH_DEVICE to the one to share"
+            f"LOCAL_RANK is {local_rank}, but torch sees only {number_seen} {kind} devices here{_hidden(env)}: "
+            f"start at most {number_seen} workers on this node, or set DDPLAUNCH_DEVICE to the one to share"
         )
     return f"{kind}:{local_rank}"
 
@@ -102,9 +102,9 @@ class Membership:
 
 
 _store: dist.Store | None = None  # kept for the next group: a fast worker must not connect to a store that is closing
-_joined = 0  # how many groups this process has joined through ddplaunch
-_latest: ref[dist.ProcessGroup] | None = None  # the last of them; weak, so that destroy_process_group() frees it
-_arguments: object = None  # with which it was made
+_groups_joined = 0  # by this process, through ddplaunch
+_latest_group: ref[dist.ProcessGroup] | None = None  # of these; weak, so that destroy_process_group() frees it
+_latest_arguments: object = None  # with which it was made
 
 
 def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> Membership:
@@ -124,10 +124,11 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
         RuntimeError: there is another process group already, or an earlier run has left the file of `file://`. Besides,
             what torch raises.
     """
-    global _latest, _arguments
+    global _latest_group, _latest_arguments
     arguments = (backend, timeout, dict(options))
     if dist.is_initialized():
-        if _latest is not None and _latest() is dist.group.WORLD and _arguments == arguments:
+        is_ours = _latest_group is not None and _latest_group() is dist.group.WORLD
+        if is_ours and _latest_arguments == arguments:
             return Membership()
         raise RuntimeError(
             "there is a process group already, and it was made with other arguments: "
@@ -142,8 +143,8 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
     _set_rendezvous(here, timeout, options)
     dist.init_process_group(backend, timeout=timeout, **options)
     assert dist.group.WORLD is not None
-    _latest, _arguments = ref(dist.group.WORLD), arguments
-    spare_children()
+    _latest_group, _latest_arguments = ref(dist.group.WORLD), arguments
+    spare_children()  # a notice must not kill a data loader
     return Membership()
 
 
@@ -154,10 +155,13 @@ def suitable(kind: str, has: Callable[[str], bool]) -> str:
 
 
 def _set_rendezvous(here: Ranks, timeout: timedelta | None, options: dict[str, Any]) -> None:
-    """Set in the options how the workers find each other, unless the options say so already."""
-    global _store, _joined
+    """Set in the options for torch how the workers find each other, unless the program's own options say so already.
+
+    All groups of a process share one store; a prefix keeps the keys of each apart.
+    """
+    global _store, _groups_joined
     method = options.get("init_method")
-    if method == "env://":
+    if method == "env://":  # torch reads all from the variables
         return
     if method is not None or options.get("store") is not None:
         options.setdefault("rank", here.rank)
@@ -166,8 +170,9 @@ def _set_rendezvous(here: Ranks, timeout: timedelta | None, options: dict[str, A
     if _store is None:
         _store = _new_store(here, timeout)
         atexit.register(_leave)
-    _joined += 1
-    options.update(store=dist.PrefixStore(f"ddplaunch/{_joined}", _store), rank=here.rank, world_size=here.world_size)
+    _groups_joined += 1
+    store = dist.PrefixStore(f"ddplaunch/{_groups_joined}", _store)
+    options.update(store=store, rank=here.rank, world_size=here.world_size)
 
 
 def _new_store(here: Ranks, timeout: timedelta | None) -> dist.Store:
@@ -178,7 +183,9 @@ def _new_store(here: Ranks, timeout: timedelta | None) -> dist.Store:
     if not method.startswith(("env://", "tcp://", "file:///")):
         raise ValueError(f"DDPLAUNCH_INIT_METHOD is {method!r}; use {_FORMS}")
     limit = {} if timeout is None else {"timeout": timeout}
-    store: dist.Store = next(dist.rendezvous(method, here.rank, here.world_size, **limit))[0]
+    store: dist.Store
+    store, _rank, _world_size = next(dist.rendezvous(method, here.rank, here.world_size, **limit))
+    # each worker counts itself in the file: more than once, and the file has the keys of others
     if method.startswith("file:") and store.add(f"ddplaunch/rank/{here.rank}", 1) > 1:
         path = method[len("file://") :]
         raise RuntimeError(
@@ -214,11 +221,11 @@ def should_stop(*, every: int = 1) -> bool:
             call is not made in the main thread.
         ValueError: `every` is less than 1, or a variable has an invalid value.
     """
-    global _stopping, _calls
+    global _is_stopping, _calls
     if every < 1:
         raise ValueError(f"every is {every}, but a call can be skipped only between calls that are not")
     install_handlers()
-    if _stopping:
+    if _is_stopping:
         return True
     world_size = dist.get_world_size() if dist.is_initialized() else ranks(os.environ).world_size
     if world_size > 1 and not dist.is_initialized():
@@ -227,24 +234,24 @@ def should_stop(*, every: int = 1) -> bool:
             "call ddplaunch.init_process_group() first, and torch.distributed.destroy_process_group() last"
         )
     if world_size == 1:
-        _stopping = received()
-        return _stopping
-    group = _join()
+        _is_stopping = received()
+        return _is_stopping
+    group = _group_for_stopping()
     _calls += 1
     if _calls % every == 0:
         noticed = torch.tensor([int(received())], dtype=torch.int32, device="cpu")
         dist.all_reduce(noticed, dist.ReduceOp.MAX, group=group)
-        _stopping = bool(noticed.item())
-    return _stopping
+        _is_stopping = bool(noticed.item())
+    return _is_stopping
 
 
-def _join() -> dist.ProcessGroup:
-    """Return our own group; make another if the default group has changed."""
-    global _group, _beside, _calls
-    group, world = _group() if _group else None, dist.group.WORLD
-    if group is None or _beside is None or _beside() is not world:
+def _group_for_stopping() -> dist.ProcessGroup:
+    """Return should_stop()'s own group; make another if the program has made another default group since."""
+    global _stop_group, _made_for, _calls
+    group, world = _stop_group() if _stop_group else None, dist.group.WORLD
+    if group is None or _made_for is None or _made_for() is not world:
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)  # every rank is in it
         assert world is not None  # or new_group() had failed
-        _group, _beside, _calls = ref(group), ref(world), 0
+        _stop_group, _made_for, _calls = ref(group), ref(world), 0
     return group

@@ -1,20 +1,28 @@
-"""How a worker asks its agent, at an abstract address, for the descriptors of a terminal or a client. Loaded when needed."""
+"""How a worker asks its agent, at an abstract Unix address, for descriptors: of a terminal, or of a client that has come."""
 
 import os
 import socket
 import struct
 
-CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
+CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: struct ucred, unix(7)
+DESCRIPTOR = struct.Struct("i")
+# how a question begins: an exception ends the program; a client comes, for which the agent has sent a signal; debugpy listens at
+# a port (the same in launcher/look/debuggers.py)
+FAILED, COMES, LISTENS = "E", "A", "P"
 
 
-def ask(address: str, what: str) -> "socket.socket | None":
-    """Connect to the agent and send `what`; return the connection, None if this user has no agent."""
+def ask(address: str, question: str) -> "socket.socket | None":
+    """Connect to the agent and ask; return the connection, None if no agent of this user or of root listens there.
+
+    A question begins with FAILED, COMES or LISTENS.
+    """
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         agent.connect("\0" + address)
-        uid = CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+        credentials = agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        _pid, uid, _gid = CREDENTIALS.unpack(credentials)
         if uid in (os.getuid(), 0):
-            agent.sendall(what.encode("utf-8", "replace"), socket.MSG_NOSIGNAL)
+            agent.sendall(question.encode("utf-8", "replace"), socket.MSG_NOSIGNAL)
             return agent
     except OSError:
         pass
@@ -23,22 +31,25 @@ def ask(address: str, what: str) -> "socket.socket | None":
 
 
 def receive(agent: socket.socket, most: int) -> "tuple[bytes, list[int]]":
-    """Wait for a word and at most `most` descriptors from the agent; return both, without descriptors if the agent refuses."""
-    number = struct.Struct("i")
+    """Wait for the answer of the agent, a word and at most `most` descriptors; without descriptors the agent refuses."""
     try:
-        word, ancillary, _, _ = agent.recvmsg(16, socket.CMSG_SPACE(most * number.size))
+        word, ancillary, _, _ = agent.recvmsg(16, socket.CMSG_SPACE(most * DESCRIPTOR.size))
     except OSError:
         return b"", []
     fds = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds += [fd for (fd,) in number.iter_unpack(data[: len(data) // number.size * number.size])]
+            whole = len(data) // DESCRIPTOR.size * DESCRIPTOR.size
+            fds += [fd for (fd,) in DESCRIPTOR.iter_unpack(data[:whole])]
     return word, fds
 
 
 def meet(address: str) -> "tuple[bytes, socket.socket, socket.socket] | None":
-    """Return the wish of the client for which the agent has sent a signal, and both sockets; None if the client has gone."""
-    agent = ask(address, "A")
+    """Ask for the client for which the agent has sent a signal; return its wish, its socket, and the socket to the agent.
+
+    None: the client has gone.
+    """
+    agent = ask(address, COMES)
     if agent is None:
         return None
     wish, fds = receive(agent, 1)

@@ -15,23 +15,21 @@ import sys
 
 TYPE_CHECKING = False  # typing's own would be an import too
 if TYPE_CHECKING:
-    from typing import Any
+    from types import ModuleType
 
 folder = os.path.dirname(__file__)
 
 
-def load(name: str) -> "dict[str, Any]":
-    """Return the names that the file NAME.py beside this one defines."""
+def load(name: str) -> "ModuleType":
+    """Return the file NAME.py beside this one as a new module, which the program cannot find: it is not in `sys.modules`."""
     path = os.path.join(folder, name + ".py")
-    names: dict[str, Any] = {"__name__": name}
-    loader = sys.modules[
-        "_frozen_importlib_external"
-    ].SourceFileLoader  # without an import; a debugger may have loaded us
-    exec(loader(name, path).get_code(name), names)  # noqa: S102 - our own code
-    return names
+    importlib = sys.modules["_frozen_importlib_external"]  # there without an import; a debugger may have loaded us
+    module = type(sys)(name)
+    exec(importlib.SourceFileLoader(name, path).get_code(name), module.__dict__)  # noqa: S102 - our own code
+    return module
 
 
-lifecycle = load("lifecycle")["Lifecycle"](load, folder, globals())
+lifecycle = load("lifecycle").Lifecycle(load, folder, globals())
 try:
     # a reference of ours to the arguments would keep the program's names from being finalised at exit
     lifecycle.run(*lifecycle.__dict__.pop("arguments"))

@@ -1,4 +1,4 @@
-"""Runs a function of another process as a worker: the program of the jobs of `ddplaunch.launch()`.
+"""The program of workers in a job of `ddplaunch.launch()`: runs a function of the caller, the process that called launch().
 
 The caller listens at an abstract Unix address, the first line of DDPLAUNCH_CALL. When both have proved that they know the
 secret, it sends one message: the preparation that multiprocessing's "spawn" sends to a child, and the pickled function with
@@ -18,11 +18,11 @@ from types import MemberDescriptorType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import ModuleType, TracebackType
     from typing import Any
 
 # the same in tools/functions/connection.py
-NONCE = 32  # bytes; a proof has as many
+NONCE = PROOF = 32  # bytes: random ones, and an HMAC-SHA256 of both sides' ones
 HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
@@ -35,21 +35,25 @@ RANK = int(os.environ["RANK"])
 
 
 class CallerConnection:
-    """The connection to the process that called launch()."""
+    """The connection of this worker to its caller, the process that called launch()."""
 
     def __init__(self, address: str) -> None:
-        """Connect, and prove to each other that both belong to the call, before anything is unpickled."""
+        """Connect, and prove to each other that both know the secret of the call, before anything is unpickled.
+
+        `address` is NAME SECRET: the name of an abstract Unix socket, and the secret in hexadecimal.
+        """
         name, _, secret = address.partition(" ")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect("\0" + name)
         credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] != os.geteuid():
+        _pid, uid, _gid = struct.unpack("3i", credentials)
+        if uid != os.geteuid():
             sys.exit("a process of another user listens at the address of the caller of launch()")
-        theirs, key = bytes(self._exactly(NONCE)), bytes.fromhex(secret)
-        said = HELLO.pack(os.urandom(NONCE), RANK, int(os.environ["WORLD_SIZE"]), b"")[:-NONCE]
-        self.socket.sendall(said + hmac.digest(key, b"worker" + theirs + said, "sha256"))
-        expected = hmac.digest(key, b"caller" + theirs + said, "sha256")
-        if not hmac.compare_digest(bytes(self._exactly(NONCE)), expected):
+        callers_nonce, key = bytes(self._exactly(NONCE)), bytes.fromhex(secret)
+        hello = HELLO.pack(os.urandom(NONCE), RANK, int(os.environ["WORLD_SIZE"]), bytes(PROOF))[:-PROOF]
+        self.socket.sendall(hello + hmac.digest(key, b"worker" + callers_nonce + hello, "sha256"))
+        expected = hmac.digest(key, b"caller" + callers_nonce + hello, "sha256")
+        if not hmac.compare_digest(bytes(self._exactly(PROOF)), expected):
             sys.exit("another process listens at the address of the caller of launch()")
 
     def receive(self) -> "tuple[dict[str, Any], bytearray, list[int]]":
@@ -66,14 +70,14 @@ class CallerConnection:
         self.socket.sendall(data)
 
     def _receive_some(self, descriptors: "list[int]") -> None:
-        """Receive one byte, and the descriptors that come beside that byte."""
+        """Receive one byte, and add the descriptors that come beside that byte, AT_ONCE at most."""
         room = socket.CMSG_SPACE(AT_ONCE * struct.calcsize("i"))
         data, messages, flags, _ = self.socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in messages:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 number = len(content) // struct.calcsize("i")
                 descriptors.extend(struct.unpack_from(f"{number}i", content))
-        if flags & socket.MSG_CTRUNC:
+        if flags & socket.MSG_CTRUNC:  # the kernel gives none beyond the limit of open files
             raise OSError(
                 "too many open files: raise `ulimit -n`, or call torch.multiprocessing.set_sharing_strategy('file_system')"
             )
@@ -106,18 +110,19 @@ class Descriptor:
 def main() -> None:
     """Receive the call, run its function, and send back the result or the exception."""
     try:
-        caller = CallerConnection(os.environ.pop("DDPLAUNCH_CALL").partition("\n")[0])
+        address, _, _import_path = os.environ.pop("DDPLAUNCH_CALL").partition("\n")
+        caller = CallerConnection(address)
         call, pickled, descriptors = caller.receive()
     except (EOFError, ConnectionError):
         sys.exit("the process that called launch() is gone")
-    during = ""
+    during = ""  # what this worker does, for an exception that is not the function's own
     try:
         if call["stacks_after"] is not None:  # shortly before the caller's timeout all stacks go to its file
             faulthandler.dump_traceback_later(call["stacks_after"], file=descriptors[-1])
-        paths = "the caller's paths"
+        # the caller's main module, which multiprocessing names in one of two ways
         main = call["preparation"].get("init_main_from_name") or call["preparation"].get("init_main_from_path")
-        during = f"while it imported {main or paths}"
-        prepare(call)
+        during = f"while it imported {main}" if main else "while it imported the caller's paths"
+        become_like_caller(call)
         during = "while it unpickled the function and its arguments"
         function, args, kwargs = load(pickled, descriptors)
         del pickled
@@ -137,7 +142,7 @@ def main() -> None:
         caller.answer(RESULT, data)
 
 
-def prepare(call: "dict[str, Any]") -> None:
+def become_like_caller(call: "dict[str, Any]") -> None:
     """Make this process like the caller's: import path, arguments, `__main__`, source lines that are in no file."""
     import linecache
     from multiprocessing import process, spawn
@@ -163,22 +168,22 @@ def load(pickled: bytearray, descriptors: "list[int]") -> "Any":
 
 
 def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
-    """Record the exception as the bootstrap would, send the exception to the caller, and end with status 1."""
-    strip(error)
-    text: dict[str, Any] = {"__name__": "error_file"}  # the file beside this one; it is not in `sys.modules`
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "error_file.py")
-    loader: Any = sys.modules["_frozen_importlib_external"]
-    exec(loader.SourceFileLoader("error_file", path).get_code("error_file"), text)  # noqa: S102 - our own code
+    """Record the exception as the bootstrap would, send the exception to the caller, and end with status 1.
+
+    `during` says what this worker did for the function, "" if the function itself has raised the exception.
+    """
+    remove_our_frames(error)
+    error_file: Any = load_error_file()
     description = {
-        "type": text["type_of"](error),
-        "message": text["message_of"](error),
-        "traceback": text["callstack_of"](error),
-        "parts": parts(error),
+        "type": error_file.type_of(error),
+        "message": error_file.message_of(error),
+        "traceback": error_file.callstack_of(error),
+        "parts": pickled_parts(error),
         "during": during,
     }
     try:
-        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            text["record"](error, file)
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            error_file.record(error, path)
     except Exception:  # noqa: BLE001, S110 - the caller learns of the exception anyway
         pass
     try:
@@ -186,6 +191,15 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     except OSError:
         sys.stderr.write(description["traceback"])  # the caller cannot show it
     sys.exit(1)
+
+
+def load_error_file() -> "ModuleType":
+    """Return error_file.py beside this file as a module that is not in `sys.modules`, as the bootstrap loads it."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "error_file.py")
+    importlib: Any = sys.modules["_frozen_importlib_external"]
+    module = type(sys)("error_file")
+    exec(importlib.SourceFileLoader("error_file", path).get_code("error_file"), module.__dict__)  # noqa: S102 - our own code
+    return module
 
 
 def dump(result: object, limit: int) -> memoryview:
@@ -200,10 +214,10 @@ def dump(result: object, limit: int) -> memoryview:
     except OnDevice as error:
         raise TypeError(str(error)) from None
     except Exception as error:
-        # what is often returned by mistake
-        advice = {"generator": "; return list(...) of it", "coroutine": "; run it with asyncio.run()"}
-        more = advice.get(type(result).__name__, "")
-        raise TypeError(f"the result cannot be sent to the caller: {error}{more}") from error
+        # types that are often returned by mistake
+        advice_by_type = {"generator": "; return list(...) of it", "coroutine": "; run it with asyncio.run()"}
+        advice = advice_by_type.get(type(result).__name__, "")
+        raise TypeError(f"the result cannot be sent to the caller: {error}{advice}") from error
     return buffer.getbuffer()
 
 
@@ -236,37 +250,39 @@ def pickler(buffer: io.BytesIO) -> "pickle.Pickler":
 
     class Pickler(base):  # type: ignore[misc]  # the base is known only at run time
         def reducer_override(self, value: "Any") -> object:
-            tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+            tensor = getattr(sys.modules.get("torch"), "Tensor", ())  # (): torch is not imported
             if isinstance(value, tensor) and value.device.type != "cpu":
                 raise OnDevice(f"the result holds a tensor on {value.device}: return tensor.cpu()")
-            return super().reducer_override(value) if hasattr(base, "reducer_override") else NotImplemented
+            if hasattr(base, "reducer_override"):  # cloudpickle's
+                return super().reducer_override(value)
+            return NotImplemented  # pickle's own way
 
     return Pickler(buffer, pickle.HIGHEST_PROTOCOL)
 
 
-def parts(error: BaseException) -> "bytes | None":
-    """Pickle type, args and attributes of the exception; None if that is not possible. Its traceback and cause go as text.
+def pickled_parts(error: BaseException) -> "bytes | None":
+    """Pickle type, args and attributes of the exception; None if that is not possible. Traceback, cause and notes go as text.
 
     An exception that is pickled as a whole cannot be unpickled if its `__init__` takes other arguments than `args` holds.
     """
     attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
     for kind in type(error).__mro__:
         if kind is not BaseException:  # attributes outside the instance's dictionary, such as the errno of an OSError
-            for name, kept in vars(kind).items():
-                # not None: an OSError would print a file name of None
-                if isinstance(kept, MemberDescriptorType) and getattr(error, name, None) is not None:
-                    attributes[name] = getattr(error, name)
+            for name, member in vars(kind).items():
+                value = getattr(error, name, None) if isinstance(member, MemberDescriptorType) else None
+                if value is not None:  # an OSError would print a file name of None
+                    attributes[name] = value
     try:
         buffer = Limited(ERROR_LIMIT)
         pickler(buffer).dump((type(error), error.args, attributes))
         data = buffer.getvalue()
-        pickle.loads(data)
+        pickle.loads(data)  # try it: the caller shows the text of what it cannot unpickle
         return data
     except Exception:  # noqa: BLE001 - it is the code of the exception
         return None
 
 
-def strip(error: BaseException) -> None:
+def remove_our_frames(error: BaseException) -> None:
     """Take our frames off the traceback, and the frames that import the main module."""
     ours = os.path.dirname(os.path.abspath(__file__))
     trace = error.__traceback__

@@ -1,8 +1,8 @@
-"""Runs the program as one rank of a job that is not there, and notes what it asks of its process groups. Imports no torch.
+"""`ddplaunch check`, in the one worker it runs at a time: notes what a program asks of process groups that nobody else is in.
 
-All groups are torch's fake ones, whatever backend the program names. A group answers at once and sends nothing: what is reduced
-keeps its value, what is gathered is this rank's own, and what is received is zero. Objects that a checked rank broadcasts or
-scatters reach the ranks that are checked after it.
+The program runs as one rank of a job whose other ranks are not there. All groups are torch's fake ones, whatever backend the
+program names. A group answers at once and sends nothing: what is reduced keeps its value, what is gathered is this rank's own,
+and what is received is zero. Objects that a checked rank broadcasts or scatters reach the ranks that are checked after it.
 
 torch sends each collective, from Python and from C++ (DDP's reducer), through the dispatcher as an operator of the namespace
 c10d. A kernel at the key BackendSelect, the last before the backends, notes the call and hands it on. The notes are lines of
@@ -20,6 +20,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import ModuleType
     from typing import Any
 
 MOST_CALLS = 50_000
@@ -48,31 +49,32 @@ OPERATORS = {
     "recv_": ("recv", "", "tensors"),
     "recv_any_source_": ("recv_any_source", "", "tensors"),
 }
-RECEIVING = ("scatter_", "recv_", "recv_any_source_")
+RECEIVING = ("scatter_", "recv_", "recv_any_source_")  # operators whose outputs the fake group leaves unset
 
 
-def begin(load: "Callable[[str], Mapping[str, Any]]", steps: str, seconds: str, path: str) -> None:
+def begin(load: "Callable[[str], ModuleType]", steps: str, seconds: str, path: str) -> None:
     """Check the program that is to run: for so many steps, in at most so many seconds, with its notes in the file at `path`.
 
     A rank that takes longer writes its stacks to the file PATH.late, and is ended by faulthandler's thread, which needs no GIL.
+    `load` loads a file beside this one.
     """
     late = os.open(path + ".late", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     faulthandler.dump_traceback_later(float(seconds), exit=True, file=late)
     notes = Notes(path, int(steps))
-    when_imported = load("imports")["when_imported"]
-    ours = load("distributed")
+    when_imported = load("imports").when_imported
+    tables = load("distributed")
 
     def prepare(torch: "Any") -> None:
-        """Change torch once the program has imported it: groups are fake, and steps and checkpoints may end the check."""
+        """Change torch once the program has imported it: groups become fake, and steps and checkpoints may end the check."""
         try:
             import torch.distributed  # some versions of torch leave that to the program
 
             if torch.distributed.is_available():
-                Groups(torch, notes, ours["ranges_of"], ours["in_front_of"])
+                Groups(torch, notes, tables)
             stop_at_steps(notes)
             stop_at_saves(torch, ("save",), notes)
             stop_at_saves(torch.serialization, ("save",), notes)
-        except Exception as error:  # noqa: BLE001 - without the changes it would look for other ranks
+        except Exception as error:  # noqa: BLE001 - without the changes the program would wait for other ranks
             os.write(2, f"ddplaunch check does not know torch {torch.__version__}: {error!r}\n".encode())
             os._exit(1)
 
@@ -113,7 +115,7 @@ class Notes:
             self.end("calls")
 
     def stack(self) -> int:
-        """Return the number of the stack of the caller; a stack is written once."""
+        """Return the number of the caller's stack, without our frames; write the stack when it is new."""
         frame = sys._getframe(1)
         frames: list[tuple[str, int, str]] = []
         while frame is not None and len(frames) < MOST_FRAMES:
@@ -135,14 +137,14 @@ class Notes:
 
 
 def stop_at_steps(notes: Notes) -> None:
-    """Count the steps of the optimizer that takes the most, and end with the last that is wanted."""
+    """End the check once an optimizer has done as many steps as are wanted. Of several, the one with most steps counts."""
     from torch.optim.optimizer import register_optimizer_step_post_hook  # torch has imported it, and hides the module
 
-    taken: dict[int, int] = {}
+    steps: dict[int, int] = {}  # by the id of the optimizer
 
     def count(optimizer: "Any", *_: object) -> None:
-        taken[id(optimizer)] = taken.get(id(optimizer), 0) + 1
-        done = max(taken.values())
+        steps[id(optimizer)] = steps.get(id(optimizer), 0) + 1
+        done = max(steps.values())
         notes.write("step", done=done)
         if done >= notes.steps:
             notes.end("steps")
@@ -173,42 +175,37 @@ class GroupTable(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
 
 
 class Groups:
-    """Makes every process group a fake one, and notes what is asked of it."""
+    """Makes every process group of the program a fake one, and notes what the program asks of it. Constructed once."""
 
-    def __init__(
-        self,
-        torch: "Any",
-        notes: Notes,
-        ranges_of: "Callable[[Iterable[int]], str]",
-        in_front_of: "Callable[[Mapping[Any, Any], type], type[Any]]",
-    ) -> None:
-        """`ranges_of` writes ranks as ranges; `in_front_of` gives the class of a table that somebody else may watch, too."""
+    def __init__(self, torch: "Any", notes: Notes, tables: "ModuleType") -> None:
+        """Replace torch's functions. `tables` is distributed.py, which this file cannot import."""
         self._torch = torch
         self._dist = torch.distributed
         self._c10d = torch.distributed.distributed_c10d
         self._notes = notes
-        self._ranges_of = ranges_of
-        self._ranks: dict[str, dict[int, int]] = {}  # by the name of a group: those of the job, by those of the group
-        self._objects: dict[tuple[str, int], int] = {}  # how often a rank has sent objects to a group
+        self._ranges_of: Callable[[Iterable[int]], str] = tables.ranges_of
+        self._ranks: dict[str, dict[int, int]] = {}  # by the name of a group: rank in the job by rank in the group
+        # how often a rank has sent objects to a group, by the group's name and the rank
+        self._sent: dict[tuple[str, int], int] = {}
         self._library = torch.library.Library("c10d", "IMPL")  # the kernels live as long as it does
         table = self._c10d._pg_group_ranks
-        self._c10d._pg_group_ranks = in_front_of(table, GroupTable)(table, self._note_group)
+        self._c10d._pg_group_ranks = tables.in_front_of(table, GroupTable)(table, self._note_group)
         self._c10d.rendezvous = self._dist.rendezvous = self._rendezvous  # programs call it, too, as ours does
-        self._make = self._c10d._new_process_group_helper
-        self._signature = inspect.signature(self._make)
+        self._make_group = self._c10d._new_process_group_helper
+        self._signature = inspect.signature(self._make_group)
         self._c10d._new_process_group_helper = self._make_fake
         for name in OPERATORS:
             if hasattr(torch.ops.c10d, name):
                 kernel = self._kernel(name, getattr(torch.ops.c10d, name).default)
                 self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
-        own = (
+        replaced = (  # each by the method of this class with that name
             "broadcast_object_list",
             "scatter_object_list",
             "gather_object",
             "all_gather_object",
             "monitored_barrier",
         )
-        for name in own:
+        for name in replaced:
             function = functools.wraps(getattr(self._c10d, name))(functools.partial(getattr(self, "_" + name)))
             setattr(self._c10d, name, function)
             setattr(self._dist, name, function)
@@ -231,21 +228,23 @@ class Groups:
 
         bound = self._signature.bind(*args, **kwargs)
         given = bound.arguments
-        for name in ("backend_options", "pg_options", "device_id"):  # of the backend that was asked for
-            given.pop(name, None)
+        for option in ("backend_options", "pg_options", "device_id"):  # of the backend that was asked for
+            given.pop(option, None)
         given["backend"] = "fake"
         ranks, name = given["global_ranks_in_group"], str(given["group_name"])
-        if ranks and name.isdecimal():  # else only its members call, with a hash for its name
+        # [] are all ranks, as for the default group. A name that is no number is a hash: of a group whose members alone make it
+        is_made_by_all_ranks = bool(ranks) and name.isdecimal()
+        if is_made_by_all_ranks:
             members = self._ranges_of(ranks)
             if len(members) > LONGEST:
                 members = f"{members[:LONGEST]}..., {len(ranks)} in all"
             self._notes.call("new_group", self._c10d.GroupMember.WORLD.group_name, members=members)
-        return self._make(*bound.args, **bound.kwargs)
+        return self._make_group(*bound.args, **bound.kwargs)
 
     def _note_group(self, group: "Any", ranks: "Mapping[int, int]") -> None:
-        """Note the name, members and title of a group; `ranks` gives the rank in the group for each rank of the job."""
+        """Note the name, members and title of a group; `ranks` holds rank in the group by rank in the job."""
         name = group.group_name
-        self._ranks[name] = {at: rank for rank, at in ranks.items()}
+        self._ranks[name] = {in_group: in_job for in_job, in_group in ranks.items()}
         title = str(getattr(group, "group_desc", ""))[:LONGEST]
         self._notes.write(
             "group",
@@ -257,41 +256,48 @@ class Groups:
     # --- collectives
 
     def _kernel(self, name: str, operator: "Any") -> "Callable[..., Any]":
-        """Return the function that notes a call of this operator, and hands it on to the fake group."""
+        """Return the function that torch calls for this operator: it notes the call, and hands it on to the fake group.
+
+        `name` is a key of OPERATORS; `operator` is torch's own.
+        """
         c10d = self._torch._C._distributed_c10d
-        operation, given, got = OPERATORS[name]
-        at = {argument.name: number for number, argument in enumerate(operator._schema.arguments)}
-        group_at, first = at["process_group"], operator._schema.arguments[0].name
-        peer_at = next((at[word] for word in ("root_rank", "dst", "src") if word in at), None)
+        operation, inputs, outputs = OPERATORS[name]
+        position = {argument.name: number for number, argument in enumerate(operator._schema.arguments)}
+        peer_at = next((position[word] for word in ("root_rank", "dst", "src") if word in position), None)
         key = self._torch._C.DispatchKey.BackendSelect
-        below = self._torch._C._dispatch_keyset_full_after(key)
+        keys_of_backends = self._torch._C._dispatch_keyset_full_after(key)
+
+        def note(args: "Sequence[Any]") -> None:
+            """Note a call with these arguments: its group, the other rank and tag if it has one, what goes in and out."""
+            group = c10d.ProcessGroup.unbox(args[position["process_group"]]).group_name
+            fields = {}
+            if peer_at is not None:
+                in_group = args[peer_at]
+                fields["peer"] = self._ranks[group].get(in_group, in_group)  # the rank in the job
+            if "tag" in position:
+                fields["tag"] = args[position["tag"]]
+            for field, argument in (("inputs", inputs), ("outputs", outputs)):
+                if argument:
+                    fields[field] = describe(args[position[argument]])
+            self._notes.call(operation, group, **fields)
 
         def kernel(keys: "Any", *args: "Any", **kwargs: "Any") -> "Any":
             """Note the call, hand it to the fake group, fill tensors that this leaves unset, and return a work that is done."""
-            group = c10d.ProcessGroup.unbox(args[group_at]).group_name
-            fields = {}
-            if peer_at is not None:
-                fields["peer"] = self._ranks[group].get(args[peer_at], args[peer_at])
-            if "tag" in at:
-                fields["tag"] = args[at["tag"]]
-            for side, word in (("inputs", given), ("outputs", got)):
-                if word:
-                    fields[side] = describe(args[at[word]])
-            self._notes.call(operation, group, **fields)
-            result = operator.redispatch(keys & below, *args, **kwargs)
+            note(args)
+            result = operator.redispatch(keys & keys_of_backends, *args, **kwargs)
             tensors = args[0] if isinstance(args[0], list) else [args[0]]
             if name in RECEIVING:
                 for tensor in tensors:
                     tensor.zero_()
-            elif name == "alltoall_base_" and args[0].shape == args[1].shape:
+            elif name == "alltoall_base_" and args[0].shape == args[1].shape:  # output and input
                 args[0].copy_(args[1])
-            if first == "tensor":  # barrier's, which nobody sees
+            if name == "barrier":  # its tensor is torch's own, which no program sees
                 return result
             # DDP's reducer takes its tensors from the future of the work; that of a fake work is empty
             future = self._torch._C.Future([])
             future.set_result(tensors)
             work = c10d._create_work_from_future(future).boxed()
-            return (result[0], work) if isinstance(result, tuple) else work
+            return (result[0], work) if isinstance(result, tuple) else work  # some operators return their tensors, too
 
         return kernel
 
@@ -347,8 +353,11 @@ class Groups:
                 scatter_object_output_list[0] = objects[self._dist.get_rank(group)]
 
     def _from_root(self, operation: str, name: str, root: int, objects: "Any") -> "Any":
-        """Note a call that sends objects from the rank `root`, and return them; None if that rank was not checked before."""
-        number = self._objects[name, root] = self._objects.get((name, root), 0) + 1
+        """Note a call that sends objects from rank `root` to the group `name`, and return them; None if `root` was not checked.
+
+        Ranks are checked one after another: `root` leaves its objects in a file, in which the ranks after it find them.
+        """
+        number = self._sent[name, root] = self._sent.get((name, root), 0) + 1
         path = os.path.join(self._notes.folder, f"objects-{name}-{root}-{number}")
         if root == self._dist.get_rank():
             self._notes.call(operation, name, peer=root)

@@ -17,7 +17,7 @@ import traceback
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from types import FrameType, ModuleType, TracebackType
     from typing import Any
 
 LONGEST = 120  # characters of a message about an exception
@@ -26,45 +26,49 @@ CHUNK = 4096  # bytes
 CONTINUING = -1  # `stoplineno` of a debugger that stops at breakpoints only
 
 
-def post_mortem(error: BaseException, address: str, load: "Callable[[str], dict[str, Any]]") -> None:
-    """Open a debugger where `error` was raised, before `error` ends the program; do nothing if the program chose to exit."""
+def post_mortem(error: BaseException, address: str, load: "Callable[[str], ModuleType]") -> None:
+    """Open a debugger where `error` was raised, before `error` ends the program, once the agent at `address` lends a terminal.
+
+    Do nothing if the program chose to exit, or the user to leave another debugger (BdbQuit).
+    """
     if not isinstance(error, Exception) or type(error).__name__ == "BdbQuit" or error.__traceback__ is None:
         return
-    what = traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
+    summary = traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
     asking = load("asking")
-    agent = asking["ask"](address, "E" + what[:LONGEST])
+    agent = asking.ask(address, asking.FAILED + summary[:LONGEST])
     if agent is None:
         return
-    with agent:
-        _, terminal = asking["receive"](agent, 2)
-        if not terminal:
+    with agent:  # the terminal is ours until this is closed
+        _, descriptors = asking.receive(agent, 2)
+        if not descriptors:
             return
-        with Terminal(*terminal):
+        stdin, stdout = descriptors
+        with Terminal(stdin, stdout):
             traceback.print_exception(type(error), error, error.__traceback__)
-            debug = chosen()
+            open_debugger = chosen_post_mortem()
             try:
-                debug(error.__traceback__)
+                open_debugger(error.__traceback__)
             except (KeyboardInterrupt, SystemExit):  # another way to leave the debugger
                 pass
 
 
 class Terminal:
-    """Makes the terminal stdin, stdout and stderr, until the user leaves the debugger."""
+    """Makes the terminal stdin, stdout and stderr of this worker, until the user leaves the debugger."""
 
     def __init__(self, stdin: int, stdout: int) -> None:
-        self.terminal = [stdin, stdout, stdout]
-        self.kept: list[int] = []
-        self.streams: tuple[Any, ...] = ()
+        self.terminal = [stdin, stdout, stdout]  # in place of the descriptors 0, 1 and 2
+        self.old_fds: list[int] = []  # duplicates of these three; -1 for one that the program had closed
+        self.old_streams: tuple[Any, ...] = ()
 
     def __enter__(self) -> None:
         """Put the descriptors of the terminal in place of the streams 0 to 2, and keep the old ones."""
-        self.streams = sys.stdin, sys.stdout, sys.stderr
+        self.old_streams = sys.stdin, sys.stdout, sys.stderr
         flush()
         for target, fd in enumerate(self.terminal):
             try:
-                self.kept.append(os.dup(target))
+                self.old_fds.append(os.dup(target))
             except OSError:  # the program has closed it
-                self.kept.append(-1)
+                self.old_fds.append(-1)
             os.dup2(fd, target)
         for fd in set(self.terminal):
             os.close(fd)
@@ -74,13 +78,13 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         """Put the old streams back."""
         flush()
-        sys.stdin, sys.stdout, sys.stderr = self.streams
-        for target, fd in enumerate(self.kept):
-            if fd < 0:
+        sys.stdin, sys.stdout, sys.stderr = self.old_streams
+        for target, old in enumerate(self.old_fds):
+            if old < 0:
                 os.close(target)
             else:
-                os.dup2(fd, target)
-                os.close(fd)
+                os.dup2(old, target)
+                os.close(old)
 
 
 def flush() -> None:
@@ -92,31 +96,34 @@ def flush() -> None:
             pass
 
 
-def chosen() -> "Callable[[TracebackType | None], object]":
-    """Return the post-mortem function of the debugger that PYTHONBREAKPOINT names, as `ipdb.set_trace`; else pdb's."""
-    module = os.environ.get("PYTHONBREAKPOINT", "").rpartition(".")[0]
-    if not module:
+def chosen_post_mortem() -> "Callable[[TracebackType | None], object]":
+    """Return the function that opens the user's debugger at a traceback: of the module that PYTHONBREAKPOINT names, else pdb's.
+
+    That variable names another function of the module: `ipdb.set_trace`.
+    """
+    module_name = os.environ.get("PYTHONBREAKPOINT", "").rpartition(".")[0]
+    if not module_name:
         return pdb.post_mortem
     try:
-        if module.partition(".")[0] == "IPython":
-            return of_ipython
-        found: Any = importlib.import_module(module)
-        return found.post_mortem  # type: ignore[no-any-return]
+        if module_name.partition(".")[0] == "IPython":  # which has no such function
+            return post_mortem_of_ipython
+        module: Any = importlib.import_module(module_name)
+        return module.post_mortem  # type: ignore[no-any-return]
     except (ImportError, AttributeError) as error:
-        print(f"pdb, since {module} of PYTHONBREAKPOINT has no post-mortem debugger: {error}")
+        print(f"pdb, since {module_name} of PYTHONBREAKPOINT has no post-mortem debugger: {error}")
         return pdb.post_mortem
 
 
-def of_ipython(found: "TracebackType | None") -> None:
-    """Open IPython's debugger at a traceback; IPython has no such function."""
+def post_mortem_of_ipython(found: "TracebackType | None") -> None:
+    """Open IPython's debugger at a traceback."""
     module: Any = importlib.import_module("IPython.terminal.debugger")
     debugger = module.TerminalPdb()
     debugger.reset()
     debugger.interaction(None, found)
 
 
-def wait_for_client(address: str, load: "Callable[[str], dict[str, Any]]") -> "socket.socket | None":
-    """Wait for a client of debugpy, such as VS Code, at a free port that the agent prints.
+def wait_for_client(address: str, load: "Callable[[str], ModuleType]") -> "socket.socket | None":
+    """Wait for a client of debugpy, such as VS Code, at a free port that the agent at `address` prints.
 
     As long as the connection that is returned is open, the agent knows that a debugger may hold this worker.
 
@@ -126,8 +133,9 @@ def wait_for_client(address: str, load: "Callable[[str], dict[str, Any]]") -> "s
     """
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns of Python's own frozen modules
     debugpy: Any = importlib.import_module("debugpy")
-    port = load("own_user")["listen"](debugpy)
-    agent: socket.socket | None = load("asking")["ask"](address, f"P{port}")
+    port = load("own_user").listen(debugpy)
+    asking = load("asking")
+    agent: socket.socket | None = asking.ask(address, f"{asking.LISTENS}{port}")
     debugpy.wait_for_client()
     return agent
 
@@ -136,16 +144,16 @@ BOOTSTRAP = post_mortem.__code__.co_filename.replace("debugger.py", "bootstrap.p
 
 
 class Client:
-    """The client as a file for pdb: a text that is written is sent to it, and a line is read from it after the prompt."""
+    """A client of `ddplaunch attach`, as the file that pdb reads and writes: texts go to the client, lines come from it."""
 
     def __init__(self, sock: socket.socket, agent: socket.socket) -> None:
         sock.setblocking(True)
         self.sock = sock
         self.agent = agent  # as long as this is open, the agent knows that the worker is held
         self.unsent = ""  # the beginning of a line, perhaps a prompt
-        self.received = b""
-        self.is_open = True
-        self.is_lost = False
+        self.received = b""  # that was not read yet
+        self.is_open = True  # until the session ends
+        self.is_lost = False  # the client has hung up
 
     def write(self, text: str) -> int:
         """Keep a text until its line is complete."""
@@ -159,7 +167,7 @@ class Client:
             self.send(lines + newline)
 
     def readline(self) -> str:
-        """Send the prompt, and wait for a line; "" if none will come any more."""
+        """Send the prompt, and wait for a line of the client; "" if none will come any more, which pdb takes for EOF."""
         self.flush()
         prompt, self.unsent = self.unsent, ""
         self.send(prompt, asks=True)
@@ -173,10 +181,10 @@ class Client:
         line, newline, self.received = self.received.partition(b"\n")
         return (line + newline).decode("utf-8", "replace") if newline else ""
 
-    def send(self, text: str, **more: bool) -> None:
-        """Send a text in frames, if the client is still there."""
+    def send(self, text: str, **flags: bool) -> None:
+        """Send a text in frames, if the client is still there. Flags: `asks` for a line as the answer, `ends` the session."""
         for at in range(0, max(1, len(text)), PIECE):
-            message = {"type": "said", "text": text[at : at + PIECE], **more}
+            message = {"type": "said", "text": text[at : at + PIECE], **flags}
             payload = json.dumps(message, ensure_ascii=True).encode()
             try:
                 if self.is_open and not self.is_lost:
@@ -190,7 +198,8 @@ class Client:
             self.flush()
             self.send(self.unsent, ends=True)
             self.is_open = False
-            for sock in (self.agent, self.sock):  # the agent first: it takes the end of the other for a hang-up
+            # the agent first, which would take the end of the client for a hang-up
+            for sock in (self.agent, self.sock):
                 try:
                     sock.shutdown(socket.SHUT_RDWR)  # a child that a C library has forked may have a copy
                 except OSError:
@@ -221,7 +230,7 @@ def stop_tracing() -> None:
 
 
 class Session(pdb.Pdb):
-    """One debugger, from the moment that a client attaches until it leaves."""
+    """The debugger in a worker, pdb, from the moment that a client attaches until the client leaves."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(stdin=client, stdout=client, nosigint=True, readrc=False)  # type: ignore[arg-type]
@@ -235,15 +244,17 @@ class Session(pdb.Pdb):
             self.client.close()
             return
         self.reset()
+        # as `bdb.Bdb.set_trace` does, which would open only at the next line
         each: Any = frame
         while each is not None:
             each.f_trace = self.trace_dispatch
-            self.botframe = each
+            self.botframe = each  # the outermost one in the end
             each = each.f_back
         self.interaction(frame, None)
-        if self.client.is_open:
-            # last, or it would step into this function
-            getattr(self, "start_trace", lambda: sys.settrace(self.trace_dispatch))()
+        if self.client.is_open:  # a command has set a breakpoint, or goes on by a step
+            # `start_trace` is there since Python 3.14
+            start = getattr(self, "start_trace", None) or (lambda: sys.settrace(self.trace_dispatch))
+            start()  # last, or it would step into this function
 
     def interaction(self, frame: "FrameType | None", *more: "Any") -> None:
         """Take commands; once nothing can stop the program any more, the session is over."""

@@ -1,4 +1,4 @@
-"""Changes to torch.distributed, made when the program imports it: groups that end, timeouts, records. Imports no torch.
+"""Changes a worker's torch.distributed when the program imports it: groups that end, timeouts, records of collectives.
 
 **At the end of a program.** torch 2.13 at times aborts a process that ends well with a process group: "terminate called without
 an active exception". A thread of gloo releases the Python objects of a collective late, and wants the GIL of an interpreter that
@@ -33,17 +33,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 LIMIT = 5.0  # seconds to destroy a group at exit
-LONG = timedelta(days=7)
-_AFTER_FAILURE = 0.2  # seconds: the other workers wait for this one
+LONG = timedelta(days=7)  # a debugger may hold a rank so long, and the others wait for it
+_AFTER_FAILURE = 0.2  # seconds for threads of gloo in a worker that has failed: the other workers wait for its end
 _PAUSE = 0.002  # seconds without the GIL
 ENTRIES = "500"  # more cost memory, and time at each question; docs/design/inspection.md has the figures
 MOST_GROUPS = 256  # in the file
 ROOM = 1 << 20  # characters in the file, as many as the agent reads
+# how many entries torch's flight recorder keeps: the name since torch 2.8, and the older one
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> None:
-    """Destroy the process group at exit. A program that `has_failed` does not: it could wait for other workers in vain."""
+    """Destroy the process group when this worker exits: torch may abort the interpreter's end if a thread of gloo still runs.
+
+    If the program `has_failed`, the group stays: destroying it could wait for other workers in vain.
+    """
     worker = os.getpid()
 
     def destroy() -> None:
@@ -53,7 +57,7 @@ def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> Non
             pass
 
     def at_exit() -> None:
-        """Destroy the group in a thread, for at most LIMIT seconds; then wait until no thread of gloo computes."""
+        """Destroy the group, in a thread that may hang, for at most LIMIT seconds; then wait until no thread of gloo computes."""
         if os.getpid() != worker:
             return
         try:
@@ -65,10 +69,10 @@ def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> Non
             pass
         until = time.monotonic() + (_AFTER_FAILURE if has_failed() else LIMIT)
         states = _states_of_gloo()
-        # "R": it computes; others wait, wait for work, or for the GIL, which this releases
         while states and time.monotonic() < until:
-            time.sleep(_PAUSE)
-            if "R" not in (states := _states_of_gloo()):
+            time.sleep(_PAUSE)  # which releases the GIL, for which a thread of gloo may wait
+            states = _states_of_gloo()
+            if "R" not in states:  # none runs: all wait for work
                 break
 
     atexit.register(at_exit)
@@ -80,7 +84,7 @@ def _states_of_gloo() -> "list[str]":
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
-                _, name, rest = file.read().replace(")", "(").split("(", 2)
+                _, name, rest = file.read().replace(")", "(").split("(", 2)  # ID (NAME) STATE ...
         except (OSError, ValueError):  # it has ended
             continue
         if name.startswith("pt_gloo"):
@@ -95,17 +99,18 @@ def hold_for_reducers(distributed: "Any") -> None:
     """
     if not hasattr(distributed, "Reducer"):  # a torch without process groups
         return
-    held: dict[int, tuple[Any, ...]] = {}
+    held: dict[int, tuple[Any, ...]] = {}  # by the id of a weak reference to the user: that reference, and what is kept
 
     def release(reference: "Any") -> None:
         del held[id(reference)]
 
     def hold(user: "Any", *objects: "Any") -> None:
-        reference = weakref.ref(user, release)  # called when the C++ object is gone
+        """Keep these objects as long as `user` lives, which is an object of C++."""
+        reference = weakref.ref(user, release)
         held[id(reference)] = (reference, *objects)
 
     def after(kind: type, name: str, then: "Callable[[Any, Any], None]", position: int) -> None:
-        """Have `then` called after the method `name`, with the object and the argument at `position`."""
+        """Have `then` called after each call of `kind.name`, with the object and the argument at `position` behind it."""
         original = getattr(kind, name)
 
         @functools.wraps(original)
@@ -118,17 +123,18 @@ def hold_for_reducers(distributed: "Any") -> None:
 
         setattr(kind, name, extended)
 
-    def of_reducer(reducer: "Any", group: "Any") -> None:
-        # the last one ends first: a group of older torch keeps the GIL when it ends, its backends do not
-        hold(reducer, *map(group._get_backend, group._device_types), group)
+    def hold_group(reducer: "Any", group: "Any") -> None:
+        # the last object is let go of first: a group of older torch keeps the GIL when it ends, its backends do not
+        backends = map(group._get_backend, group._device_types)
+        hold(reducer, *backends, group)
 
-    after(distributed.Reducer, "__init__", of_reducer, 3)
-    after(distributed.Reducer, "_update_process_group", of_reducer, 0)
-    after(distributed.Logger, "__init__", hold, 0)  # it keeps the reducer
+    after(distributed.Reducer, "__init__", hold_group, position=3)
+    after(distributed.Reducer, "_update_process_group", hold_group, position=0)
+    after(distributed.Logger, "__init__", hold, position=0)  # it keeps the reducer, in C++
 
 
 def raise_timeouts(distributed: "Any") -> None:
-    """Give every process group of the program a LONG timeout, whatever timeout the program asks for."""
+    """Give every process group of the program a LONG timeout: a debugger may hold a rank for as long as a user likes."""
     module: Any = distributed.distributed_c10d
     make = module._new_process_group_helper
 
@@ -154,17 +160,17 @@ def variable_of_recorder(torch_version: str) -> "str | None":
 
 
 def record_collectives(distributed: "Any", path: str, joined: "Callable[[], None]") -> None:
-    """Record collectives from now on, before torch.distributed has made a process group, and call `joined` with the first.
+    """Have torch record collectives, before it has made a process group; call `joined` when it has made the first.
 
-    `path` is that of the socket; the ranks of groups are written to `path`.groups.
+    `path` is that of the socket at which the agent reads the records; the ranks of groups are written to `path`.groups.
     """
     variable = variable_of_recorder(str(sys.modules["torch.version"].__version__))
     if variable is None:
         return
-    if not any(name in os.environ for name in VARIABLES):
+    if not any(name in os.environ for name in VARIABLES):  # else the user has chosen
         os.environ[variable] = ENTRIES
     groups = distributed.distributed_c10d
-    table = groups._pg_group_ranks
+    table = groups._pg_group_ranks  # torch adds each group that it makes
     groups._pg_group_ranks = in_front_of(table, GroupRanks)(table, path, joined)
 
 
@@ -185,8 +191,8 @@ class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
         self._path = path
         self._joined = joined
         self._worker = os.getpid()
-        self._noted = 0
-        self._room = ROOM
+        self._noted = 0  # groups
+        self._room = ROOM  # characters left in the file
 
     def __setitem__(self, group: "Any", ranks: "Any") -> None:
         super().__setitem__(group, ranks)
@@ -199,8 +205,8 @@ class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
     def _note(self, group: "Any", ranks: "Mapping[int, int]") -> None:
         """Write down the ranks of a group that torch has made."""
         self._noted += 1
-        if self._noted == 1:
-            self._serve()
+        if self._noted == 1:  # from now on there may be collectives
+            self._start_server()
             self._joined()
         line = f"{group.group_name} {ranges_of(ranks)}\n"
         if len(line) <= self._room:  # else the group has too many ranks; later ones may have few
@@ -208,8 +214,8 @@ class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
             with open(f"{self._path}.groups", "a", encoding="utf-8") as file:
                 file.write(line)
 
-    def _serve(self) -> None:
-        """Start the WorkerServer."""
+    def _start_server(self) -> None:
+        """Start torch's WorkerServer, which serves the records at `path`."""
         import ctypes  # torch has imported it
 
         from torch._C._distributed_c10d import _WorkerServer

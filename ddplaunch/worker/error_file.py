@@ -33,8 +33,9 @@ def record(error: BaseException, path: str) -> None:
         return
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return
+    # torch's, whose @record has written the file
     if type(error).__name__ == "ChildFailedError" and os.path.exists(path):
-        return  # torch's @record has put the report of the child that failed there
+        return
 
     message = message_of(error)
     data = {
@@ -80,7 +81,7 @@ def callstack_of(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> "list[dict[str, object]]":
-    """Return the frames of the traceback, outermost first; the middle ones are left out if there are very many."""
+    """Return the frames of the traceback for the error file, outermost first, without the middle ones of very many."""
     if isinstance(error, SyntaxError) and error.__traceback__ is None:
         return [_frame(error.filename or "", error.lineno or 0, "<module>", error.text or "")]
     entries: list[TracebackType] = []

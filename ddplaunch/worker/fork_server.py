@@ -1,4 +1,4 @@
-"""Forks workers from one interpreter, which has imported once what each of them would import.
+"""Runs in a fork server: one process of a node, which imports the program's modules once and forks the node's workers.
 
 The agent starts it with the command of a worker and one variable more. `serve` returns in each worker and never in the
 server, so that a program runs and ends as in a fresh process: in the true `__main__`, with all that Python does at its end.
@@ -15,7 +15,7 @@ On the socket, whose number the variable holds:
 
 Each worker repeats what the imports printed, and the variables and limits that they set, as if it had imported the modules
 itself. Nothing is forked where workers would share something to their harm, such as a thread, a child, a connection or an open
-GPU. warm.py serves further runs in the same way, but none where the modules would be imported from other files by now.
+GPU. A warm interpreter (warm.py, guard.py) does the same for several runs.
 """
 
 import os
@@ -26,7 +26,6 @@ import _socket  # noqa: E402 - the C part of `socket`, with fewer imports
 import ctypes  # noqa: E402
 import gc  # noqa: E402
 import resource  # noqa: E402
-from importlib import machinery as loading  # noqa: E402
 
 for name in set(sys.modules) - before:
     del sys.modules[name]  # the program finds what `modules` import, and nothing of ours
@@ -36,11 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
-    Stamp = tuple[int, int, int] | None
+    # what the agent sends for one worker: content, and descriptors in the order above
+    Request = tuple[bytes, list[int]]
 
 _EAGAIN = 11  # what a fork fails with where there is no room
 _EMFILE = 24  # too many open files
-_LENGTH = 8  # bytes of one
+_LENGTH = 8  # bytes of a length or count on the socket
 _LONGEST_ANCILLARY = 2048  # bytes: more than the kernel sends descriptors with (SCM_MAX_FD, unix(7))
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SIGKILL = 9
@@ -52,35 +52,36 @@ _LIMITS = {resource.RLIMIT_NOFILE: "open files", resource.RLIMIT_NPROC: "process
 
 
 def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
-    """Import `modules`, then fork the workers of each request. Returns only in a worker, with the worker's arguments.
+    """Import `modules`, then fork the workers of each request of the agent. Returns only in a worker, with its arguments.
 
-    `arguments` begin with the kind and the target of the program, which are the same for all.
+    `fd` is the socket to the agent. `arguments` begin with kind ("script" or "module") and target of the program, the same
+    for all workers.
     """
     agent = os.getppid()
     control = _socket.socket(fileno=fd)
     imported = Imported(modules, *arguments[:2])
-    greeting = imported.lines
+    unsent = imported.report
     while True:
         if (why := imported.why_unsafe((fd,))) is not None:
             send(control, f"unsafe {why}\n")
             os._exit(0)
-        if greeting:
-            send(control, greeting)
-            greeting = ""
+        if unsent:
+            send(control, unsent)
+            unsent = ""
         try:
-            request = receive(control)
+            content, descriptors = receive(control)
         except (EOFError, OSError):  # the agent wants no more
             os._exit(0)
-        workers = parts(control, *request)
+        workers = split(control, content, descriptors)
         if not workers:
             continue
-        mine = _fork_all(control, len(workers))
-        if mine is not None:
+        index = _fork_all(control, len(workers))
+        if index is not None:  # in the worker
             control.close()
-            content, (*stdio, release) = workers.pop(mine)
+            content, (*files, release) = workers.pop(index)
             close(workers)
-            arguments = become(agent, content, stdio, release)
-            imported.take_over()
+            arguments = become_worker(agent, content, files, release)
+            imported.repeat_side_effects()
             return arguments
         close(workers)
 
@@ -94,7 +95,7 @@ def send(control: "Any", text: str) -> None:
 
 
 def receive(control: "Any") -> "tuple[bytes, list[int]]":
-    """Wait for the next request; return its content and descriptors.
+    """Wait for the next request of the agent, one frame; return the content and the descriptors that came with it.
 
     Raises:
         EOFError, OSError: the agent has closed the connection.
@@ -120,22 +121,23 @@ def receive(control: "Any") -> "tuple[bytes, list[int]]":
     ]
 
 
-def parts(control: "Any", content: bytes, descriptors: "list[int]") -> "list[tuple[bytes, list[int]]]":
-    """Return content and descriptors for each worker of a request; [] where descriptors are missing, which the agent is told."""
-    each, content = int.from_bytes(content[:_LENGTH], "big"), content[_LENGTH:]
+def split(control: "Any", content: bytes, descriptors: "list[int]") -> "list[Request]":
+    """Return what a request to fork holds for each worker; [] if descriptors are missing, which the agent is told here."""
+    descriptors_each, rest = int.from_bytes(content[:_LENGTH], "big"), content[_LENGTH:]
     contents = []
-    while content:
-        end = _LENGTH + int.from_bytes(content[:_LENGTH], "big")
-        contents.append(content[_LENGTH:end])
-        content = content[end:]
-    if len(descriptors) != each * len(contents):  # the kernel gives none beyond our limit of open files
+    while rest:
+        end = _LENGTH + int.from_bytes(rest[:_LENGTH], "big")
+        contents.append(rest[_LENGTH:end])
+        rest = rest[end:]
+    if len(descriptors) != descriptors_each * len(contents):  # the kernel gives none beyond our limit of open files
         close([(b"", descriptors)])
         send(control, f"errno {_EMFILE}\n")
         return []
-    return [(one, descriptors[at * each : (at + 1) * each]) for at, one in enumerate(contents)]
+    starts = [descriptors_each * index for index in range(len(contents))]
+    return [(one, descriptors[at : at + descriptors_each]) for one, at in zip(contents, starts)]  # noqa: B905 - Python 3.8
 
 
-def close(workers: "list[tuple[bytes, list[int]]]") -> None:
+def close(workers: "list[Request]") -> None:
     """Close the descriptors of these workers in a process that is none of them."""
     for _, descriptors in workers:
         for fd in descriptors:
@@ -143,9 +145,10 @@ def close(workers: "list[tuple[bytes, list[int]]]") -> None:
 
 
 def _fork_all(control: "Any", number: int) -> "int | None":
-    """Fork this many workers, and tell the agent their pids; return in each worker its index, and None in the server.
+    """Fork this many workers, and tell the agent their pids; return in each worker its index, from 0, and None in the server.
 
     Their parent becomes the agent, the nearest subreaper, since the process in between that forks them all exits at once.
+    That process reports by its exit status: 0, or the errno of a fork that failed.
     """
     try:
         between = os.fork()
@@ -153,31 +156,32 @@ def _fork_all(control: "Any", number: int) -> "int | None":
         send(control, f"errno {error.errno}\n")
         return None
     if between == 0:
-        for mine in range(number):
+        for index in range(number):
             try:
                 worker = os.fork()
             except OSError as error:
                 os._exit(error.errno or _EAGAIN)
             if worker == 0:
-                return mine
+                return index
             send(control, f"pid {worker}\n")
         os._exit(0)
     status = wait(between)
-    if signum := status & 0x7F:
+    if signum := status & 0x7F:  # WTERMSIG, wait(2)
         send(control, f"lost the process that was to fork them was killed by signal {signum}\n")
     else:
         send(control, "forked\n" if status == 0 else f"errno {status >> 8}\n")
     return None
 
 
-def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "list[str]":
-    """Make this forked process like a fresh one; once a byte comes from the pipe `release`, return its arguments.
+def become_worker(parent: int, content: bytes, files: "list[int]", release: int) -> "list[str]":
+    """Make this forked process like a fresh one; once a byte comes from the pipe `release`, return the worker's arguments.
 
-    `content` holds CPUs, the number of arguments, arguments and variables, each ended by a zero byte. `agent` is the pid that
-    must be this process's parent: the guard's, where the interpreter is kept warm.
+    `content` holds CPUs, the number of arguments, arguments and variables, each ended by a zero byte. `files` become the
+    descriptors 0, 1 and 2, and a fourth the file for stacks. This process exits if `parent`, the pid of the agent or guard, is
+    not its parent by then.
     """
     os.setsid()
-    for target, fd in enumerate(stdio[:3]):
+    for target, fd in enumerate(files[:3]):
         os.dup2(fd, target)
         os.close(fd)
     cpus, count, *fields = content.split(b"\0")[:-1]
@@ -189,27 +193,28 @@ def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "lis
         name, _, value = field.partition(b"=")
         os.environ[os.fsdecode(name)] = os.fsdecode(value)
     _open_stdin()
-    _seed()
-    if "threading" in sys.modules:  # its main thread keeps the number of the server's
+    _renew_seeds()
+    if "threading" in sys.modules:  # its main thread keeps the thread id of the server's
         sys.modules["threading"].main_thread()._set_native_id()
-    # our parent is the agent by now; before, its end would not be that of our parent
+    # The byte comes once `parent` is our parent: a death signal that is set earlier would come with the end of the process in
+    # between. No byte, but the end of the pipe: the agent has ended, or waits no more.
     if not os.read(release, 1):
         os._exit(_NO_PARENT)
     os.close(release)
-    for fd in stdio[3:]:  # now that no descriptor of ours can have the number
-        _move(fd, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
+    for stacks in files[3:]:  # only now: `release` might have had the number
+        _renumber(stacks, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:
+    if os.getppid() != parent:  # it ended before the death signal was set
         os._exit(_NO_PARENT)
     return arguments
 
 
-def _move(fd: int, target: int) -> None:
-    """Give a descriptor the number `target`; close it instead if that number is in use, or above the limit."""
+def _renumber(fd: int, target: int) -> None:
+    """Give a descriptor the number `target`; close it instead if that number is in use, or above the limit of open files."""
     if fd == target:
         return
     try:
-        os.fstat(target)  # in use
+        os.fstat(target)  # succeeds: it is in use
     except OSError:
         try:
             os.dup2(fd, target, False)
@@ -231,7 +236,7 @@ def _open_stdin() -> None:
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
 
 
-def _seed() -> None:
+def _renew_seeds() -> None:
     """Renew the secrets and random seeds that a fresh process would have of its own; `random` does so itself."""
     # torch.seed() would seed the GPUs too, whose seed is a constant
     if hasattr(sys.modules.get("torch"), "default_generator"):
@@ -246,34 +251,29 @@ def _seed() -> None:
 
 
 class Imported:
-    """The modules that were imported, and the side effects of their imports."""
+    """The modules that a fork server or warm interpreter has imported, and the side effects of their imports."""
 
     def __init__(self, modules: "list[str]", kind: str, target: str) -> None:
         """Import these modules as the program would, and record what else the imports change: output, variables, limits.
 
-        `kind` and `target` are those of the bootstrap. Each forked worker makes the same changes in its own environment.
+        `kind` and `target` are those of the program. Each forked worker makes the same changes to itself.
         """
         self._printed = _Printed()
-        before = dict(os.environ)
+        variables = dict(os.environ)
         limits = {which: resource.getrlimit(which) for which in _LIMITS}
-        self._folder = _folder()
-        thresholds = gc.get_threshold()
-        gc.set_threshold(*_RARELY)
-        ours = gc.get_threshold()  # Python 3.14 has only two of them
-        self._notes, self._why = _import_all(modules, kind, target)
-        # an import may have set thresholds of its own, even only the first of the three: these stay
-        found = zip(gc.get_threshold(), ours, thresholds)  # noqa: B905 - Python 3.8 has no `strict`
-        gc.set_threshold(*(old if now == our else now for now, our, old in found))
+        self._working_directory = _working_directory()
+        self._notes, self._why_unsafe = _import_with_few_collections(modules, kind, target)
         self._limits = {which: now for which in _LIMITS if (now := resource.getrlimit(which)) != limits[which]}
+        # workers get what the imports have set; this process takes back its own, which it needs
         for which in self._limits:
             try:
                 resource.setrlimit(which, limits[which])
             except ValueError:
-                self._why = f"an imported module has lowered the hard limit of {_LIMITS[which]}"
-        self._variables = {
-            name: (before.get(name), os.environ.get(name))
-            for name in before.keys() | os.environ.keys()
-            if before.get(name) != os.environ.get(name)
+                self._why_unsafe = f"an imported module has lowered the hard limit of {_LIMITS[which]}"
+        self._variables = {  # those that the imports have changed: value before and value now, None where there is none
+            name: (variables.get(name), os.environ.get(name))
+            for name in variables.keys() | os.environ.keys()
+            if variables.get(name) != os.environ.get(name)
         }
         self._printed.end()
         gc.collect(0)  # older objects have been collected
@@ -281,19 +281,19 @@ class Imported:
 
     def why_unsafe(self, sockets: "Collection[int]", children: "Collection[int]" = ()) -> "str | None":
         """Return why nothing may be forked from this process; None if it may. `sockets` and `children` are our own."""
-        return self._why or _why_unsafe(sockets, children, self._folder)
+        return self._why_unsafe or _why_unsafe(sockets, children, self._working_directory)
 
-    def leave_folder(self) -> None:
+    def leave_working_directory(self) -> None:
         """Leave the working directory, so that its file system can be unmounted; workers begin elsewhere anyway."""
         os.chdir("/")
-        self._folder = _folder()
+        self._working_directory = _working_directory()
 
     @property
-    def lines(self) -> str:
+    def report(self) -> str:
         """The lines for the agent: which modules could not be imported, and that all others are."""
         return "".join(f"note {note}\n" for note in self._notes) + "ready\n"
 
-    def take_over(self) -> None:
+    def repeat_side_effects(self) -> None:
         """Repeat in a worker the side effects of the imports: set their variables and limits, print what they printed."""
         for name, (before, after) in self._variables.items():
             if os.environ.get(name) == before:  # else the worker has a value of its own
@@ -306,15 +306,31 @@ class Imported:
             resource.setrlimit(which, limits)
 
 
+def _import_with_few_collections(modules: "list[str]", kind: str, target: str) -> "tuple[list[str], str | None]":
+    """Import modules with thresholds of the garbage collector that make it run rarely; return what `_import_all` does."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*_RARELY)
+    ours = gc.get_threshold()  # Python 3.14 has only two of them
+    notes_and_why = _import_all(modules, kind, target)
+    # an import may have set thresholds of its own, even only the first of the three: these stay
+    found = zip(gc.get_threshold(), ours, thresholds)  # noqa: B905 - Python 3.8 has no `strict`
+    gc.set_threshold(*(old if now == our else now for now, our, old in found))
+    return notes_and_why
+
+
 def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str], str | None]":
-    """Import modules as the program would; return a note on each that cannot be imported, and why nothing may be forked then."""
+    """Import modules as the program would; return a note on each that cannot be imported, and why no worker may be forked.
+
+    None: workers may be forked. The import path is as before at the end.
+    """
     notes, why = [], None
     path = list(sys.path)
-    callers = os.environ.get("DDPLAUNCH_CALL", "").split("\n")[1:]
-    if any(callers):  # a function runs with the path of the program that called launch()
-        sys.path[:] = callers
+    # of launch(): the caller's address, then the caller's import path, with which the function runs
+    import_path_of_caller = os.environ.get("DDPLAUNCH_CALL", "").split("\n")[1:]
+    if any(import_path_of_caller):
+        sys.path[:] = import_path_of_caller
     elif not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder_of(kind, target)
+        sys.path[0] = folder_of(kind, target)  # in place of the bootstrap's folder
     for name in modules:
         try:
             __import__(name)
@@ -338,7 +354,7 @@ def folder_of(kind: str, target: str) -> str:
 
 
 class _Printed:
-    """Everything that is written to stdout and stderr from its construction until `end`."""
+    """What imports print: everything that this process writes to stdout and stderr from the construction until `end`."""
 
     def __init__(self) -> None:
         self._files = [_temporary_file(), _temporary_file()]
@@ -347,7 +363,7 @@ class _Printed:
             os.dup2(file, target)
 
     def end(self) -> None:
-        """Keep the texts; anything that is written later is lost."""
+        """Keep the texts; anything that this process writes later is lost. A worker gets other streams."""
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
@@ -357,7 +373,7 @@ class _Printed:
             os.close(file)
             os.dup2(nowhere, target)
         os.dup2(nowhere, 0)  # where an import has closed it, a worker's stdout would become 0
-        if nowhere:
+        if nowhere:  # it may have got the number 0 itself
             os.close(nowhere)
 
     def print(self) -> None:
@@ -374,15 +390,20 @@ def _temporary_file() -> int:
     return os.open(os.environ.get("TMPDIR") or "/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
 
 
-def _folder() -> "tuple[int, int]":
+def _working_directory() -> "tuple[int, int]":
     """Return device and inode of the working directory, which may have lost its name."""
     found = os.stat(".")
     return found.st_dev, found.st_ino
 
 
-def _why_unsafe(sockets: "Collection[int]", children: "Collection[int]", folder: "tuple[int, int]") -> "str | None":
-    """Return what forked workers would share to their harm; None if nothing. `folder` is the working directory to expect."""
-    if _folder() != folder:
+def _why_unsafe(
+    sockets: "Collection[int]", children: "Collection[int]", working_directory: "tuple[int, int]"
+) -> "str | None":
+    """Return what forked workers would share to their harm, such as a thread or a socket of a library; None if nothing.
+
+    `sockets` and `children` are our own, which do no harm; `working_directory` is the one that this process should have.
+    """
+    if _working_directory() != working_directory:
         return "an imported module has changed the working directory"
     if len(os.listdir("/proc/self/task")) > 1:
         # libraries like OpenBLAS end their threads before a fork, and restart them when needed
@@ -411,78 +432,8 @@ def _why_unsafe(sockets: "Collection[int]", children: "Collection[int]", folder:
 
 
 def wait(pid: int) -> int:
-    """Wait for the end of a child; return its status, or 0 where an imported module, or the kernel for it, has reaped it."""
+    """Wait for the end of a child; return its status (wait(2)), or 0 if an imported module, or the kernel for it, reaped it."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
         return 0
-
-
-class ImportedFiles:
-    """Files and folders from which modules were imported, as they were then, to see whether a later import finds the same."""
-
-    def __init__(self, since: int, folder: str) -> None:
-        """Remember the imported files; imports began at `since` (CLOCK_REALTIME nanoseconds), for a script in `folder`."""
-        modules = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
-        files = {str(names["__file__"]) for names in modules if names.get("__file__")}
-        self._seen = {
-            path: _stamp(path)
-            for path in (*files, *sys.path[1:])  # the first is that of the bootstrap
-        }
-        # changed since the imports began: they may have read the file before
-        self._unsure = [path for path in files if (stamp := self._seen.get(path)) and stamp[0] >= since]
-        self._suffixes = tuple(loading.all_suffixes())
-        self._names = {name.partition(".")[0] for name in sys.modules} - {"__main__", *sys.builtin_module_names}
-        self._libraries = _replaced_libraries()
-        self._folder = folder
-        self._found = self._in(folder)
-
-    def why_unfit(self, folder: str) -> "str | None":
-        """Return why scripts in another folder than the first might import other modules; None if they would not."""
-        if folder != self._folder and (found := self._in(folder) or self._found):
-            return f"scripts in {folder} and in {self._folder} may import different modules {min(found)}"
-        return None
-
-    def why_stale(self) -> "str | None":
-        """Return which file has changed since the imports; None if none has."""
-        for path in self._unsure:
-            return f"{path} has changed"
-        for path, stamp in self._seen.items():
-            if _stamp(path) != stamp:
-                return f"{path} has changed"
-        if replaced := _replaced_libraries() - self._libraries:
-            return f"{min(replaced)} has been replaced"
-        if changed := self._in(self._folder) ^ self._found:
-            return f"{min(changed)} in {self._folder} has changed"
-        return None
-
-    def _in(self, folder: str) -> "set[str]":
-        """Return the modules in this folder whose names have been imported, from here or elsewhere."""
-        entries = _entries(folder)
-        names = {entry.partition(".")[0] for entry in entries if entry.endswith(self._suffixes)}
-        for entry in self._names.intersection(entries):
-            if any(inner.startswith("__init__.") for inner in _entries(f"{folder}/{entry}")):  # a package
-                names.add(entry)
-        return names & self._names
-
-
-def _entries(folder: str) -> "list[str]":
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _stamp(path: str) -> "Stamp":
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _replaced_libraries() -> "set[str]":
-    """Return the libraries whose files were removed or replaced since they were loaded (proc_pid_maps(5))."""
-    with open("/proc/self/maps", "rb") as file:
-        lines = [os.fsdecode(line) for line in file if line.endswith(b" (deleted)\n") and b".so" in line]
-    return {line.split(None, 5)[5].replace(" (deleted)\n", "") for line in lines}

@@ -1,4 +1,4 @@
-"""Acts on what the program imports: sets torch's defaults when it imports torch, and measures slow imports. Imports no torch.
+"""Acts in a worker on what its program imports: sets torch's defaults when it imports torch, and measures slow imports.
 
 The script's own choice wins. A device becomes the current one when torch first uses its kind, and no earlier: our
 call waits in the queue that torch runs when it starts CUDA. Calls of the script that start CUDA, such as
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     Execute = Callable[[ModuleType], None]
 
+# the variables that say which devices torch sees
 VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 WORTH_NAMING = 0.5  # seconds
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -27,18 +28,20 @@ def pin(device: str) -> None:
     """Make `device`, such as "cuda:2", the current device when torch first uses a device of that kind."""
     kind, _, number = device.partition(":")
     index = int(number)
-    visible = [os.environ.get(name) for name in VISIBILITY]
+    visibility = [os.environ.get(name) for name in VISIBILITY]
 
     def choose() -> None:
         module = sys.modules[f"torch.{kind}"]
         try:
-            if [os.environ.get(name) for name in VISIBILITY] == visible and index < module.device_count():
+            # the program may have changed which devices are visible, so that the index means another one
+            is_unchanged = [os.environ.get(name) for name in VISIBILITY] == visibility
+            if is_unchanged and index < module.device_count():
                 module.set_device(index)
         except Exception:  # noqa: BLE001, S110 - torch would report it as a failure of CUDA
             pass
 
     def queue(module: "Any") -> None:
-        module._lazy_call(choose)
+        module._lazy_call(choose)  # torch calls it when it starts CUDA
 
     when_imported(f"torch.{kind}", queue)
 
@@ -53,24 +56,24 @@ def share(strategy: str) -> None:
 
 
 def when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
-    """Call `then` with the module once the program has imported it; where `then` fails, the module is not one that we know."""
+    """Call `then` with the module of this name once the program has imported it; errors of `then` are dropped."""
 
     def safely(module: "ModuleType") -> None:
         try:
             then(module)
-        except Exception:  # noqa: BLE001, S110 - the program does without it
+        except Exception:  # noqa: BLE001, S110 - a version that we do not know: the program does without it
             pass
 
     if name in sys.modules:  # a .pth file or sitecustomize imported it
         safely(sys.modules[name])
     else:
-        _await(name, lambda: None, safely)
+        _await(name, before=lambda: None, after=safely)
 
 
 def when_importing(name: str, then: "Callable[[], None]") -> None:
     """Call `then` once the program begins to import that module."""
     if name not in sys.modules:
-        _await(name, then, lambda _module: None)
+        _await(name, before=then, after=lambda _module: None)
 
 
 class Watching:
@@ -82,7 +85,7 @@ class Watching:
     """
 
     def __init__(self) -> None:
-        self._searching: set[tuple[int, str]] = set()  # by which threads, for which modules
+        self._searching: set[tuple[int, str]] = set()  # thread and name of each search that goes on below `find_spec`
 
     def watches(self, name: str) -> bool:
         """Return whether a module of this name is to be looked for."""
@@ -97,7 +100,10 @@ class Watching:
         raise NotImplementedError
 
     def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
-        """Return the spec that the other finders find, with a loader in front of its own; None if they find none."""
+        """Return the spec that the other finders find, with a loader in front of its own; None if they find none.
+
+        Python's import calls it, and so does `search`: then it returns None, so that only the others search.
+        """
         this_search = _thread.get_ident(), name
         if this_search in self._searching or not self.watches(name):
             return None
@@ -106,7 +112,8 @@ class Watching:
             spec = search(name, path, target)
         finally:
             self._searching.discard(this_search)
-        if spec is not None and hasattr(spec.loader, "exec_module") and self.wants(spec):
+        is_executed = spec is not None and hasattr(spec.loader, "exec_module")  # a folder without `__init__.py` is not
+        if is_executed and self.wants(spec):
             spec.loader = Loader(spec.loader, self.execute)
         return spec
 

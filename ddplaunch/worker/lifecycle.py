@@ -1,4 +1,4 @@
-"""The bootstrap before the program runs, and once an exception has ended it. Runs nothing of the program itself.
+"""What the bootstrap of a worker does before its program runs, and once the program has ended. Runs nothing of the program.
 
 The process is prepared as plain `python` does. What that imitates is in CPython: Modules/main.c (`pymain_run_python`),
 Python/pathconfig.c (`sys.path[0]`) and Python/pythonrun.c (the names of `__main__`, .pyc files).
@@ -11,66 +11,72 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import ModuleType, TracebackType
     from typing import Any
 
-    Load = Callable[[str], dict[str, Any]]  # returns the names that a file beside this one defines
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Any
+    Load = Callable[[str], ModuleType]  # the bootstrap's: returns a file beside this one as a module
+    Run = tuple[Callable[..., object], tuple[object, ...]]  # the function that runs the program, and its arguments
 
-    Run = tuple[Callable[..., object], tuple[object, ...]]
+# what a worker tells the agent, the same as in spec/error_file.py: an exception is in its file, it is in a process group, it
+# begins to import torch, it has imported torch, it wants torch's store hosted, its script has ended
+RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED = b"r", b"j", b"t", b"i", b"s", b"e"
 
 
 class Lifecycle:
     """One worker, from the start of its interpreter to the exception that ends its program."""
 
     def __init__(self, load: "Load", folder: str, names: "Mapping[str, object]") -> None:
-        """Make this process ready for the program: `run(*arguments)` is the call that runs it.
+        """Make this process ready for the program, as variables of the agent say: `run(*arguments)` is the call that runs it.
 
-        In a server that forks workers, this returns in each of the workers and never in the server. `names` are those of the
-        `__main__` that the interpreter made for the bootstrap.
+        In a fork server or a warm interpreter, this returns in each forked worker and never in the server. `folder` is that
+        of this file; `names` are those of the `__main__` that the interpreter made for the bootstrap.
         """
         self._load = load
         self._folder = folder
-        self._failed = False
+        self._has_failed = False  # the program, which has ended
         if fork_server := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
             socket, *modules = fork_server.split(",")
-            sys.argv[1:] = load("fork_server")["serve"](int(socket), modules, sys.argv[1:])
+            sys.argv[1:] = load("fork_server").serve(int(socket), modules, sys.argv[1:])
         elif warm := os.environ.pop("DDPLAUNCH_WARM", ""):
-            sys.argv[1:] = load("warm")["serve"](load, *warm.split(","))
+            sys.argv[1:] = load("warm").serve(load, *warm.split(","))
 
-        # taken out of the environment: these are for this process, not for its children
+        # taken out of the environment where they are for this process, and not for its children
         self._error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-        self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
-        self._pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")
+        self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")  # path of the socket at which collectives can be read
+        self._pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")  # path of the pipe by which workers notify the agent
         if slow_imports := os.environ.pop("DDPLAUNCH_SLOW_IMPORTS", ""):
-            load("imports")["measure"](slow_imports)
+            load("imports").measure(slow_imports)
+        # the agent's address for debuggers; the signal for a client that attaches, or ""; "on-error" or another way in which
+        # debuggers may hold workers of this job, or ""; and a fourth word if this worker is to wait for a client of debugpy
         debugger = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
-        self._debugger, attach_signal, self._how_debugged, *debugpy = debugger
+        self._agent_address, attach_signal, self._how_debugged, *debugpy = debugger
         os.register_at_fork(after_in_child=self._forget)
         if stacks := os.environ.pop("DDPLAUNCH_STACKS", ""):
             fd, signum = map(int, stacks.split(","))
             signals = load("signals")
-            signals["offer_stacks"](fd, signum)
+            signals.offer_stacks(fd, signum)
             if attach_signal:
-                signals["offer_debugger"](fd, int(attach_signal), self._debugger, load)
+                signals.offer_debugger(fd, int(attach_signal), self._agent_address, load)
         if check := os.environ.pop("DDPLAUNCH_CHECK_NOTES", ""):
-            load("check")["begin"](load, *check.split(",", 2))
+            steps, seconds, path = check.split(",", 2)
+            load("check").begin(load, steps, seconds, path)
         else:
             self._prepare_torch()
         if debugpy:
-            self._held = load("debugger")["wait_for_client"](self._debugger, load)
-        self.run, self.arguments = prepare(sys.argv[1], sys.argv[2], sys.argv[3:], names, self._record)
+            # kept open: as long as it is, the agent knows that a debugger may hold this worker
+            self._agent_connection = load("debugger").wait_for_client(self._agent_address, load)
+        _bootstrap, kind, target, *arguments = sys.argv
+        self.run, self.arguments = prepare(kind, target, arguments, names, self._record)
 
     def failed(self, error: BaseException) -> None:
         """Do what follows from the exception that has ended the program, and is raised again."""
-        self._failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
+        self._has_failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
         hide_first_frame(error)
         self._record(error)
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             self.finished()  # of any other exception the agent knows by the error file
         if self._how_debugged == "on-error":
-            self._load("debugger")["post_mortem"](error, self._debugger, self._load)
+            self._load("debugger").post_mortem(error, self._agent_address, self._load)
 
     def finished(self) -> None:
         """Tell the agent that the script has ended: threads of it, or functions for the exit, may keep the process."""
@@ -78,44 +84,44 @@ class Lifecycle:
             return
         try:
             os.close(os.open(self._error_file + ".ended", os.O_WRONLY | os.O_CREAT, 0o600))
-            self._notify(b"e")
+            self._notify(SCRIPT_ENDED)
         except Exception:  # noqa: BLE001, S110 - the program is ending, and may have changed anything
             pass
 
     def _prepare_torch(self) -> None:
         """Have torch set up, as our variables say, at the moment when the program imports torch."""
-        device = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")
+        device = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # such as "cuda:2"
         sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
         port = os.environ.get("MASTER_PORT", "")
-        if not (device or sharing or port):
+        if not (device or sharing or port):  # the agent has not set the variables of torch.distributed either
             return
-        settings = self._load("imports")
+        imports = self._load("imports")
         if device:
-            settings["pin"](device)
+            imports.pin(device)
         if sharing:
-            settings["share"](sharing)
+            imports.share(sharing)
 
         def follow(trainer: "Any") -> None:
             if self._error_file:
-                self._load("progress")["follow_trainer"](trainer, self._error_file)
+                self._load("progress").follow_trainer(trainer, self._error_file)
 
-        settings["when_imported"]("transformers.trainer", follow)
+        imports.when_imported("transformers.trainer", follow)
         if port:
-            settings["when_importing"]("torch", lambda: self._notify(b"t"))
-            settings["when_imported"]("torch.distributed", self._extend)
+            imports.when_importing("torch", lambda: self._notify(IMPORTING))
+            imports.when_imported("torch.distributed", self._extend_distributed)
 
-    def _extend(self, distributed: "Any") -> None:
+    def _extend_distributed(self, distributed: "Any") -> None:
         """Extend torch.distributed: groups that end without a deadlock, the store as under torchrun, records of collectives."""
-        self._notify(b"i")
+        self._notify(IMPORTED)
         changes = self._load("distributed")
-        changes["destroy_at_exit"](distributed, lambda: self._failed)
-        changes["hold_for_reducers"](distributed)
-        server = os.path.join(self._folder, "store.py")
-        self._load("store")["host_for_clients"](distributed, server, lambda: self._notify(b"s"))
+        changes.destroy_at_exit(distributed, lambda: self._has_failed)
+        changes.hold_for_reducers(distributed)
+        host_program = os.path.join(self._folder, "store.py")
+        self._load("store").host_for_clients(distributed, host_program, lambda: self._notify(STORE_WANTED))
         if self._how_debugged:
-            changes["raise_timeouts"](distributed)
+            changes.raise_timeouts(distributed)
         if self._recorder:
-            changes["record_collectives"](distributed, self._recorder, lambda: self._notify(b"j"))
+            changes.record_collectives(distributed, self._recorder, lambda: self._notify(JOINED))
 
     def _record(self, error: BaseException) -> None:
         """Write the error file, if the agent wants one; never raise, so that the program ends as it would without us."""
@@ -123,22 +129,22 @@ class Lifecycle:
             return
         try:
             try:
-                os.close(os.open("/", os.O_RDONLY))
-            except OSError:  # the program has opened as many files as it may: nobody will read stdin any more
+                os.close(os.open("/", os.O_RDONLY))  # try whether this process may open a file
+            except OSError:  # the program has opened as many as it may: give up stdin, which nobody will read any more
                 os.close(0)
-            self._load("error_file")["record"](error, self._error_file)
+            self._load("error_file").record(error, self._error_file)
             if os.path.exists(self._error_file):  # torch's @record may have written it
-                self._notify(b"r")
+                self._notify(RAISED)
         except BaseException:  # noqa: BLE001, S110 - also what a signal handler raises: the program is ending already
             pass
 
     def _notify(self, what: bytes) -> None:
-        """Send the agent one byte through its pipe: RAISED, or another of the bytes in spec/error_file.py.
+        """Send the agent one byte through its pipe: RAISED or another.
 
         A pipe, since a signal could hit a process that has got the pid of an agent that ended.
         """
         try:
-            if stat.S_ISFIFO(os.stat(self._pipe).st_mode):
+            if stat.S_ISFIFO(os.stat(self._pipe).st_mode):  # to open anything else could have effects, or wait
                 pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
                 try:
                     os.write(pipe, what)
@@ -152,7 +158,7 @@ class Lifecycle:
         self._error_file = self._how_debugged = ""
 
 
-FILES: "Any" = sys.modules["_frozen_importlib_external"]  # what importlib.machinery offers, without an import
+IMPORTLIB: "Any" = sys.modules["_frozen_importlib_external"]  # what importlib.machinery offers, without an import
 
 
 def prepare(
@@ -162,17 +168,18 @@ def prepare(
     names: "Mapping[str, object]",
     record: "Callable[[BaseException], None]",
 ) -> "Run":
-    """Return the function that runs the program, and its arguments.
+    """Return the function that runs the program, and its arguments; make import path, `sys.argv` and `__main__` the program's.
 
-    `names` are those of the `__main__` that the interpreter made for us; `record` is called with the exception if the program
-    cannot even be compiled.
+    `kind` is "script" or "module". `names` are those of the `__main__` that the interpreter made for the bootstrap. If the
+    program cannot even be compiled, `record` gets the exception, and plain python replaces this process and reports it.
     """
-    safe_path = getattr(sys.flags, "safe_path", False)  # since 3.11
-    if not safe_path or sys.path[:1] == [
-        os.path.dirname(str(names["__file__"]))
-    ]:  # our folder, which a debugger puts there anyway
+    # since 3.11: python puts no folder in front of the import path
+    is_safe_path = getattr(sys.flags, "safe_path", False)
+    # a debugger puts the bootstrap's folder there anyway
+    is_ours = sys.path[:1] == [os.path.dirname(str(names["__file__"]))]
+    if not is_safe_path or is_ours:
         del sys.path[0]
-    command = _command([*(["-m"] if kind == "module" else []), target, *arguments])
+    plain_command = _set_orig_argv([*(["-m"] if kind == "module" else []), target, *arguments])
     import faulthandler
 
     try:
@@ -184,9 +191,9 @@ def prepare(
     if kind == "module":
         sys.argv = ["-m", *arguments]
         try:
-            if not safe_path:
+            if not is_safe_path:
                 sys.path.insert(0, os.getcwd())
-        except OSError:  # it was removed
+        except OSError:  # the working directory was removed
             pass
         return _run_module(names, target, True)
 
@@ -201,12 +208,13 @@ def prepare(
             content = file.read()
         code, loader = _code(content, path)
     except Exception as error:  # noqa: BLE001 - any error of plain python too
-        if content and not os.path.isfile(path):  # a pipe: it cannot be read again
+        # the script is a pipe, which plain python could not read again: have the bootstrap raise the error
+        if content and not os.path.isfile(path):
             return compile, (content, path, "exec", 0, True)
         error.__traceback__ = None  # all of it is ours
         record(error)
-        os.execv(sys.executable, command)  # nothing of the program has run yet, and plain python reports it best
-    if not safe_path:
+        os.execv(sys.executable, plain_command)  # nothing of the program has run yet, and plain python reports it best
+    if not is_safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
     main = _become_main(names, __loader__=loader("__main__", path), __file__=path)
     return exec, (code, main)
@@ -234,8 +242,8 @@ def hide_first_frame(error: BaseException) -> None:
     sys.excepthook = excepthook
 
 
-def _command(argv: "list[str]") -> "list[str]":
-    """Return plain python's command line, and put it into `sys.orig_argv`."""
+def _set_orig_argv(argv: "list[str]") -> "list[str]":
+    """Make `sys.orig_argv` the command line that plain python would have for these arguments, and return it."""
     if sys.version_info < (3, 10):
         return [sys.executable, *argv]
     sys.orig_argv[-len(sys.argv) :] = argv
@@ -254,7 +262,7 @@ def _absolute(path: str) -> str:
 
 
 def _has_importer(path: str) -> bool:
-    """Return whether modules can be imported from the path itself, as PyImport_GetImporter would find."""
+    """Return whether modules can be imported from the path itself, as from a folder or zip file (as PyImport_GetImporter)."""
     if path not in sys.path_importer_cache:
         sys.path_importer_cache[path] = None
         for hook in sys.path_hooks:
@@ -268,14 +276,14 @@ def _has_importer(path: str) -> bool:
 
 def _code(content: bytes, path: str) -> "tuple[Any, Any]":
     """Return the code of a script and the class of its `__loader__`."""
-    magic = FILES.MAGIC_NUMBER
+    magic = IMPORTLIB.MAGIC_NUMBER  # 4 bytes; python knows a .pyc file of any name by the first 2
     if not path.endswith(".pyc") and content[:2] != magic[:2]:
-        return compile(content, path, "exec", dont_inherit=True), FILES.SourceFileLoader
+        return compile(content, path, "exec", dont_inherit=True), IMPORTLIB.SourceFileLoader
     if content[:4] != magic:
         raise RuntimeError("Bad magic number in .pyc file")
     import marshal
 
-    return marshal.loads(memoryview(content)[16:]), FILES.SourcelessFileLoader  # behind magic, flags, time and size
+    return marshal.loads(memoryview(content)[16:]), IMPORTLIB.SourcelessFileLoader  # behind magic, flags, time and size
 
 
 def _run_module(names: "Mapping[str, object]", name: str, alter_argv: bool) -> "Run":

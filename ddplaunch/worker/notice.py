@@ -1,4 +1,4 @@
-"""What a launcher tells a worker: which one it is, by variables, and that the job is to end, by signals. Imports no torch."""
+"""What a launcher tells a worker: its rank, by variables, and a notice that the job is to end, by signals. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALWAYS = (signal.SIGTERM, signal.SIGUSR1)
 _ENDS_CHILDREN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _received = False
 _previous: dict[int, object] = {}  # the handlers that were there before ours, by signal; empty: ours are not installed
-_spares_children = False
+_spares_children = False  # `_in_child` is registered
 _handling: set[int] = set()  # signals whose handlers run just now
 
 
@@ -24,22 +24,22 @@ def received() -> bool:
 
 
 def install_handlers() -> None:
-    """Install handlers for the signals of a notice. Handlers that the program has installed are still called.
+    """Install handlers for the signals of a notice, as each should_stop() does. The handlers of the program are still called.
 
     Raises: RuntimeError: this is not the main thread, in which alone Python can install handlers. ValueError:
     `DDPLAUNCH_NOTICE_SIGNALS` has a name that is no signal.
     """
-    if _previous:
+    if _previous:  # ours are installed, unless somebody has put back others since
         _install_again()
         return
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("the first should_stop() installs signal handlers: call it once in the main thread before")
     for signum in signals(os.environ):
-        dumps: object = faulthandler.unregister(signum)  # type: ignore[func-returns-value]  # True or False
+        dumps_stacks: object = faulthandler.unregister(signum)  # type: ignore[func-returns-value]  # True or False
         _previous[signum] = signal.signal(signum, _on_signal)
-        if dumps:  # its handler is none of Python's, which ours could call: it calls ours
+        if dumps_stacks:  # faulthandler's handler is in C, so ours cannot call it: it calls ours
             faulthandler.register(signum, chain=True)
-    spare_children()
+    spare_children()  # data loaders get the signals, too
 
 
 def _install_again() -> None:
@@ -84,8 +84,9 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
     global _received
     _received = True
     previous = _previous.get(signum)
-    # the previous one may have been installed a second time since, and call ours
-    if callable(previous) and previous is not signal.default_int_handler and signum not in _handling:
+    # the previous handler may have been installed a second time since, and call ours: then this call is from there
+    is_called_by_previous = signum in _handling
+    if callable(previous) and previous is not signal.default_int_handler and not is_called_by_previous:
         _handling.add(signum)
         try:
             previous(signum, frame)
@@ -98,10 +99,12 @@ def _in_child() -> None:
     global _received
     _received = False
     for signum in signals(os.environ):
-        handler = _previous.get(signum) if signal.getsignal(signum) is _on_signal else signal.getsignal(signum)
-        if handler is None:  # one of C's
+        found = signal.getsignal(signum)
+        handler = _previous.get(signum) if found is _on_signal else found
+        if handler is None:  # code in C has installed it
             continue
-        if handler is signal.SIG_DFL and signum not in _ENDS_CHILDREN:
+        ends_children = signum in _ENDS_CHILDREN  # a parent, such as a data loader's, ends its child by it
+        if handler is signal.SIG_DFL and not ends_children:
             handler = _ignore  # not SIG_IGN, which programs that the child starts would inherit
         signal.signal(signum, handler)  # type: ignore[arg-type]
     _previous.clear()

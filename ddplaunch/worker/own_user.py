@@ -1,4 +1,4 @@
-"""Lets processes of this user connect, and no others: run as a program, it is debugpy's adapter with that in front of it.
+"""Keeps other users out of debugpy in a worker. Run as a program, it is debugpy's adapter, which accepts this user alone.
 
 debugpy's adapter has no authentication, listens at ports of loopback, and runs any program that is asked for, so whoever connects
 runs code as you. The kernel knows whose the socket at the other end of such a connection is.
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-ARGUMENTS = "DDPLAUNCH_ADAPTER"  # with them a secret, which others could read on a command line
+# the variable that holds the adapter's arguments: one of these is a secret, which others could read in `ps`
+ARGUMENTS = "DDPLAUNCH_ADAPTER"
 MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's terms begins so
 LISTENS = "0A"  # TCP_LISTEN, include/net/tcp_states.h
-LOOKS = 3  # a table that changes while it is read may lack a line
+LOOKS = 3  # readings of the kernel's table: one that changes while it is read may lack a line
 _accept = socket.socket.accept
 
 
@@ -39,13 +40,14 @@ def admits(sock: socket.socket) -> bool:
         return False
     for _ in range(LOOKS):
         for local, remote, _state, uid, inode in sockets():
-            if local in written(there) and remote in written(here):
-                return uid == os.geteuid() and inode != 0
+            is_other_end = local in written(there) and remote in written(here)
+            if is_other_end:
+                return uid == os.geteuid() and inode != 0  # 0: its process has closed it
     return False
 
 
 def listens(port: int) -> bool:
-    """Whether it is a process of this user that listens at this port of loopback."""
+    """Whether a process of this user listens at this port of loopback."""
     wanted = written(("127.0.0.1", port))
     return any(
         local in wanted and state == LISTENS and uid == os.geteuid() and inode != 0
@@ -54,7 +56,7 @@ def listens(port: int) -> bool:
 
 
 def sockets() -> "Iterator[tuple[str, str, str, int, int]]":
-    """Return the TCP sockets of this network namespace: both addresses, state, user and inode (proc_net_tcp of the kernel)."""
+    """Yield the TCP sockets of this network namespace: both addresses, state, user and inode (proc_net_tcp of the kernel)."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as file:
@@ -67,7 +69,7 @@ def sockets() -> "Iterator[tuple[str, str, str, int, int]]":
 
 
 def written(address: "tuple[Any, ...]") -> "tuple[str, ...]":
-    """Return an address as these tables write it, an IPv4 one in both of them: words in the machine's order, and the port."""
+    """Return an address as the kernel's tables write it, an IPv4 one in two forms: words in the machine's order, and the port."""
     host, port = str(address[0]).partition("%")[0], address[1]
     packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     four = packed[-4:] if len(packed) == 4 or packed.startswith(MAPPED) else b""
@@ -86,14 +88,14 @@ def accept(listener: socket.socket) -> "tuple[socket.socket, Any]":
 
 
 class Adapter(subprocess.Popen):  # type: ignore[type-arg]
-    """Starts what is asked for, python and the folder of debugpy's adapter, with us in front."""
+    """In place of Popen while debugpy starts its adapter, python and a folder: starts this file as a program, which runs that."""
 
-    started = False
+    was_started = False
 
     def __init__(self, args: "list[str]", **more: "Any") -> None:
         env = {**(more.pop("env", None) or os.environ), ARGUMENTS: json.dumps(args[1:])}
         super().__init__([args[0], accept.__code__.co_filename], env=env, **more)
-        Adapter.started = True
+        Adapter.was_started = True
 
 
 def listen(debugpy: "Any") -> int:
@@ -102,14 +104,14 @@ def listen(debugpy: "Any") -> int:
     Raises:
         RuntimeError: this debugpy starts it in another way, or somebody else listens at the port.
     """
-    module: Any = subprocess
-    before, module.Popen = module.Popen, Adapter
+    subprocess_module: Any = subprocess
+    original, subprocess_module.Popen = subprocess_module.Popen, Adapter
     try:
         _, port = debugpy.listen(("127.0.0.1", 0))
     finally:
-        if module.Popen is Adapter:
-            module.Popen = before
-    if not (Adapter.started and listens(port)):
+        if subprocess_module.Popen is Adapter:
+            subprocess_module.Popen = original
+    if not (Adapter.was_started and listens(port)):
         raise RuntimeError(f"--debugpy: ddplaunch cannot keep other users out of debugpy {debugpy.__version__}")
     return int(port)
 

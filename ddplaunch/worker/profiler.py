@@ -1,4 +1,4 @@
-"""torch.profiler in a running worker, for a client of `ddplaunch profile` at the other end of a socket. Loaded when it is needed.
+"""Runs torch's profiler in a worker, for a client of `ddplaunch profile` at the other end of a socket. Loaded when needed.
 
 torch's profiler belongs to the thread that starts it. So the main thread starts and stops the profiler, between two instructions
 of its program, when our thread sends it the signal. It never does so below a call of `backward`, which puts the state of its
@@ -40,8 +40,10 @@ GROWTH = 1 << 30  # bytes by which the worker may grow
 ROOM = 2 << 30  # bytes that a folder for the trace should have free
 PIECE = 1 << 18  # bytes that are compressed at once
 LINE = 1 << 16  # bytes of what the client says
+# torch's functions that give what its flight recorders hold
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # where C++ is called for it
+BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # the files in which `backward` calls C++
+# how a frame with a compressed piece of the trace, or a piece of the allocator's history, begins
 TRACE, MEMORY = b"\0", b"\1"
 
 
@@ -63,55 +65,56 @@ FOLDERS = (os.path.dirname(os.__file__), os.path.dirname(begin.__code__.co_filen
 
 
 class Profile:
-    """One profile. The signal handler calls `on_main` in the main thread; `run` is what our thread does."""
+    """One profile of this worker. The signal handler calls `on_signal` in the main thread; `run` is what our own thread does."""
 
     def __init__(self, sock: socket.socket, signum: int) -> None:
+        """Be made in the main thread, for the client at `sock`; `signum` is the signal by which that thread is asked."""
         sock.setblocking(True)
         self.sock = sock
         self.signum = signum
         self.main = _thread.get_ident()
         self.worker = os.getpid()
-        self.is_open = True
-        self.received = b""
-        self.due: list[Callable[[], None]] = []  # what the main thread is to call
-        self.came_too_early = False  # it was below `backward`
+        self.is_open = True  # until our thread ends
+        self.received = b""  # from the client, not read yet
+        self.due: list[Callable[[], None]] = []  # what the main thread is to call: one function or none
+        self.came_too_early = False  # the main thread had the signal below `backward`, and has called nothing
         self.profiler: Any = None  # torch's, while it records
-        self.module: Any = None
-        self.result: Any = None
-        self.steps = 0
-        self.optimizer = 0  # the one whose steps are counted: the first that has done one
-        self.first_progress = -1
-        self.samples: list[list[Any]] = []  # since when, until when, where
-        self.entries: list[Any] = []
-        self.newest = dict.fromkeys(RECORDERS, -1)
-        self.times: dict[str, int] = {}  # nanoseconds of the time of day, and of CLOCK_MONOTONIC
+        self.module: Any = None  # torch.autograd.profiler
+        self.result: Any = None  # torch's record, once the profiler is stopped
+        self.steps = 0  # of the optimizer
+        self.optimizer = 0  # id of the one whose steps are counted: the first that has done one
+        self.first_progress = -1  # the step at which `progress()` was when its steps were first asked for
+        self.samples: list[list[Any]] = []  # of the main thread: since when, until when (time of day, ns), FILE:LINE
+        self.entries: list[Any] = []  # of torch's recorders: collectives
+        self.newest_ids = dict.fromkeys(RECORDERS, -1)  # of the entries that were read, by recorder
+        self.times: dict[str, int] = {}  # ns of the time of day; with `mono` in the name, of CLOCK_MONOTONIC
 
     # --- in the main thread
 
-    def on_main(self, frame: "FrameType | None") -> bool:
-        """Do what is due, unless `backward` runs; return whether the signal was for us."""
+    def on_signal(self, frame: "FrameType | None") -> bool:
+        """Call, in the main thread, what our thread wants called, unless `backward` runs; return whether it wants anything."""
         if not self.due:
             return False
         while frame is not None:
-            if frame.f_code.co_filename.endswith(BACKWARD):
+            if frame.f_code.co_filename.endswith(BACKWARD):  # which would undo a start or stop when it returns
                 self.came_too_early = True
                 return True
             frame = frame.f_back
         try:
             call = self.due.pop()
-        except IndexError:  # our thread has given it up
+        except IndexError:  # our thread has given up meanwhile
             return True
         call()
         return True
 
     def start(self) -> None:
-        """Start the profiler."""
+        """Start torch's profiler, in the main thread."""
         torch = sys.modules["torch"]
         module: Any = sys.modules["torch.autograd.profiler"]
         if torch._C._autograd._profiler_enabled():
             raise Refused("is being profiled by its own program")
-        devices = (name for name in ("cuda", "xpu") if f"torch.{name}" in sys.modules)
-        device = next((name for name in devices if getattr(torch, name).is_initialized()), None)
+        imported = (name for name in ("cuda", "xpu") if f"torch.{name}" in sys.modules)
+        device = next((name for name in imported if getattr(torch, name).is_initialized()), None)  # None: CPU alone
         profiler = module.profile(use_cpu=True, use_kineto=True, use_device=device)
         self.times.update(asked=time.time_ns(), mono=time.monotonic_ns())
         profiler._prepare_trace()
@@ -120,7 +123,7 @@ class Profile:
         self.times["began"] = time.time_ns()
 
     def stop(self) -> None:
-        """Stop the profiler, and keep what it has recorded. It waits for no kernel: other ranks may have to come here first."""
+        """Stop torch's profiler, and keep its record. It waits for no kernel, which other ranks may have to reach first."""
         self.times["ended"] = time.time_ns()
         profiler, self.profiler = self.profiler, None
         if profiler is not None:
@@ -139,9 +142,10 @@ class Profile:
     def on_step(self, optimizer: "Any", _args: "Any", _kwargs: "Any") -> None:
         """Count the steps of the first optimizer, and do what is due: no `backward` runs here, mostly."""
         self.optimizer = self.optimizer or id(optimizer)
-        self.steps += self.optimizer == id(optimizer)
+        if self.optimizer == id(optimizer):
+            self.steps += 1
         if _thread.get_ident() == self.main:
-            self.on_main(sys._getframe())
+            self.on_signal(sys._getframe())
 
     def forget(self) -> None:
         """Leave the profile to the worker, in a child that it has forked: nothing there would ever stop recording."""
@@ -167,62 +171,65 @@ class Profile:
             except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
                 self.fail(f"could not be profiled: {described(error)}")
             if self.profiler is not None:
-                self.in_main(self.stop)
+                self.call_in_main(self.stop)
         finally:
             self.is_open = False
             self.result = None
             atexit.unregister(self.at_exit)
             self.sock.close()
 
-    def in_main(self, call: "Callable[[], object]", until: "float | None" = None) -> None:
-        """Have the main thread call a function, and wait for that; without a limit, as long as it takes."""
-        raised: list[Exception | None] = []
+    def call_in_main(self, function: "Callable[[], object]", until: "float | None" = None) -> None:
+        """Have the main thread call a function, and wait for the end of that; raise what the function raises.
+
+        `until` (monotonic seconds) is the limit to begin with that, None: as long as it takes. Raises Refused: it has not begun.
+        """
+        outcome: list[Exception | None] = []  # what the function has raised or None, once it has ended
 
         def guarded() -> None:
             try:
-                call()
-                raised.append(None)
+                function()
+                outcome.append(None)
             except Exception as error:  # noqa: BLE001 - it would be raised in the program
-                raised.append(error)
+                outcome.append(error)
 
         self.came_too_early = False
         self.due.append(guarded)
         signal.pthread_kill(self.main, self.signum)
         pause = 0.001
-        while not raised:
+        while not outcome:
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-            if self.came_too_early:
-                self.came_too_early, pause = False, 0.001  # it may be outside of `backward` for moments only
+            if self.came_too_early:  # ask again soon: the main thread may be outside of `backward` for moments only
+                self.came_too_early, pause = False, 0.001
                 signal.pthread_kill(self.main, self.signum)
             if until is not None and time.monotonic() >= until:
                 try:
                     self.due.remove(guarded)
                 except ValueError:
-                    until = None  # it is being called just now
+                    until = None  # the main thread is calling it just now: wait for the end
                 else:
                     raise Refused("runs no Python in its main thread just now")
-        if raised[0] is not None:
-            raise raised[0]
+        if outcome[0] is not None:
+            raise outcome[0]
 
     def serve(self) -> None:
-        """Speak with the client, from the first word to the last."""
+        """Speak with the client, from the first word to the last, in the order that the module's docstring gives."""
         wish = self.next(SILENT)
         torch: Any = sys.modules.get("torch")
+        wants_memory = wish.get("memory") is True  # the history of the allocator
+        why_no_memory = no_memory(torch) if wants_memory else ""
         self.send(
             type="hello",
             torch=str(getattr(torch, "__version__", "")),
             boot=boot_id(),
             pid=os.getpid(),
-            memory=wish.get("memory") is True and (no_memory(torch) or "yes"),
+            memory=wants_memory and (why_no_memory or "yes"),
         )
-        while (message := self.next(SILENT)).get("type") == "ping":
-            self.pong(message)
-        if message.get("type") != "begin":
+        if self.next_but_pings(SILENT).get("type") != "begin":
             raise EOFError
         if why := why_not(torch):
             raise Refused(why)
-        keeps_memory = wish.get("memory") is True and not no_memory(torch)
+        keeps_memory = wants_memory and not no_memory(torch)  # CUDA may have been started since
         self.read_recorders()
         steps = int(wish.get("steps") or 0)
         optimizers = sys.modules.get("torch.optim.optimizer")
@@ -233,11 +240,11 @@ class Profile:
             if keeps_memory:
                 torch.cuda.memory._record_memory_history(max_entries=MOST)
             atexit.register(self.at_exit)
-            self.in_main(self.start, time.monotonic() + REACH)
-            self.steps = 0  # of those before, some may have gone by
+            self.call_in_main(self.start, time.monotonic() + REACH)
+            self.steps = 0  # some may have gone by before the profiler started
             self.send(type="began")
             note = self.record(steps)
-            self.in_main(self.stop)
+            self.call_in_main(self.stop)
             self.read_recorders()
             memory = pickled_memory(torch) if keeps_memory else b""
         finally:
@@ -245,16 +252,16 @@ class Profile:
                 hook.remove()
             if keeps_memory:
                 torch.cuda.memory._record_memory_history(enabled=None)
-        self.give(note, memory)
+        self.send_trace(note, memory)
 
     def record(self, steps: int) -> str:
-        """Record until the client ends the profile or `steps` are done; return why it ended earlier, else ""."""
+        """Record until the client ends the profile or `steps` (0: no limit) are done; return why it ended earlier, else ""."""
         began = read_at = time.monotonic()
-        pause, size = READ, resident()
+        pause, memory_before = READ, resident()
         while True:
             try:
                 message = self.next(SAMPLE)
-            except TimeoutError:
+            except TimeoutError:  # the client has said nothing
                 message = {}
             if message.get("type") == "ping":
                 self.pong(message)
@@ -266,8 +273,10 @@ class Profile:
             self.sample()
             if now - read_at >= pause:
                 read_at = now
-                pause = min(READ, max(SAMPLE, pause * NEW / max(1, self.read_recorders())))
-                if resident() - size > GROWTH:
+                entries = self.read_recorders()
+                # at that rate, NEW entries till the next reading
+                pause = min(READ, max(SAMPLE, pause * NEW / max(1, entries)))
+                if resident() - memory_before > GROWTH:
                     return f"stopped after {now - began:.1f} s: it took {GROWTH >> 20} MiB of memory"
 
     def steps_done(self) -> int:
@@ -304,25 +313,26 @@ class Profile:
                 continue
             try:
                 entries = json.loads(dump()).get("entries") or []
-                new = [entry for entry in entries if entry["record_id"] > self.newest[name]]
+                new = [entry for entry in entries if entry["record_id"] > self.newest_ids[name]]
             except Exception:  # noqa: BLE001 - not the recorder that we know
                 continue
             if new:
-                self.newest[name] = new[-1]["record_id"]
+                self.newest_ids[name] = new[-1]["record_id"]
                 self.entries += new[: MOST - len(self.entries)]
         return len(self.entries) - before
 
-    def give(self, note: str, memory: bytes) -> None:
-        """Send the trace to the client, when it asks for that."""
+    def send_trace(self, note: str, memory: bytes) -> None:
+        """Say that the profile is finished, with a note why early, and send trace and `memory` when the client asks for them.
+
+        `memory` is the pickled history of the allocator, b"" if none was kept.
+        """
         result, self.result = self.result, None
         with saved(result) as file:
-            del result
+            del result  # torch's record may be large, and is in the file now
             self.times["saved"] = time.time_ns()
             size = os.fstat(file.fileno()).st_size
             self.send(type="finished", size=size, note=note)
-            while (message := self.next(COLLECTED)).get("type") == "ping":
-                self.pong(message)
-            if message.get("type") != "send":
+            if self.next_but_pings(COLLECTED).get("type") != "send":
                 raise EOFError
             packer = zlib.compressobj(1)
             header = {
@@ -331,18 +341,18 @@ class Profile:
                 "entries": self.entries,
                 "groups": groups_of_torch(),
             }
-            self.frame(TRACE, packer.compress(json.dumps(header).encode() + b"\n"))
+            self.send_frame(TRACE, packer.compress(json.dumps(header).encode() + b"\n"))
             while piece := file.read(PIECE):
-                self.frame(TRACE, packer.compress(piece))
-            self.frame(TRACE, packer.flush())
+                self.send_frame(TRACE, packer.compress(piece))
+            self.send_frame(TRACE, packer.flush())
         for at in range(0, len(memory), PIECE):
-            self.frame(MEMORY, memory[at : at + PIECE])
+            self.send_frame(MEMORY, memory[at : at + PIECE])
         self.send(type="sent")
 
     # --- the connection
 
     def next(self, within: float) -> "dict[str, Any]":
-        """Return the next message of the client. Raises TimeoutError, and EOFError once the client has left."""
+        """Return the client's next message, {} for nonsense. Raises TimeoutError, and EOFError once the client has left."""
         until = time.monotonic() + within
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
@@ -358,15 +368,21 @@ class Profile:
         message = json.loads(line)
         return message if isinstance(message, dict) else {}
 
+    def next_but_pings(self, within: float) -> "dict[str, Any]":
+        """Return the client's next message that is no ping, and answer pings, each within so many seconds."""
+        while (message := self.next(within)).get("type") == "ping":
+            self.pong(message)
+        return message
+
     def pong(self, message: "dict[str, Any]") -> None:
-        """Say what time it is here."""
+        """Answer a ping: say what time it is here."""
         self.send(type="pong", at=time.time_ns(), number=message.get("number", 0))
 
     def send(self, **message: "Any") -> None:
         """Send a message."""
-        self.frame(json.dumps(message).encode())
+        self.send_frame(json.dumps(message).encode())
 
-    def frame(self, *pieces: bytes) -> None:
+    def send_frame(self, *pieces: bytes) -> None:
         """Send a frame; give up a client that takes nothing for long."""
         payload = b"".join(pieces)
         self.sock.settimeout(SILENT)
@@ -382,7 +398,7 @@ class Profile:
 
 
 def why_not(torch: "Any") -> str:
-    """Return why this worker cannot be profiled, as a predicate; "" if it can."""
+    """Return why this worker cannot be profiled, as a predicate of the rank: "has not imported torch"; "" if it can."""
     if torch is None:
         return "has not imported torch"
     try:
@@ -421,10 +437,10 @@ def groups_of_torch() -> "dict[str, int]":
 
 
 def saved(result: "Any") -> "Any":
-    """Return the trace that torch writes, as a file without a name.
+    """Return the trace that torch writes of its record, as an open file without a name.
 
-    torch makes a second file beside it, so that a descriptor does not do. The folder of the agent, which is in memory mostly
-    and is removed with the job, goes before that for temporary files, unless it is small.
+    torch makes a second file beside it, and cannot do with a descriptor. The folder of the agent's error files, which is in
+    memory mostly and is removed with the job, goes before that for temporary files, unless it has too little room.
     """
     import shutil
     import tempfile

@@ -1,4 +1,4 @@
-"""How far the script is, as it says or as its Trainer knows, in a file in memory that the agent reads when somebody asks.
+"""Writes how far a script is, as it says or as its Trainer knows, into a file in memory that the agent reads when asked.
 
 A call costs one write to that file. It sends nothing, wakes nobody, and does nothing without ddplaunch. Imports no torch.
 """
@@ -44,15 +44,16 @@ class _ProgressFile:
     """The file of one worker: a line of JSON, which each call overwrites."""
 
     def __init__(self, error_file: str, suffix: str = "progress") -> None:
-        """The file lies beside the worker's error file, if that is one of ddplaunch's; `suffix` ends its name."""
+        """Make the file beside the worker's error file, if that is one of ddplaunch's; `suffix` ends its name."""
         self._pid = os.getpid()
         self._fd = -1
         self._first: tuple[int, float] | None = None  # step and time of the first call
         self._metrics: dict[str, float] = {}
-        self._read_at = -_METRICS_AGE  # when the metrics were converted
+        self._converted_at = -_METRICS_AGE  # when the metrics were converted last: monotonic seconds
         self._size = 0  # bytes of the longest line so far
         self.step = 0  # that was written last
-        if os.path.basename(os.path.dirname(error_file)).startswith(_FOLDER):
+        folder = os.path.basename(os.path.dirname(error_file))
+        if folder.startswith(_FOLDER):  # torchrun sets the variable, too, with a folder of its own
             path = f"{error_file.removesuffix('.json')}.{suffix}"
             try:
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -67,13 +68,14 @@ class _ProgressFile:
         now = time.monotonic()
         if self._first is None:
             self._first = step, now
-        if now - self._read_at >= _METRICS_AGE:
-            some = list(metrics.items())[:_MOST_METRICS]
-            self._metrics, self._read_at = {name[:_LONGEST]: float(value) for name, value in some}, now
+        if now - self._converted_at >= _METRICS_AGE:
+            first_metrics = list(metrics.items())[:_MOST_METRICS]
+            self._metrics = {name[:_LONGEST]: float(value) for name, value in first_metrics}
+            self._converted_at = now
         line = json.dumps(
             {"step": step, "total": total, "at": now, "first": self._first, "metrics": self._metrics}
         ).encode()
-        self._size = max(self._size, len(line))
+        self._size = max(self._size, len(line))  # spaces cover the end of a longer line that was written before
         try:
             os.pwrite(self._fd, line.ljust(self._size), 0)
         except OSError:

@@ -1,4 +1,4 @@
-"""Has torch's store at MASTER_ADDR:MASTER_PORT hosted for clients that the program makes itself. Imports no torch.
+"""Has torch's store at MASTER_ADDR:MASTER_PORT hosted for clients (TCPStore()) that the worker's program makes itself.
 
 torchrun's agent hosts that store before any worker runs, and some programs only connect to it. Here init_process_group() has
 rank 0 host it. For a client that the program makes before, the store is hosted
@@ -37,63 +37,67 @@ PARAMETERS = (
 )
 
 
-def host_for_clients(distributed: "Any", server: str, ask: "Callable[[], None]") -> None:
-    """Make TCPStore() host the store before a client connects; `server` is this file's path, `ask` asks the agent to host."""
+def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], None]") -> None:
+    """Make TCPStore() host the store before a client connects.
+
+    `program` is the path of this file; `ask_agent` has the agent of node 0 start it.
+    """
     store = getattr(distributed, "TCPStore", None)
     if store is None:  # a torch that was built without torch.distributed
         return
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # read now: a program may remove the variables before it makes a client
-    one_node = os.environ["GROUP_WORLD_SIZE"] == "1"
-    on_node_0, is_rank_0 = os.environ["GROUP_RANK"] == "0", os.environ["RANK"] == "0"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_only_node = os.environ["GROUP_WORLD_SIZE"] == "1"
+    is_on_node_0, is_rank_0 = os.environ["GROUP_RANK"] == "0", os.environ["RANK"] == "0"
     agent = os.getppid()
     construct: Any = store.__init__
-    kept = []
+    hosted = []  # keeps the store of rank 0 alive
 
     def host() -> None:
-        """Have a process of this job host the store, if no process does: this worker, a process of its own, or node 0's agent."""
+        """Have a process host the store, if none does yet: rank 0 itself, else `program`, started by this worker or an agent."""
         if is_hosted_within(0, address, port):
             return
         if is_rank_0:
-            kept.append(store(address, port, None, True, wait_for_workers=False, multi_tenant=True))
-        elif on_node_0:
+            hosted.append(store(address, port, None, True, wait_for_workers=False, multi_tenant=True))
+        elif is_on_node_0:
             nothing = subprocess.DEVNULL
             subprocess.run(
-                [sys.executable, server, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
+                [sys.executable, program, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
             )
-        elif not is_hosted_within(WAIT, address, port):
-            ask()
+        elif not is_hosted_within(WAIT, address, port):  # no worker of node 0 needs it
+            ask_agent()
 
     def __init__(self: "Any", *args: "Any", **keywords: "Any") -> None:  # noqa: N807 - it becomes that method
         """Make a store as torch does; if it is a client of MASTER_PORT that the program makes, have that store hosted first."""
         given = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10
-        if given.get("port") != port or not (one_node or given.get("host_name") == address):
+        is_at_address = given.get("host_name") == address
+        if given.get("port") != port or not (is_only_node or is_at_address):  # a store of the program's own
             construct(self, *args, **keywords)
             return
-        of_torch = given.get("multi_tenant")  # only init_process_group() makes stores with several tenants
-        if not given.get("is_master"):
-            if not of_torch:
-                host()
-            elif on_node_0 and given.get("host_name") == address:
-                given = wait_for_rank_0(given)
+        is_server = given.get("is_master")
+        is_of_torch = given.get("multi_tenant")  # init_process_group() alone makes stores with several tenants
+        if not is_server and not is_of_torch:
+            host()
+        elif not is_server and is_on_node_0 and is_at_address:
+            given = wait_for_rank_0(given)
         try:
             construct(self, **given)
         except RuntimeError as error:
-            taken = "address already in use" in str(error).lower()
-            if not (taken and given.get("is_master") and of_torch):
+            is_hosted = "address already in use" in str(error).lower()
+            if not (is_hosted and is_server and is_of_torch):
                 raise
-            # another worker wanted the store earlier, and has it hosted
+            # the client of another worker came before this rank 0, and had the store hosted: connect to that
             construct(self, **{**given, "is_master": False})
 
     store.__init__ = __init__
 
 
 def wait_for_rank_0(given: "dict[str, Any]") -> "dict[str, Any]":
-    """Wait for a part of this client's timeout until the store is hosted; return its parameters with the rest of the timeout."""
+    """Wait until the store is hosted, for a part of a client's timeout; return its parameters with the rest of the timeout."""
     timeout: Any = given.get("timeout")
     began = _now()
-    if not hasattr(timeout, "total_seconds"):
-        is_hosted_within(PATIENCE, given["host_name"], given["port"])
+    if not hasattr(timeout, "total_seconds"):  # none, or no timedelta: torch says what is wrong
+        is_hosted_within(PATIENCE, given["host_name"], given["port"])  # if it is not yet, torch goes on to wait
         return given
     is_hosted_within(min(PATIENCE, timeout.total_seconds() / _PART), given["host_name"], given["port"])
     waited = type(timeout)(seconds=_now() - began)
@@ -140,7 +144,8 @@ def _now() -> float:
 def main() -> None:
     """Host the store until the agent has ended or ends this process; exit if another process hosts the store already.
 
-    Forked, and in a session of its own: the worker that started it may end before the others, or get a signal.
+    The program of `PYTHON store.py PID_OF_THE_AGENT`. A child hosts, in a session of its own: the worker that started it may
+    end before the others, or get a signal.
     """
     if os.fork():
         return
@@ -153,11 +158,11 @@ def main() -> None:
         store = TCPStore(address, port, None, True, wait_for_workers=False, multi_tenant=True)
     except RuntimeError:
         return
-    if hasattr(os, "pidfd_open"):
+    if hasattr(os, "pidfd_open"):  # which becomes readable at the end of the agent
         select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
-    else:  # Python 3.8
+    else:  # Python 3.8: till the agent ends this process
         signal.pause()
-    del store
+    del store  # torch stops hosting
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The agent's ends of what forks its workers: a fork server, or the guard of an interpreter that is kept warm.
 
-The other halves are worker/fork_server.py and worker/warm.py, which define what is sent. Whatever the other side does, or does
-not do any more, costs the agent at most `ANSWER_TIMEOUT`, once: after that the agent waits for no answer, and takes none for that
-to a later request.
+The other halves are worker/fork_server.py and worker/guard.py. Whatever the other side does, or does not do any more, costs the
+agent at most `ANSWER_TIMEOUT`, once: after that the agent waits for no answer, and takes none for that to a later request.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has
 SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
 # where bars are shown in place, what is held is seen as well:
 LIVE_DEPTH = 3  # rows
-HIDDEN_DEPTH = 16  # of a program that hides the cursor, as rich does as long as it redraws
+HIDDEN_DEPTH = 16  # rows, of a program that hides the cursor, as rich does as long as it redraws
 LIVE_SETTLE_TIMES = (0.5, 2.0)  # seconds before and after the cursor first went up
-_SEEN = 2000  # bytes of a line that has not ended
+_SEEN = 2000  # bytes of a line that has not ended, as far as it is shown
 REST = 0.5  # seconds after which a line that has not ended is shown in place: a prompt, dots
 STILL = 30.0  # seconds without a change after which a bar becomes a line, until it moves
 
@@ -30,9 +30,9 @@ class Lines:
     __slots__ = (
         "_end_of_state",
         "_has_updated",
+        "_is_live",
         "_is_open",
         "_is_still",
-        "_live",
         "_open_at",
         "_rest",
         "_screen",
@@ -44,19 +44,22 @@ class Lines:
     )
 
     def __init__(self, *, live: bool = False, end_of_state: bytes = b"\n") -> None:
-        """`live`: the bars are shown in place; `end_of_state` follows each state of a bar that has not ended."""
-        self._live = live
+        """`live`: the bars are shown in place; `end_of_state` follows each state of a bar that has not ended.
+
+        Times are monotonic seconds; None: nothing is due.
+        """
+        self._is_live = live
         self._end_of_state = end_of_state
-        self._is_still = False
-        self._is_open = False  # the line that has not ended has rested
-        self._open_at: float | None = None
-        self._rest = bytearray()  # of the line that has not ended
+        self._is_still = False  # the bar has not moved for STILL: it has become a line
+        self._is_open = False  # the line that has not ended has rested for REST: it is shown in place
+        self._open_at: float | None = None  # when that is so
+        self._rest = bytearray()  # what there is of a line that has not ended, without a screen
         self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
         self._screen: RedrawnRows | None = None  # only while the worker redraws
-        self._settle_at: float | None = None
-        self._update_at: float | None = None
-        self._has_updated = False
-        self._shown = b""  # the state of a bar that became a line, until there are others
+        self._settle_at: float | None = None  # when rows above the cursor become lines, unless it goes up before
+        self._update_at: float | None = None  # when the state of the bar becomes a line
+        self._has_updated = False  # a state of a bar has become a line
+        self._shown = b""  # the state of a bar that became a line last, until there are other lines
         self.drew = False  # the lines that were returned last come from rows that were redrawn
 
     @property
@@ -67,7 +70,7 @@ class Lines:
     @property
     def is_bar(self) -> bool:
         """Whether there are `rows` to be shown in place."""
-        return self._is_open or (self._live and self.draws and not self._is_still)
+        return self._is_open or (self._is_live and self.draws and not self._is_still)
 
     @property
     def is_open(self) -> bool:
@@ -103,53 +106,59 @@ class Lines:
             data = data.replace(b"\r\n", b"\n")
         if self._screen is not None or moves(data):
             block, self.drew = self._without_shown(self._draw(data, at)), True
-            self._note_rest(at, is_new=True)
+            self._wait_for_rest(at, is_new=True)
             return block
-        self.drew, self._shown = False, b""
+        self.drew, self._shown = False, b""  # most output: lines that nothing redraws
         end = data.rfind(b"\n") + 1
-        whole = self._take() + data[:end] if end and self._rest else data[:end]
+        whole = self._take_rest() + data[:end] if end and self._rest else data[:end]
         self._rest += data[end:]
-        self._note_rest(at, is_new=end > 0)
-        return whole if len(self._rest) <= MAX_LINE else whole + self._take() + b"\n"
+        self._wait_for_rest(at, is_new=end > 0)
+        return whole if len(self._rest) <= MAX_LINE else whole + self._take_rest() + b"\n"
 
-    def _note_rest(self, at: float, *, is_new: bool) -> None:
-        if self._live and (is_new or not self._rest or (self._open_at is None and not self._is_open)):
+    def _wait_for_rest(self, at: float, *, is_new: bool) -> None:
+        """Where bars are shown in place, set when a line that has not ended has rested. `is_new`: the line began just now."""
+        is_waited_for = self._open_at is not None or self._is_open
+        if self._is_live and (is_new or not self._rest or not is_waited_for):
             self._is_open = False
             self._open_at = at + REST if self._rest else None
 
     def answered(self) -> None:
         """Leave out what was shown of the line: a prompt, which stays on the terminal with its answer."""
-        self._take()
+        self._take_rest()
         self._is_open, self._open_at = False, None
 
-    def _take(self) -> bytes:
+    def _take_rest(self) -> bytes:
         text = bytes(self._rest)
         self._rest.clear()
         return text
 
     def _draw(self, data: bytes, at: float) -> bytes:
         """Feed rows that redraw themselves to the screen; return the lines that are complete, and set when to look again."""
-        # where it is seen, the end of a bar may wait until it is clear that it is no outer one, below which the next is drawn
-        guess = HIDDEN_DEPTH if HIDE_CURSOR in data else LIVE_DEPTH if self._live else 0
+        # bars that are seen meanwhile may be held for longer: one that ends may be the inner one, and the cursor still go up
+        guess = HIDDEN_DEPTH if HIDE_CURSOR in data else LIVE_DEPTH if self._is_live else 0
         screen = self._screen or RedrawnRows(depth=guess)
-        block = screen.feed(self._take() + data)
+        block = screen.feed(self._take_rest() + data)
         if screen.longest > MAX_LINE:
             block += screen.end()
             screen = RedrawnRows()
+        self._set_times(screen, at)
+        self._keep_if_needed(screen)
+        return block
+
+    def _set_times(self, screen: RedrawnRows, at: float) -> None:
+        """Set when the rows above the cursor settle, and when the state of a bar becomes a line, after a piece was drawn."""
         if not screen.holds_lines:
             self._settle_at = None
         elif self._settle_at is None or screen.redrawn:
-            before, after = LIVE_SETTLE_TIMES if self._live else (SETTLE_TIME, SETTLE_TIME)
+            before, after = LIVE_SETTLE_TIMES if self._is_live else (SETTLE_TIME, SETTLE_TIME)
             self._settle_at = at + (after if screen.goes_up else before)
         if not screen.drawing:
             self._update_at = None
-        elif self._live:
+        elif self._is_live:
             self._is_still = False
             self._update_at = at + STILL
         elif self._update_at is None:
             self._update_at = at + (UPDATE_INTERVAL if self._has_updated else FIRST_UPDATE)
-        self._keep(screen)
-        return block
 
     def _without_shown(self, block: bytes) -> bytes:
         """Leave out the line that a bar has become already, if it ends as it was then."""
@@ -159,13 +168,14 @@ class Lines:
         at = (b"\n" + block).find(b"\n" + line)
         return block if at < 0 else block[:at] + block[at + len(line) :]
 
-    def _keep(self, screen: RedrawnRows) -> None:
+    def _keep_if_needed(self, screen: RedrawnRows) -> None:
+        """Keep the screen while the worker redraws; else only the line that has not ended."""
         line = screen.leave()
         self._screen = screen if line is None else None
         self._rest += line or b""
 
     def flush(self, at: float) -> bytes:
-        """Return what is due at this time."""
+        """Return the lines that are due at this time (monotonic seconds): rows that have settled, a bar that has not ended."""
         block = b""
         if self._open_at is not None and at >= self._open_at:
             self._is_open, self._open_at = True, None
@@ -180,12 +190,14 @@ class Lines:
         if self._update_at is not None and at >= self._update_at:
             self._update_at = None  # until the bar moves: one that does not is shown once
             state = self._screen.snapshot()
-            if len(state) <= _SEEN:  # else it is not shown before its end, since it would be shown as often as it moves
+            if len(state) <= _SEEN:  # a longer one waits for its end: it would fill the console with states of it
                 self._has_updated = self._is_still = True
-                block += state + self._end_of_state if state and state != self._shown else b""
+                if state and state != self._shown:
+                    block += state + self._end_of_state
+                # a state without a newline is no line yet: the bar's last state is written once more, as a line
                 self._shown = state if self._end_of_state == b"\n" else b""
-        self._keep(self._screen)
-        self._note_rest(at, is_new=False)
+        self._keep_if_needed(self._screen)
+        self._wait_for_rest(at, is_new=False)
         return block
 
     def end(self) -> bytes:
@@ -194,44 +206,45 @@ class Lines:
         self.drew = self._screen is not None
         if self._screen is not None:
             return self._without_shown(self._screen.feed(last) + self._screen.end())
-        text = self._take() + last
+        text = self._take_rest() + last
         return text + b"\n" if text else b""
 
 
 class LoneLines:
     """The only worker on the console, with a prefix: whole lines, but a progress bar is passed on at once and stays a bar."""
 
-    __slots__ = ("_before", "_between", "_open", "_rest", "_unfinished")
+    __slots__ = ("_between", "_is_open", "_prefix", "_rest", "_unfinished")
 
     deadline = None  # nothing waits for a time
 
     def __init__(self, prefix: Prefix) -> None:
         """Put this prefix before each line, and each state of a bar."""
-        self._before = prefix.text
+        self._prefix = prefix.text
         # a part that was passed on cannot be searched for colours left on, so each line resets them
         self._between = (RESET if prefix.coloured else b"") + b"\n" + prefix.text
         self._rest = bytearray()  # of the line that has not ended, as long as it has no carriage return
-        self._open = False  # a part of the line has been passed on
-        self._unfinished = b""
+        self._is_open = False  # a part of the line has been passed on
+        self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
 
     def feed(self, data: bytes, at: float) -> bytes:
-        """Take a piece; return what is to be written."""
+        """Take a piece; return what is to be written now: whole lines, or all of it while a bar is drawn."""
         data, self._unfinished = split_unfinished(self._unfinished + data)
         data = data.replace(b"\r\n", b"\n")
-        at_once = self._open or b"\r" in data or len(self._rest) + len(data) > MAX_LINE
-        end = len(data) if at_once else data.rfind(b"\n") + 1
+        is_bar = self._is_open or b"\r" in data
+        is_too_long = len(self._rest) + len(data) > MAX_LINE
+        end = len(data) if is_bar or is_too_long else data.rfind(b"\n") + 1
         if not end:
             self._rest += data
             return b""
         text = bytes(self._rest) + data[:end]
         self._rest[:] = data[end:]
-        return self._pass(text)
+        return self._with_prefixes(text)
 
-    def _pass(self, text: bytes) -> bytes:
-        before = b"" if self._open else self._before
-        self._open = not text.endswith(b"\n")
-        out = before + text.replace(b"\n", self._between).replace(b"\r", b"\r" + self._before)
-        return out if self._open else out.removesuffix(self._before)
+    def _with_prefixes(self, text: bytes) -> bytes:
+        before = b"" if self._is_open else self._prefix
+        self._is_open = not text.endswith(b"\n")
+        out = before + text.replace(b"\n", self._between).replace(b"\r", b"\r" + self._prefix)
+        return out if self._is_open else out.removesuffix(self._prefix)
 
     def flush(self, at: float) -> bytes:
         """Return nothing: there is no deadline."""
@@ -240,4 +253,4 @@ class LoneLines:
     def end(self) -> bytes:
         """Return what is left when the stream was closed; the last line gets its newline. Not to be fed again."""
         rest = bytes(self._rest) + (b"" if self._unfinished == b"\r" else self._unfinished)
-        return self._pass(rest + b"\n") if rest or self._open else b""
+        return self._with_prefixes(rest + b"\n") if rest or self._is_open else b""

@@ -1,4 +1,4 @@
-"""Text for people where rich is not loaded: colours, links and line breaks by a few codes of our own. Pure.
+"""Shows text to people where rich is not loaded: colours, links and line breaks by a few codes of our own. Pure.
 
 For failure reports, errors and help. None has a table to lay out, and rich takes 17 ms to import, from files that may be gone
 once a job has crashed, or lie on a disk that hangs.
@@ -58,6 +58,7 @@ class Paint(Struct, frozen=True):
         return re.sub(rf"(?m)^(?:{_CODES})?(?:error|hint):.*$", lambda found: self._sentence(found[0]), text)
 
     def _sentence(self, text: str) -> str:
+        """Break a line "error: ..." between words, with further rows indented, and colour its first word."""
         rows = [""]
         for word in re.findall(_WORD, text) if self.columns else [text]:
             if rows[-1] and len(plain(rows[-1] + word)) > self.columns:

@@ -1,4 +1,4 @@
-"""A terminal for a worker that redraws its lines: a few rows and a cursor, as progress bars use them.
+"""Emulates a terminal for a worker that redraws its lines, as progress bars do: a few rows and a cursor.
 
 Understands carriage return, newline, cursor up, and erase; drops the other movements; keeps colours. It does not know
 columns: text after a carriage return replaces the row.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-_CSI = rb"\x1b\[[0-9;:?]{0,16}[A-HJKSTfhlsu]"  # moves, erases, hides the cursor; not colours, which end in m
+# escape sequences: moves, erases, hides the cursor; not colours, which end in m
+_CSI = rb"\x1b\[[0-9;:?]{0,16}[A-HJKSTfhlsu]"
 # patterns are compiled (and kept, by `re`) when a worker first writes such a thing, not when the command starts
 _TOKEN = rb"(\r|\n|" + _CSI + rb")"
 _NEW_SCREEN = rb"\x1b\[(?:[0-9;]*[Hf]|[23]J)"  # to a place of the screen, or all of it erased
@@ -42,20 +43,21 @@ class RedrawnRows:
     """
 
     __slots__ = (
-        "_at_start", "_climbed", "_climbing", "_depth", "_is_guessed", "_row", "_rows", "drawing", "goes_up", "redrawn",
+        "_at_start", "_cursor", "_depth", "_has_climbed", "_is_guessed", "_rows", "_rows_climbed",
+        "drawing", "goes_up", "redrawn",
     )  # fmt: skip
 
     def __init__(self, depth: int = 0) -> None:
         """`depth` is how many rows above the last row are expected to be redrawn; 0: not known."""
         self._rows = [bytearray()]
-        self._row = 0  # the cursor's
-        self._at_start = False  # the next text replaces the cursor's row
-        self._depth = depth
+        self._cursor = 0  # the row where it is, 0 the top one
+        self._at_start = False  # the cursor is at the start of its row: the next text replaces the row
+        self._depth = depth  # how many rows above the last one are held, since the cursor may go up to them
         self._is_guessed = depth > 0
-        self._climbing = False  # the cursor has gone up, and nothing was written since
-        self.goes_up = False  # the cursor has gone up
+        self._has_climbed = False  # with a guess: the cursor has gone up, and nothing was written since
+        self._rows_climbed = 0  # rows up since the last newline
+        self.goes_up = False  # the cursor has gone up since rows settled last
         self.redrawn = False  # the cursor has gone up in the last piece
-        self._climbed = 0  # rows up since the last newline
         self.drawing = False  # the rows from the cursor's on are a bar, not a line that is just being written
 
     @property
@@ -66,12 +68,12 @@ class RedrawnRows:
     @property
     def holds_lines(self) -> bool:
         """Whether rows above the cursor's wait to become lines."""
-        return self._row > 0
+        return self._cursor > 0
 
     @property
     def longest(self) -> int:
         """Bytes in the cursor's row."""
-        return len(self._rows[self._row])
+        return len(self._rows[self._cursor])
 
     def leave(self) -> bytes | None:
         """The line that is being written, if a plain buffer would do as well as this screen; else None."""
@@ -80,14 +82,14 @@ class RedrawnRows:
         return bytes(self._rows[0])
 
     def feed(self, data: bytes) -> bytes:
-        """Draw; return the rows that became lines."""
+        """Draw a piece of output; return the rows that became lines."""
         self.redrawn = False
         lines: list[bytes | bytearray] = []
         for token in re.split(_TOKEN, data):
-            if token == b"\r":
+            if token == b"\r":  # what is written next replaces the row: a bar
                 self._at_start = self.drawing = True
                 continue
-            if token == SHOW_CURSOR:
+            if token == SHOW_CURSOR:  # at the end of the redrawing
                 lines.append(self.settle())
                 continue
             if re.match(_NEW_SCREEN, token):
@@ -96,43 +98,43 @@ class RedrawnRows:
             if re.match(_CSI, token):
                 self._move(token)
                 continue
-            if token and self._climbing:
+            if token and self._has_climbed:  # here the bars begin
                 self._leave_above(lines)
             if token == b"\n":
                 self._newline(lines)
             elif token:
                 if self._at_start:
-                    self._rows[self._row] = bytearray(token)
+                    self._rows[self._cursor] = bytearray(token)
                     self._at_start = False
                 else:
-                    self._rows[self._row] += token
+                    self._rows[self._cursor] += token
         return b"".join(lines)
 
     def _newline(self, lines: list[bytes | bytearray]) -> None:
-        """Move the cursor down; append to `lines` the top rows, which are higher than the program goes back up."""
-        self._row += 1
+        """Move the cursor down; make lines of the top rows, to which the program does not go back up."""
+        self._cursor += 1
         self._at_start = True
-        self._climbed = 0
-        if self._row == len(self._rows):
+        self._rows_climbed = 0
+        if self._cursor == len(self._rows):
             self._rows.append(bytearray())
-        while len(self._rows) > self._depth + 1 and self._row:
+        while len(self._rows) > self._depth + 1 and self._cursor:
             lines += (self._rows.pop(0), b"\n")
-            self._row -= 1
-        if not self._depth:
+            self._cursor -= 1
+        if not self._depth:  # the program has not gone up so far: the bar has ended
             self.drawing = False
 
     def _leave_above(self, lines: list[bytes | bytearray]) -> None:
-        """Make lines of the rows above the one to which the cursor went up: the first of the bars."""
-        self._climbing = False
-        for row in self._rows[: self._row]:
+        """Make lines of the rows above the one to which the cursor went up: that one is the first of the bars."""
+        self._has_climbed = False
+        for row in self._rows[: self._cursor]:
             lines += (row, b"\n")
-        del self._rows[: self._row]
-        self._row = 0
+        del self._rows[: self._cursor]
+        self._cursor = 0
 
     def _leave_screen(self, lines: list[bytes | bytearray], *, erases: bool) -> None:
-        """Make a line of the text that has not ended: the program writes elsewhere. A bar goes with the screen that is erased."""
+        """Make lines of all rows: the program begins to write elsewhere. `erases`: the screen is erased, and a bar with it."""
         is_bar = self.drawing
-        if is_bar and not erases:
+        if is_bar and not erases:  # a bar that the program draws by positions on the screen: keep it where it is
             return
         lines.append(self.settle())
         if self._rows[0] and not is_bar:
@@ -144,22 +146,22 @@ class RedrawnRows:
         """Follow an escape sequence that moves the cursor up, or clears a row."""
         kind, argument = sequence[-1:], sequence[2:-1]
         self.drawing = True
-        if kind in b"AF":
-            up = int(argument) if argument.isdigit() else 1
-            self._climbed += up
+        if kind in b"AF":  # up
+            rows = int(argument) if argument.isdigit() else 1
+            self._rows_climbed += rows
             self.goes_up = self.redrawn = True
-            self._climbing = self._is_guessed
-            self._depth = min(max(self._depth, self._climbed), _MAX_ROWS)
-            self._row = max(0, self._row - up)
+            self._has_climbed = self._is_guessed
+            self._depth = min(max(self._depth, self._rows_climbed), _MAX_ROWS)
+            self._cursor = max(0, self._cursor - rows)
             self._at_start = True
-        elif kind in b"JK" and (argument == b"2" or self._at_start):
-            self._rows[self._row].clear()
+        elif kind in b"JK" and (argument == b"2" or self._at_start):  # erase the row, or from the cursor to its end
+            self._rows[self._cursor].clear()
 
     def settle(self) -> bytes:
         """Turn the rows above the cursor into lines: the cursor did not come back in time, so the bars there are complete."""
-        lines = b"".join(bytes(row) + b"\n" for row in self._rows[: self._row])
-        del self._rows[: self._row]
-        self._row = self._depth = 0
+        lines = b"".join(bytes(row) + b"\n" for row in self._rows[: self._cursor])
+        del self._rows[: self._cursor]
+        self._cursor = self._depth = 0
         self.goes_up = False
         if self._at_start and not self._rows[0].strip():
             self._rows[0].clear()  # spaces, from erasing a bar
@@ -168,7 +170,7 @@ class RedrawnRows:
 
     def snapshot(self) -> bytes:
         """The lowest row of the bar, empty if the bar is erased."""
-        return bytes(next((row for row in reversed(self._rows[self._row :]) if row.strip()), b""))
+        return bytes(next((row for row in reversed(self._rows[self._cursor :]) if row.strip()), b""))
 
     def end(self) -> bytes:
         """Make lines of all rows, as the terminal would leave them; an erased bar leaves none. Not to be fed again."""

@@ -1,4 +1,4 @@
-"""What the console shows: which workers and streams, whether there are terminals and colours, and the prefix of each line."""
+"""Decides what the console shows: which workers and streams, on which terminals, in which colours, and each line's prefix."""
 
 from __future__ import annotations
 
@@ -74,8 +74,10 @@ class Screen(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def here(cls, env: Mapping[str, str], *, has_rows: bool = False) -> Screen:
-        """Inspect our own stdout and stderr."""
+        """Inspect our own stdout and stderr; `has_rows`: a viewer shows rows of workers below the output."""
         fds = ((Stream.OUT, 1), (Stream.ERR, 2))
+        # what reads a pipe, as tee does, may write to the same terminal: its lines and the bars would erase each other
+        is_alone = not any(is_pipe(fd) for _, fd in fds)
         columns = lines = 0
         with suppress(OSError):  # it is no terminal
             columns, lines = os.get_terminal_size(2)
@@ -84,8 +86,7 @@ class Screen(Struct, frozen=True, kw_only=True):
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
             links=Stream.ERR in terminals and knows_links(env),
-            # what reads a pipe, as tee does, may write to the same terminal: its lines and the bars would erase each other
-            live=terminals if moves_cursor(env) and not any(is_pipe(fd) for _, fd in fds) else frozenset(),
+            live=terminals if moves_cursor(env) and is_alone else frozenset(),
             has_rows=has_rows,
             columns=columns,
             lines=lines,
@@ -170,25 +171,25 @@ _MAX_CACHED = 1024  # prefixes of groups of ranks; a job that makes more of them
 class Prefix:
     """What stands before each line of one worker, or of several that wrote the same."""
 
-    __slots__ = ("_next", "coloured", "text")
+    __slots__ = ("_newline", "coloured", "text")
 
     def __init__(self, text: bytes, style: str | None = None) -> None:
         """Take the text unchanged; `style` is an SGR code, None: no colour."""
         # the reset comes first so that no earlier output can colour the prefix
         self.text = text if style is None else b"\x1b[0;%bm%b%b" % (style.encode(), text, RESET)
-        self._next = b"\n" + self.text
+        self._newline = b"\n" + self.text
         self.coloured = style is not None
 
     def add(self, block: bytes, before: bytes = b"") -> bytes:
-        """Put the prefix before each line of a block of whole lines, and `before` before that; each ends with a newline."""
+        """Put the prefix before each line of a block of whole lines, and `before` (a time, or "") before the prefix."""
         if before:
-            block = self.add(block)[:-1]
-            return b"".join((before, block.replace(b"\n", b"\n" + before), b"\n"))
+            prefixed = self.add(block)[:-1]
+            return b"".join((before, prefixed.replace(b"\n", b"\n" + before), b"\n"))
         if self.coloured and ESCAPE in block:
             # a colour that the worker left on would colour our next message or the shell's prompt
             lines = [line + RESET if ESCAPE in line else line for line in block[:-1].split(b"\n")]
-            return b"".join((self.text, self._next.join(lines), b"\n"))
-        return b"".join((self.text, block[:-1].replace(b"\n", self._next), b"\n"))
+            return b"".join((self.text, self._newline.join(lines), b"\n"))
+        return b"".join((self.text, block[:-1].replace(b"\n", self._newline), b"\n"))
 
 
 def without_torchs(rank: int, block: bytes) -> bytes:

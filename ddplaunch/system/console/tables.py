@@ -1,4 +1,4 @@
-"""How texts for people are laid out on stdout: rich's tables in the columns and colours that the terminal has.
+"""Lays out texts for people on stdout: rich's tables in the columns and colours that the terminal has.
 
 Only commands that show something import this module, since rich takes 20 ms. Lines of workers never pass through it.
 """
@@ -79,14 +79,14 @@ def table(
     broken, except with `wraps` those of the last column, which are sentences, where the screen is too narrow.
     """
     cells = [[line(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    made = Table(box=None, padding=(0, gap, 0, 0), show_header=bool(header), header_style=NOTE)
-    number = len(header) or len(cells[0])
-    names = header or [""] * number
+    laid_out = Table(box=None, padding=(0, gap, 0, 0), show_header=bool(header), header_style=NOTE)
+    columns = len(header) or len(cells[0])
+    names = header or [""] * columns
     for at, name in enumerate(names):
-        is_sentence = wraps and at == number - 1
+        is_sentence = wraps and at == columns - 1
         for row in cells:
             row[at].no_wrap, row[at].overflow = not is_sentence, "fold"
-        made.add_column(
+        laid_out.add_column(
             name,
             style=styles[at] if at < len(styles) else "",
             justify="right" if name in right else "left",
@@ -94,8 +94,8 @@ def table(
             min_width=None if is_sentence else max(cell_len(name), *(row[at].cell_len for row in cells)),
         )
     for row in cells:
-        made.add_row(*row)
-    return Padding(made, (0, 0, 0, indent), expand=False)
+        laid_out.add_row(*row)
+    return Padding(laid_out, (0, 0, 0, indent), expand=False)
 
 
 def sentence(label: Piece, text: str, style: str = "") -> Block:
@@ -118,15 +118,15 @@ def fits(block: Block, look: Look) -> bool:
 
 
 def written(blocks: Iterable[Block], look: Look) -> str:
-    """Write blocks with an empty line between them; no line ends in spaces."""
+    """Return blocks as text, with an empty line between them; no line ends in spaces."""
     colours = ColorSystem.STANDARD if look.colour else None
-    written = []
+    texts = []
     for block in blocks:
-        least = Measurement.get(_CONSOLE, _CONSOLE.options, block).minimum
-        options = _CONSOLE.options.update(width=max(look.width or _ENDLESS, least))
+        least_width = Measurement.get(_CONSOLE, _CONSOLE.options, block).minimum  # the terminal breaks what is wider
+        options = _CONSOLE.options.update(width=max(look.width or _ENDLESS, least_width))
         rows = Segment.split_lines(_CONSOLE.render(block, options))
-        written.append("\n".join(_row(row, colours) for row in rows))
-    return "\n\n".join(written).replace(_KEPT, " ")
+        texts.append("\n".join(_row(row, colours) for row in rows))
+    return "\n\n".join(texts).replace(_KEPT, " ")  # the layout is done, so spaces may be spaces again
 
 
 def _row(segments: list[Segment], colours: ColorSystem | None) -> str:

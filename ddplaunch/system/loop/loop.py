@@ -1,4 +1,4 @@
-"""The loop: descriptors, timers, questions to children, and the events that come of them, in one order. Decides nothing.
+"""The loop of a process: serves descriptors, timers, questions to children and the events they make, in one order.
 
 No thread and no polling: without anything due the process sleeps. With a timer it wakes once a second, see
 `system/process/clock.py`.
@@ -62,7 +62,7 @@ class Timer:
 
 
 class Pending(Generic[T]):
-    """A question that a child answers, as long as nobody gives it up."""
+    """A question of this process that a child answers, as long as nobody gives the question up."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class Pending(Generic[T]):
     ) -> None:
         """Ask; `answered` is called once, from the loop: with the answer, or with `otherwise` if there is none.
 
-        Without room for a child that is at once. The child has no descriptors but these, from `process.ask.FIRST` on.
-        After `within` seconds the kernel ends it; None: it has no time limit.
+        It is called here, with `otherwise`, if the machine has no room for a child. The child has no descriptors but these,
+        numbered from `process.ask.FIRST` on. After `within` seconds the kernel ends the child; None: no time limit.
         """
-        import pickle  # noqa: F401 - where that fails, it fails here, and not in the loop when the answer has come
+        import pickle  # noqa: F401 - for the answer: where the import fails, it fails here, and not in the loop
 
         from ddplaunch.system.process.ask import fork_asked  # few jobs ask anything
 
         self._loop = loop
         self._answered = answered
-        self.answer = otherwise  # until there is another
+        self.answer = otherwise  # until the child has answered
         self._received = bytearray()
         self.pid = 0  # of the child while it lives: only this object may reap it
         try:
@@ -109,7 +109,7 @@ class Pending(Generic[T]):
             self._close(b"")
 
     def _close(self, received: bytes) -> None:
-        """Take the answer, kill and reap the child, and call `answered`."""
+        """Kill and reap the child, and call `answered` with the answer in `received`, all that the child has sent."""
         from ddplaunch.system.process.ask import AskedEnded, unpack
 
         pid, self.pid = self.pid, 0
@@ -120,9 +120,9 @@ class Pending(Generic[T]):
             os.waitpid(pid, 0)
         try:
             self.answer = unpack(received)
-        except AskedEnded:
+        except AskedEnded:  # no answer, or not all of it: `otherwise` stands for it
             pass
-        except Exception as error:  # of the question: who has asked gets what stands for an answer
+        except Exception as error:  # of the question, a bug of ours: `otherwise` stands for an answer here, too
             if self._loop.question_failed is None:
                 raise
             self._loop.question_failed(error)
@@ -130,7 +130,7 @@ class Pending(Generic[T]):
 
 
 class Loop:
-    """What a process waits for."""
+    """What a process waits for, and whom it calls then."""
 
     def __init__(self, clock: Clock = PROCESS_CLOCK, selector: selectors.BaseSelector | None = None) -> None:
         """Make a loop without events; a fake clock and selector drive it in tests."""
@@ -140,13 +140,13 @@ class Loop:
         # takes what a question raised, which is a bug of ours; set by an owner that goes on without its answer
         self.question_failed: Callable[[Exception], object] | None = None
         self.clock = clock
-        clock.begin()
-        self.now = clock.now
+        clock.begin()  # a pause before this was nobody's
+        self.now = clock.now  # seconds
         self._selector = selector or selectors.DefaultSelector()
-        self._watched = self._selector.get_map()
-        self._timers: dict[Timer, None] = {}
-        self._events: deque[Any] = deque()
-        self._pending: list[Pending[Any]] = []
+        self._watched = self._selector.get_map()  # by descriptor; the data of a key is what is to be called
+        self._timers: dict[Timer, None] = {}  # those that are set
+        self._events: deque[Any] = deque()  # that were posted, and not handled yet
+        self._pending: list[Pending[Any]] = []  # questions
 
     # --- what is waited for
 
@@ -205,16 +205,16 @@ class Loop:
         Descriptors are served in the order in which they became ready, so the first of two workers that die comes first. A
         descriptor that an earlier handler of this round has closed is not served. Then come the timers, by their times.
         """
-        was_posted = bool(self._events)  # then do not sleep: one of these may be all that the caller waits for
+        had_events = bool(self._events)  # then do not sleep: one of these may be all that the caller waits for
         self._hand_over()
-        deadline = self.now() if was_posted else self._soonest(may_rest=False)
-        pause = self.clock.pause
+        deadline = self.now() if had_events else self._soonest(may_rest=False)
+        last_pause = self.clock.pause
         ready = self.clock.select(self._selector, deadline, self._soonest(may_rest=True))
-        if self.clock.pause is not pause:
+        if self.clock.pause is not last_pause:  # this process has been paused meanwhile
             self.woke()
             self._hand_over()
         for key, _ in ready:
-            if self._watched.get(key.fd) is key:
+            if self._watched.get(key.fd) is key:  # it is watched still
                 key.data()
                 self._hand_over()
         now = self.now()
@@ -225,6 +225,7 @@ class Loop:
                 self._hand_over()
 
     def _hand_over(self) -> None:
+        """Have the owner handle all events that were posted, and those that are posted meanwhile."""
         while self._events:
             self.handle(self._events.popleft())
 

@@ -1,7 +1,7 @@
-"""A stream of bytes: what waits until the other side takes it, and frames, which are a length word and as many bytes.
+"""Sends and receives over a stream of bytes: keeps what the other side does not take yet, and takes frames apart.
 
-Opens nothing, never blocks, looks into no frame. A frame above the limit is refused by its length word alone, so that
-the receiver never keeps more than one frame.
+A frame is a length word and as many bytes. Opens nothing, never blocks, looks into no frame. A frame above the limit is refused
+by its length word alone, so that the receiver never keeps more than one frame.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class SendBuffer:
     def __init__(self, send: Callable[[Sequence[Buffer]], int]) -> None:
         """Send by `socket.sendmsg`, or by `os.writev` to a descriptor that does not block."""
         self._send = send
-        self._blocks: deque[bytearray] = deque()
-        self._sent_of_first = 0  # bytes
+        self._blocks: deque[bytearray] = deque()  # what waits
+        self._sent_of_first = 0  # bytes of the first block
         self.size = 0  # bytes that wait
         self.sent = 0  # bytes that were taken, ever
 
@@ -39,7 +39,7 @@ class SendBuffer:
         Raises OSError: the other side has closed.
         """
         sent = 0
-        if not self._blocks:
+        if not self._blocks:  # else these pieces come after what waits
             try:
                 sent = self._send(pieces)
             except BlockingIOError:
@@ -48,7 +48,8 @@ class SendBuffer:
         if sent == sum(map(len, pieces)):
             return
         rest = memoryview(b"".join(pieces))[sent:]
-        if not (joins and self.extend(rest, most=_BLOCK)):
+        is_joined = joins and self.extend(rest, most=_BLOCK)  # to the last block, if that has room
+        if not is_joined:
             self._blocks.append(bytearray(rest))
             self.size += len(rest)
 
@@ -61,7 +62,7 @@ class SendBuffer:
         return True
 
     def flush(self) -> None:
-        """Send until nothing waits, or there is no room. Raises OSError: the other side has closed."""
+        """Send what waits, until nothing does or there is no room. Raises OSError: the other side has closed."""
         while self._blocks:
             try:
                 sent = self._send((memoryview(self._blocks[0])[self._sent_of_first :],))
@@ -146,7 +147,7 @@ def pack(*pieces: bytes) -> bytes:
 
 
 class Decoder:
-    """The receiving end of a stream."""
+    """The receiving end of a stream: takes bytes in pieces of any size, and gives frames."""
 
     __slots__ = ("_buffer", "limit", "tail")
 
@@ -165,7 +166,7 @@ class Decoder:
         return bytes(self._buffer[:20])
 
     def take(self) -> bytes | None:
-        """Return the next frame with its tail; None while the frame is incomplete.
+        """Return the next frame, without its length word, with the `tail` bytes behind it; None while these are incomplete.
 
         Raises FrameError: the next frame is longer than it may be.
         """

@@ -1,4 +1,4 @@
-"""A listening socket in a loop. Out of files or memory, it accepts nothing for a second. Knows no protocol."""
+"""Accepts connections at a listening socket, in a loop. Out of files or memory, it accepts none for a second."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _GONE_ALREADY = (errno.ECONNABORTED, errno.EPROTO, errno.EINTR)
 
 
 class Acceptor:
-    """Hands each connection, of the type of `sock`, to `accepted`, with its address; that may close this object.
+    """A listening socket: hands each connection, with the peer's address, to `accepted`, which may close this object.
 
-    One that cannot be accepted stays in the backlog, and the socket readable: without a pause the loop would be a busy one.
+    A connection that cannot be accepted stays in the backlog, and the socket readable: without a pause the loop would be busy.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Acceptor:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _GONE_ALREADY:
+                if error.errno in _GONE_ALREADY:  # this client; the next may be there
                     continue
                 self._loop.unwatch(self._sock)
                 self._pause.set(self._loop.now() + PAUSE)
@@ -64,5 +64,5 @@ class Acceptor:
                 return
             sock.setblocking(False)
             self._accepted(sock, address)
-            if self._sock.fileno() < 0:
+            if self._sock.fileno() < 0:  # `accepted` has closed this object
                 return

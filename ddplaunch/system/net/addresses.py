@@ -1,4 +1,4 @@
-"""The addresses of this host and the interfaces that have them. Asks the kernel, by psutil: resolves no names, sends nothing."""
+"""Finds the addresses of this host and the interfaces that have them. Asks the kernel, by psutil; sends nothing."""
 
 from __future__ import annotations
 
@@ -77,20 +77,20 @@ def usable_addresses() -> tuple[str, ...]:
             probe.connect((address, 9))
             preferred.append(probe.getsockname()[0])
 
-    def likelihood(own: _Own) -> tuple[int, bool]:
+    def unlikelihood(own: _Own) -> tuple[int, bool]:
         position = preferred.index(own.text) if own.text in preferred else len(preferred)
         return position, os.path.isdir(f"/sys/class/net/{own.interface}/bridge")
 
-    return tuple(dict.fromkeys(own.text for own in sorted(usable, key=likelihood)))
+    return tuple(dict.fromkeys(own.text for own in sorted(usable, key=unlikelihood)))
 
 
 def _own() -> Iterator[_Own]:
-    """All addresses in the kernel's order: an interface's IPv4 ones come first."""
+    """Yield all addresses of this host in the kernel's order: an interface's IPv4 ones come first."""
     import psutil  # 9 ms, and a job of one node needs no address of its host
 
     states = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
-        is_up = name not in states or states[name].isup  # has a carrier, too
+        is_up = name not in states or states[name].isup  # which says that it has a carrier, too
         for found in addresses:
             if found.family in _FAMILIES:
                 text = found.address.partition("%")[0]
@@ -98,14 +98,17 @@ def _own() -> Iterator[_Own]:
 
 
 def _pack(address: str) -> tuple[bytes | None, str]:
-    """The bytes of a numeric address and its scope, by name; None of what is no such address."""
+    """Return the bytes of a numeric address, and its scope as the name of an interface, "" for none.
+
+    None for the bytes: the text is no numeric address. An IPv4 address in IPv6's form gives the bytes of the IPv4 address.
+    """
     text, _, scope = address.partition("%")
     for family in _FAMILIES:
         try:
             packed = socket.inet_pton(family, text)
         except (OSError, ValueError):  # ValueError: a zero byte
             continue
-        with suppress(OSError, ValueError, OverflowError):  # else it is a name
+        with suppress(OSError, ValueError, OverflowError):  # a scope that is no number is a name
             scope = socket.if_indextoname(int(scope))
         return packed.removeprefix(_MAPPED) if len(packed) == 16 else packed, scope
     return None, ""

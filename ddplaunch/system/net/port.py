@@ -1,4 +1,4 @@
-"""TCP ports of this host: reserved until they are released, listened on, and who holds them. Accepts no connection."""
+"""Reserves TCP ports of this host, listens on them, and says which process holds one. Accepts no connection."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Reservation:
 def reserve(port: int = 0, origin: str = "", *, named: bool = False, again: bool = False) -> Reservation:
     """Reserve this port, or for 0 any free port; `origin` is the option, or the reason, for this very port.
 
-    `named`: the user has to name a port, since nothing else tells the other nodes which port it is.
-    `again`: the caller tries again if the port is taken, so that nobody looks for its holder.
+    `named`: the user has to name a port, since nothing else tells the other nodes which port it is; the hint says so.
+    `again`: the caller tries again if the port is taken, so PortTaken is raised, and nobody looks for the port's holder.
 
     Raises:
         PortTaken: the port is taken, with `again`.
@@ -61,8 +61,8 @@ def reserve(port: int = 0, origin: str = "", *, named: bool = False, again: bool
 
 def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> LaunchError:
     """Return the error for a port that cannot be reserved, with what to type instead."""
-    is_ours = origin in ("", "--master-port", "launch()")
-    written = f"--master-port {port}" if is_ours else f"port {port} ({origin})"
+    is_by_option = origin in ("", "--master-port", "launch()")  # else a cluster's variables or the like name the port
+    written = f"--master-port {port}" if is_by_option else f"port {port} ({origin})"
     if not port or error.errno not in (errno.EACCES, errno.EADDRINUSE):
         what = written if port else "a free port"
         return LaunchError(f"{what} cannot be reserved: {why_failed(error)}{of_open_files(error.errno)}")
@@ -70,7 +70,7 @@ def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> Launch
         hint = "`--master-port` with a port above 1023, or leave it out: ddplaunch then reserves a free one"
         return LaunchError(f"{written}: this user may not bind it", hint=hint)
     hint = "leave --master-port out, on each node that you start: ddplaunch then reserves a free one"
-    if not is_ours:
+    if not is_by_option:
         hint = (
             "name another one there, or, where that is not yours, `--master-port` with another; the same for each node"
         )
@@ -103,9 +103,9 @@ def for_all_addresses() -> socket.socket:
 
 
 def bind(sock: socket.socket, address: str, port: int) -> None:
-    """Bind, then set SO_REUSEADDR. Set before, it would let us bind a port that another job has reserved.
+    """Bind a socket, then set SO_REUSEADDR: set before, it would let us bind a port that another job has reserved.
 
-    Set afterwards, it lets sockets that set it too share the port, and the next job bind it despite sockets in TIME_WAIT.
+    Set afterwards, it lets sockets that set it, too, share the port, and the next job bind it despite sockets in TIME_WAIT.
 
     Raises OSError: the port is taken, or may not be bound.
     """
@@ -114,7 +114,8 @@ def bind(sock: socket.socket, address: str, port: int) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        # connections of an earlier job, in TIME_WAIT, belong to no process; a reservation is not listed
+        # Only connections may have the port, those of an earlier job in TIME_WAIT, which belong to no process: then bind with the
+        # option. A reservation of another job is not listed.
         if not sockets(port):
             raise
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -127,7 +128,10 @@ _BACKLOG = 4096  # connections that wait to be accepted, if net.core.somaxconn a
 
 
 def listen(address: str | None, ports: Sequence[int]) -> socket.socket:
-    """Listen on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all."""
+    """Listen for agents on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all.
+
+    Raises LaunchError: none is free, or the address is not this node's.
+    """
     reasons: dict[int, str] = {}
     for port in ports:
         sock = None
@@ -176,8 +180,9 @@ def sockets(port: int) -> dict[bytes, bool]:
         with suppress(OSError):  # a kernel without IPv6
             for line in content(table).splitlines()[1:]:
                 fields = line.split()
-                if int(fields[1].rpartition(b":")[2], 16) == port:
-                    found[fields[9]] = found.get(fields[9], False) or fields[3] == _LISTENS
+                local_address, state, inode = fields[1], fields[3], fields[9]
+                if int(local_address.rpartition(b":")[2], 16) == port:
+                    found[inode] = found.get(inode, False) or state == _LISTENS
     return found
 
 
@@ -197,11 +202,12 @@ def _look_for_holder(port: int) -> str:
     listed = sockets(port)
     if not listed:
         return ": a process holds it without listening, as ddplaunch does for another job"
-    wanted = {f"socket:[{inode.decode()}]": listens for inode, listens in listed.items()}
-    found = [(not wanted[target], task) for task, target in _open_files() if target in wanted]
-    if not found:
+    listens_by_file = {f"socket:[{inode.decode()}]": listens for inode, listens in listed.items()}
+    # a process that listens comes before one with a connection
+    holders = [(not listens_by_file[file], task) for task, file in _open_files() if file in listens_by_file]
+    if not holders:
         return ""
-    _, task = min(found)
+    _, task = min(holders)
     pid = int(task.split("/")[2])
     words = content(f"{task}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
     command = " ".join(" ".join(Redactor().argv(words)).split())  # of `python -c` too it stays in one line
@@ -210,7 +216,7 @@ def _look_for_holder(port: int) -> str:
 
 
 def _open_files() -> Iterator[tuple[str, str]]:
-    """Return each open file of each process: the thread that has it, as its folder in /proc, and the file.
+    """Yield each open file of each process: the thread that has it, as its folder in /proc, and the file, as /proc shows it.
 
     The first thread of a process may be dead while another one still has its files.
     """

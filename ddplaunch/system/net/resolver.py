@@ -38,15 +38,14 @@ class Resolver:
     def __init__(
         self, loop: Loop, queries: Sequence[tuple[str, int]], answered: Callable[[Sequence[Answer]], None]
     ) -> None:
-        """Look up the names of `queries` in a child; `answered` gets one answer for each query."""
+        """Look up the hosts of `queries` (host and port) in a child; `answered` gets one answer for each query."""
         self._queries = tuple(queries)
         self._answered = answered
         hosts = dict.fromkeys(host for host, _ in queries)
-        # to read a numeric address never blocks
-        self._known = {
-            host: found for host in hosts if not isinstance(found := _look_up(host, socket.AI_NUMERICHOST), str)
-        }
-        unknown = [host for host in hosts if host not in self._known]
+        # addresses in digits need no lookup, and reading them never blocks; for a name, the result is a text that says why not
+        read = {host: _look_up(host, socket.AI_NUMERICHOST) for host in hosts}
+        self._numeric = {host: found for host, found in read.items() if not isinstance(found, str)}
+        unknown = [host for host in hosts if host not in self._numeric]
         self._pending: Pending[Mapping[str, Found]] | None = None
         if unknown:
             self._pending = loop.ask(
@@ -65,7 +64,7 @@ class Resolver:
 
     def _answer(self, looked_up: Mapping[str, Found]) -> None:
         """Answer all queries; `looked_up` is the result of `_look_up` for each host that is not numeric."""
-        found = {**looked_up, **self._known}
+        found = {**looked_up, **self._numeric}
         self._answered([_answer(host, port, found[host]) for host, port in self._queries])
 
 
@@ -101,7 +100,7 @@ def _answer(host: str, port: int, found: Found) -> Answer:
 
 
 def _look_up(host: str, flags: int = 0) -> Found:
-    """The addresses of a host, or why there are none."""
+    """Return the addresses of a host, or why there are none; `flags` are those of getaddrinfo."""
     try:
         # ASCII passes as bytes: for a str, Python would load its tables of Unicode
         name = host.encode("ascii" if host.isascii() else "idna")

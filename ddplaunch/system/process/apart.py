@@ -1,4 +1,4 @@
-"""Carries a command out in a child, and ends the command if that waits for a disk that does not answer.
+"""Runs the rest of a command in a child of its process, and ends the command if the child waits for a disk that hangs.
 
 A process that waits for the disk of a dead server may not end even by SIGKILL, and the shell would wait with it. So what looks
 into files runs in a child, which can be left behind. That the child waits for a disk is seen from outside, wherever it does: it
@@ -24,92 +24,99 @@ from ddplaunch.system.process.tree import content, look
 INTERVAL = 0.5  # seconds from one look at the child to the next
 LOOKS = 8  # without progress, after which its disk hangs
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
-_WAITS = b"w"
+_WAITS = b"w"  # the first byte of the shared page while the child waits for something else than a disk
 _ASLEEP = "SD"  # the states in which a process waits; others run, are stopped, or have ended
 _COUNTED = (b"voluntary_ctxt_switches:", b"nonvoluntary_ctxt_switches:")
 _CHUNK = 1 << 16  # bytes
-_watched: list[mmap.mmap] = []  # what the process that watches this one looks at, if there is one
+_shared_pages: list[mmap.mmap] = []  # in the child: the page that its parent, which watches it, reads; [] elsewhere
 
 
 def go_on_in_child(on_hang: Callable[[], int]) -> None:
-    """Fork, and return in the child; the parent exits as the child does, or as `on_hang` says if a disk hangs."""
-    shared, relays = mmap.mmap(-1, mmap.PAGESIZE), _relays()
+    """Fork, and return in the child; the parent exits as the child does, or with the status of `on_hang()` if a disk hangs.
+
+    Return in this process itself if the machine has no room for a child.
+    """
+    page, relays = mmap.mmap(-1, mmap.PAGESIZE), _relays()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore it, and nobody could wait for the child then
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))
     us = os.getpid()
     try:
         pid = os.fork()
-    except OSError:  # there is no room for a child
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         return
     if pid:
-        _watch(pid, shared, relays, on_hang)
+        _watch(pid, page, relays, on_hang)
     for relay in relays:
         relay.take_over()
-    _watched.append(shared)
+    _shared_pages.append(page)
     signal_at_end_of(us, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
     """Say that this process waits for no disk meanwhile, but for a user, a job or another program, as long as it takes."""
-    for shared in _watched:
-        shared[:1] = _WAITS
+    for page in _shared_pages:
+        page[:1] = _WAITS
     try:
         yield
     finally:
-        for shared in _watched:
-            shared[:1] = b"\0"
+        for page in _shared_pages:
+            page[:1] = b"\0"
 
 
 class _Relay:
     """Passes on what the child writes to a pipe of the caller, who would wait for the end of a child that cannot end."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        """The `descriptors` are of one pipe, or socket."""
+        """The `descriptors` are of one pipe, or socket: 1, 2 or both."""
         self._descriptors = descriptors
-        self._ours, self._its = os.pipe()  # no socket: /dev/stdout could not be opened
-        self._ended, self._end = os.pipe()
+        self._parents_end, self._childs_end = os.pipe()  # no socket: /dev/stdout could not be opened
+        self._finish_read, self._finish_write = os.pipe()  # by which our main thread ends the relay's
         self._thread = Thread(target=self._run, daemon=True)
 
     def take_over(self) -> None:
         """In the child, write to the parent."""
         for descriptor in self._descriptors:
-            os.dup2(self._its, descriptor)
-        for descriptor in (self._ours, self._its, self._ended, self._end):
+            os.dup2(self._childs_end, descriptor)
+        for descriptor in (self._parents_end, self._childs_end, self._finish_read, self._finish_write):
             os.close(descriptor)
 
     def start(self) -> None:
         """In the parent, pass on."""
-        os.close(self._its)
-        os.set_blocking(self._ours, False)
+        os.close(self._childs_end)
+        os.set_blocking(self._parents_end, False)
         self._thread.start()
 
     def finish(self) -> None:
         """Pass on what is left: the child has ended, and what it has started may have the other end still."""
-        os.write(self._end, b".")
+        os.write(self._finish_write, b".")
         self._thread.join()
 
     def _run(self) -> None:
+        """Pass on what the child writes, until the child has ended and nothing is left, or the caller reads no more.
+
+        Runs in a thread of the parent: a write to a caller that reads slowly may take long.
+        """
         poll = select.poll()
-        poll.register(self._ours, select.POLLIN)
-        poll.register(self._ended, select.POLLIN)
+        poll.register(self._parents_end, select.POLLIN)
+        poll.register(self._finish_read, select.POLLIN)
         poll.register(self._descriptors[0], 0)  # for errors alone: the reader has gone
         try:
             while True:
                 ready = [descriptor for descriptor, _ in poll.poll()]
                 if self._descriptors[0] in ready:
                     break
-                if self._ours in ready:
-                    if not (data := os.read(self._ours, _CHUNK)):
+                if self._parents_end in ready:
+                    if not (data := os.read(self._parents_end, _CHUNK)):
                         return
                     self._pass_on(data)
-                elif self._ended in ready:
+                elif self._finish_read in ready:  # and nothing is left to read
                     return
-        except OSError:
+        except OSError:  # the reader has gone meanwhile
             pass
-        os.close(self._ours)  # the child learns at its next write that the reader has gone, as it would have
+        os.close(self._parents_end)  # the child learns at its next write that the reader has gone, as it would have
 
     def _pass_on(self, data: bytes) -> None:
         while data:
@@ -122,7 +129,7 @@ class _Relay:
 
 
 def _relays() -> list[_Relay]:
-    """Return what passes on the child's stdout and stderr, where these are pipes; one if both are the same."""
+    """Return the relays for the child's stdout and stderr, where these are pipes or sockets; one relay if both are the same."""
     pipes: dict[tuple[int, int], list[int]] = {}
     for descriptor in (1, 2):
         try:
@@ -134,16 +141,18 @@ def _relays() -> list[_Relay]:
     return [_Relay(descriptors) for descriptors in pipes.values()]
 
 
-def _watch(pid: int, shared: mmap.mmap, relays: Sequence[_Relay], on_hang: Callable[[], int]) -> NoReturn:
-    """Pass signals on to the child until it ends, or hangs, and exit."""
+def _watch(pid: int, page: mmap.mmap, relays: Sequence[_Relay], on_hang: Callable[[], int]) -> NoReturn:
+    """Pass signals on to the child until it ends, or hangs for LOOKS looks in a row; then exit. The child has `page`, too."""
     for relay in relays:
         relay.start()
-    typed = modes()  # of the terminal
-    idle, seen = 0, b""
-    while idle < LOOKS:
+    terminal_modes = modes()
+    looks_without_progress, progress = 0, b""
+    while looks_without_progress < LOOKS:
         received = signal.sigtimedwait((*_PASSED_ON, signal.SIGCHLD), INTERVAL)
         if received is not None and received.si_signo != signal.SIGCHLD:
-            if received.si_code <= 0:  # those of a terminal go to the child as well
+            # sigaction(2); the kernel sends those of a terminal to the child as well
+            is_of_process = received.si_code <= 0
+            if is_of_process:
                 os.kill(pid, received.si_signo)
             continue
         changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
@@ -154,23 +163,25 @@ def _watch(pid: int, shared: mmap.mmap, relays: Sequence[_Relay], on_hang: Calla
             for relay in relays:
                 relay.finish()
             _exit_like(status)
-        before, seen = seen, _progress(pid)
-        waits_for_disk = shared[:1] != _WAITS and _output_is_read()
-        idle = idle + 1 if seen == before and waits_for_disk else 0
+        last_progress, progress = progress, _progress(pid)
+        may_wait_for_disk = page[:1] != _WAITS and _output_is_read()
+        is_waiting = progress == last_progress and may_wait_for_disk
+        looks_without_progress = looks_without_progress + 1 if is_waiting else 0
     os.kill(pid, signal.SIGKILL)
-    set_modes(typed)
+    set_modes(terminal_modes)
     os._exit(on_hang())
 
 
 def _progress(pid: int) -> bytes:
     """Return what is the same at the next look only if the child has been waiting in one system call since."""
+    unlike_any = os.urandom(8)
     found = look(pid)
     if found is None or found.state not in _ASLEEP:
-        return os.urandom(8)
+        return unlike_any
     try:
         lines = content(f"/proc/{pid}/status").splitlines()
     except OSError:
-        return os.urandom(8)
+        return unlike_any
     return b" ".join(line for line in lines if line.startswith(_COUNTED))
 
 
@@ -183,12 +194,12 @@ def _output_is_read() -> bool:
 
 
 def _exit_like(status: int) -> NoReturn:
-    """End as the child has, by the same signal if it was one."""
+    """End as the child has, by the same signal if it was one; `status` is that of waitpid."""
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     signum = os.WTERMSIG(status)
     if signum != signal.SIGKILL:
         signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signum,))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signum,))  # here this process ends
     os._exit(128 + signum)

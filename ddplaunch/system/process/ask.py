@@ -1,4 +1,4 @@
-"""Asks in a child what may never be answered: a driver that hangs, a command on a dead file server.
+"""Asks a question in a child, since it may never be answered: of a driver that hangs, of a command on a dead file server.
 
 `ask` waits for the answer, and gives up in time. Where a loop runs nothing may be waited for: that is `Loop.ask`.
 """
@@ -37,11 +37,11 @@ def ask(question: Callable[[], T], timeout: float) -> T:
         AskedEnded: there is no answer, or only the beginning of one.
         TimeoutError: no answer came in so many seconds. A child in uninterruptible sleep is not waited for.
     """
-    pid, answers = fork_asked(question)
+    pid, pipe = fork_asked(question)
     try:
-        received = _read(answers, clock.now() + timeout)
+        received = _read(pipe, clock.now() + timeout)
     finally:
-        os.close(answers)
+        os.close(pipe)
     end_asked(pid, has_answered=bool(received))
     if received is None:
         raise TimeoutError(f"no answer in {timeout:g} s")
@@ -68,20 +68,20 @@ def fork_asked(
 
 def fork_to_answer(run: Callable[[int], NoReturn]) -> tuple[int, int]:
     """Start a child that runs `run` with the pipe to write to, all signals blocked; return its pid, and the pipe to read from."""
-    answers, answer = os.pipe2(os.O_CLOEXEC)
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
     # blocked until the child decides which it takes: a handler of ours would write to the pipe that wakes our loop
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = fork()
         if pid == 0:
-            run(answer)
+            run(write_end)
     except OSError:
-        os.close(answers)
+        os.close(read_end)
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(answer)
-    return pid, answers
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
+        os.close(write_end)
+    return pid, read_end
 
 
 def unpack(received: bytes) -> Any:
@@ -102,7 +102,7 @@ def unpack(received: bytes) -> Any:
 
 
 def _read(pipe: int, until: float) -> bytes | None:
-    """Return everything up to the end of the pipe; None if the end does not come in time."""
+    """Return everything up to the end of the pipe; None if the end does not come before `until`, by the clock of deadlines."""
     received = b""
     with selectors.PollSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -114,10 +114,13 @@ def _read(pipe: int, until: float) -> bytes | None:
 
 
 def _answer(parent: int, question: Callable[[], object], kept: Sequence[int], within: float | None) -> NoReturn:
-    """Call the question in the child, write the answer or the exception to descriptor 3, and exit."""
+    """Call the question in the child, write the answer or the exception to the first of the `kept` descriptors, and exit.
+
+    `within`: seconds after which the kernel ends the child; None: no limit.
+    """
     try:
         signal_at_end_of(parent, signal.SIGKILL)
-        detach(*kept)
+        detach(*kept)  # from now on they are 3, 4, ...
         if within is not None:
             end_within(within)
         try:

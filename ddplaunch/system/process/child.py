@@ -1,4 +1,4 @@
-"""A child of this process, such as a worker: its start (fork, a session of its own, exec), its end, and signals to it."""
+"""Starts a child of this process, such as a worker (fork, a session of its own, exec), signals it, and gives its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddplaunch.system.process.tree import Process, signal_process, transferred
 STACKS_FD = 200  # high: scripts of the shell use low ones; below 256, to which the kernel makes tables of them
 STACKS_SIGNAL = signal.SIGRTMAX - 5
 ATTACH_SIGNAL = signal.SIGRTMAX - 6  # has a worker ask for a debugger, see worker/signals.py
-_FOR_ALL = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+_FOR_WHOLE_GROUP = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
 
 
 class Stdio(Struct, frozen=True):
@@ -69,7 +69,7 @@ class Usage(Struct, frozen=True):
 
 
 class Child(Struct):
-    """A process that was started, and the handles that show its end; the holder of this value owns them."""
+    """A process that this one has started, and the handles that show its end; the holder of this value owns them."""
 
     pid: int  # also its session and its process group
     pidfd: int
@@ -124,34 +124,35 @@ def start(
 ) -> Child:
     """Start `argv` in a session of its own. The kernel kills the child when this process ends, whatever ends it.
 
-    `handled` are `handled_signals()`, which a caller that starts many computes once; `cpus` binds it to these logical
-    CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns before exec:
-    `why_not_started` gives, of a child that has ended, whether exec succeeded.
+    `handled` are `handled_signals()`, which a caller that starts many computes once. `cpus` are the logical CPUs to which the
+    child is bound; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns before exec: once the child has ended,
+    `why_not_started` says whether exec succeeded.
 
     Raises StartError: the machine cannot create another process; nothing is left behind.
     """
     us = os.getpid()
-    fds: list[int] = []
+    open_fds: list[int] = []  # closed here if anything fails
     # until exec the child has our handlers, and would handle a signal in our place
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, handled)
+    mask_before = _signal.pthread_sigmask(_signal.SIG_BLOCK, handled)
     try:
-        fds += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        open_fds += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        failure, childs_failure = open_fds
         pid = fork()
         if pid == 0:
-            _exec_program(us, argv, env, stdio, handled, frozenset(cpus), open_files, fds[1])
-        os.close(fds.pop())
+            _exec_program(us, argv, env, stdio, handled, frozenset(cpus), open_files, childs_failure)
+        os.close(open_fds.pop())
         try:
-            return Child(pid, os.pidfd_open(pid), fds[0])
+            return Child(pid, os.pidfd_open(pid), failure)
         except OSError:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
     except OSError as error:
-        for fd in fds:
+        for fd in open_fds:
             os.close(fd)
         raise StartError(error.errno or errno.EAGAIN, "cannot create a process") from None
     finally:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask_before)
 
 
 def handled_signals() -> tuple[int, ...]:
@@ -180,7 +181,10 @@ def _exec_program(
     open_files: tuple[int, int] | None,
     failure: int,
 ) -> NoReturn:
-    """Become the program, in the child: set up session, streams, CPUs, limits and signals; exec, or write errno if exec fails."""
+    """Become the program, in the child of `parent`: set up session, streams, CPUs, limits and signals, then exec.
+
+    If that fails, write the errno to the pipe `failure`. The other parameters are those of `start`.
+    """
     try:
         os.setsid()
         signal_at_end_of(parent, signal.SIGKILL)
@@ -195,7 +199,7 @@ def _exec_program(
             else:
                 os.dup2(fd, target)
         if stdio.stacks is not None:
-            failure = _place(stdio.stacks, STACKS_FD, failure)
+            failure = _renumber(stdio.stacks, STACKS_FD, failure)
         if cpus:
             os.sched_setaffinity(0, cpus)
         if open_files:
@@ -207,7 +211,7 @@ def _exec_program(
         # exec keeps timers, and what another tool has each process do after a fork may have started one, such as a profiler's
         for timer in (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF):
             _signal.setitimer(timer, 0)
-        # looked for only where it has to be: in a fork each step touches pages anew
+        # the PATH is searched only where it has to be: in a fork each step touches pages anew
         execute = os.execve if "/" in argv[0] else os.execvpe
         execute(argv[0], tuple(argv), env)
     except OSError as error:
@@ -216,12 +220,9 @@ def _exec_program(
         os._exit(127)
 
 
-def _place(fd: int, target: int, kept: int) -> int:
-    """Move a descriptor to this number; return the number of `kept`, which may have stood there.
-
-    A low limit of open files forbids high numbers.
-    """
-    with suppress(OSError):
+def _renumber(fd: int, target: int, kept: int) -> int:
+    """Give a descriptor the number `target`; return the number of the descriptor `kept`, another one if that was `target`."""
+    with suppress(OSError):  # a low limit of open files forbids high numbers
         kept = os.dup(kept) if kept == target else kept
         if fd == target:
             os.set_inheritable(fd, True)
@@ -250,10 +251,9 @@ class RunningWorker:
     ) -> None:
         """`stacks` is the file for the worker's stacks, `recorder` the socket of torch's recorder in the worker.
 
-        `by_itself`: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
-
-        They would kill a data loader, or run the handler that it has inherited, while its parent still needs it. What
-        such a worker has started is ended by it, or swept. A command that is no Python program is mostly a wrapper.
+        `by_itself`, as for a Python program: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
+        A data loader would be killed, or run an inherited handler, while its parent needs it. The worker ends what it has
+        started, or the agent sweeps that. Not `by_itself` is another command, mostly a wrapper: signals go to its whole group.
         """
         self.rank = rank
         self.pid = child.pid
@@ -261,12 +261,12 @@ class RunningWorker:
         self.child = child
         self._by_itself = by_itself
         self.terminal = terminal  # whether it writes to the terminal itself
-        self.stacks = stacks
-        self.recorder = recorder
+        self.stacks = stacks  # None: it has no such file
+        self.recorder = recorder  # "": torch records nothing there
         self.started_at = started_at  # CLOCK_MONOTONIC seconds
         self.stopped_with: int | None = None  # the last signal sent to end it
         self.stopped_at: float | None = None  # when the first of them was sent
-        self._written_before: int | None = None  # bytes, when it was asked to end
+        self._written_before: int | None = None  # bytes that it had written when it was asked to end
 
     def look(self) -> End | None:
         """Return how it ended, None while it lives; does not reap it."""
@@ -278,11 +278,15 @@ class RunningWorker:
 
     def reaches_group(self, signum: int) -> bool:
         """Whether a signal goes to its process group, not to the worker alone."""
-        return not self._by_itself or signum in _FOR_ALL or self.look() is not None
+        has_ended = self.look() is not None
+        return not self._by_itself or signum in _FOR_WHOLE_GROUP or has_ended
 
     def signal(self, signum: int, members: Iterable[Process] | None = None) -> None:
-        """Send a signal to the worker, or to its process group; `members`: to it and these of the group."""
-        if not self.child.is_kept:
+        """Send a signal to the worker, or to its process group if the signal `reaches_group`.
+
+        `members`: of the group, to these processes alone and the worker, so that others of the group are spared.
+        """
+        if not self.child.is_kept:  # its pid may be another process's
             return
         try:
             if not self.reaches_group(signum):
@@ -300,7 +304,10 @@ class RunningWorker:
             pass  # all in the group have changed their user
 
     def end(self, signum: int, at: float, members: Iterable[Process] | None = None, *, had_it: bool = False) -> None:
-        """Send a signal that is meant to end the worker, unless the worker has had it; note the stop if the worker lives."""
+        """Note that the worker, if it lives, is stopped by this signal at `at` (monotonic seconds), and send the signal.
+
+        `had_it`: the worker has had the signal already, as from the terminal. `members` are as for `signal`.
+        """
         if self.look() is None:
             self.stopped_with = int(signum)
             if self.stopped_at is None:
@@ -310,7 +317,7 @@ class RunningWorker:
         self.signal(signum, members)
         if signum != signal.SIGKILL:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
-        self.child.rouse_parent()
+        self.child.rouse_parent()  # a guard, which is to report the end, may be stopped
 
     def count_written(self) -> None:
         """Count what it writes from now on, when it and all others were asked to end, if it is not counted yet."""

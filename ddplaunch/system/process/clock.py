@@ -53,11 +53,12 @@ class Clock:
     ) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for events until the deadline, but one beat at most; without a deadline (inf), as long as it takes.
 
-        `rest_until` is no deadline, but a time at which it would be good to wake: a pause until then counts as time.
+        `rest_until` is no deadline, but a time at which it would be good to wake: a pause until then counts as time. A beat is
+        short, since a pause within the sleep cannot be told from the sleep.
         """
         if deadline == inf:
             ready = selector.select(None if rest_until == inf else max(0.0, rest_until - self.now()))
-            self._pass(inf)
+            self._pass(inf)  # no pause counts: nothing was due
             return ready
         sleep = min(max(0.0, min(deadline, rest_until) - self.now()), self._beat)
         ready = selector.select(sleep)
@@ -72,7 +73,10 @@ class Clock:
         return []
 
     def _pass(self, sleep: float) -> float:
-        """Let the time pass since the last look, in which this process wanted to sleep so long, and give the time."""
+        """Let the time pass since the last call, in which this process wanted to sleep so many seconds, and return the time.
+
+        What has passed beyond `sleep` and LATE is a pause: this process did not run, and the clock stood still.
+        """
         at = self._read()
         missed, self._seen = at - self._seen - sleep, at
         if missed > LATE:

@@ -98,7 +98,8 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
             answered = b"".join(iter(lambda: os.read(answers, 1 << 16), b""))
         finally:
             os.close(answers)
-            os.kill(guard, signal.SIGTERM)  # if a signal has come to us; it may have ended
+            # where a signal has cut the reading short; else the guard has ended, or will
+            os.kill(guard, signal.SIGTERM)
             _, status = os.waitpid(guard, 0)
     if not answered:  # the guard was killed, or could start no shell
         return os.waitstatus_to_exitcode(status), ""
@@ -106,9 +107,12 @@ def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: byt
 
 
 def _guard(parent: int, answer: int, run_command: Callable[[], tuple[int | None, str]]) -> NoReturn:
-    """Run the command, write what became of it, and exit. SIGTERM, as comes when `parent` ends, ends the command too."""
+    """Be the guard, a child that ends with its `parent`: run the command, write what became of it to `answer`, and exit.
+
+    SIGTERM, which also comes when `parent` ends, ends the command, too.
+    """
     try:
-        signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(-1)  # else a signal here would wake the parent's loop
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         signal_at_end_of(parent, signal.SIGTERM)
@@ -117,43 +121,46 @@ def _guard(parent: int, answer: int, run_command: Callable[[], tuple[int | None,
         with after_cleanup():
             os.write(answer, msgpack.encode(run_command()))
     finally:
-        os._exit(_NOT_STARTED)  # which counts where nothing was written
+        os._exit(_NOT_STARTED)  # the parent takes this status where nothing was written
 
 
 def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> tuple[int | None, str]:
     """Run the command in a shell, and kill the processes that the command leaves behind, whatever ends this call.
 
-    This is called in a child of its own, the guard, so that all below it are the command's.
+    This is called in the guard, a child that `run_in_shell` makes for it, so that all processes below are the command's. Returns
+    what `run_in_shell` does.
     """
     from subprocess import PIPE, STDOUT, Popen, TimeoutExpired  # few jobs have such a command
 
-    def prepare() -> None:
+    us, until = os.getpid(), time.monotonic() + within
+
+    def prepare_shell() -> None:
         for notice in (signal.SIGUSR1, signal.SIGUSR2):  # which Slurm sends to all processes of a job
             signal.signal(notice, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal_at_end_of(us, signal.SIGKILL)
 
-    us, until = os.getpid(), time.monotonic() + within
-    given = memory_file("stdin")
-    os.write(given, stdin)
-    os.lseek(given, 0, os.SEEK_SET)
+    stdin_file = memory_file("stdin")
+    os.write(stdin_file, stdin)
+    os.lseek(stdin_file, 0, os.SEEK_SET)
     process, code, tail = None, None, b""
     try:
         process = Popen(
             ["/bin/sh", "-c", command],
-            stdin=given,
+            stdin=stdin_file,
             stdout=PIPE,
             stderr=STDOUT,
             env={**env, "PATH": f"{env.get('PATH', os.defpath)}{os.pathsep}{os.path.dirname(sys.executable)}"},
             start_new_session=True,
-            preexec_fn=prepare,  # noqa: PLW1509 - the guard has one thread
+            preexec_fn=prepare_shell,  # noqa: PLW1509 - unsafe only where there are other threads; the guard has none
         )
-        os.close(given)
+        os.close(stdin_file)
         assert process.stdout is not None
         tail = _tail_until_end(process.pid, process.stdout.fileno(), until)
     finally:
-        code = process.poll() if process is not None else None
-        signal_leftovers(signal.SIGKILL, tree.descendants(us), sparing=True)  # those that tidy up end by themselves
+        code = process.poll() if process is not None else None  # None: it has not ended
+        # sparing those that remove names of shared memory and then end by themselves
+        signal_leftovers(signal.SIGKILL, tree.descendants(us), sparing=True)
         if process is not None:
             with suppress(TimeoutExpired):  # it is in uninterruptible sleep
                 process.wait(_KILLED)
@@ -161,7 +168,10 @@ def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> t
 
 
 def _tail_until_end(pid: int, output: int, until: float) -> bytes:
-    """Return the end of what a pipe brings until the process ends. What daemons of the process write later is not waited for."""
+    """Return the end of what comes from the pipe `output` until the process ends, or until a time (monotonic seconds).
+
+    What daemons of the process write later is not waited for.
+    """
     os.set_blocking(output, False)
     ended = os.pidfd_open(pid)
     try:
@@ -170,11 +180,11 @@ def _tail_until_end(pid: int, output: int, until: float) -> bytes:
         poll.register(ended, select.POLLIN)
         poll.register(output, select.POLLIN)
         while not has_ended and (left := until - time.monotonic()) > 0:
-            has_ended = any(fd == ended for fd, _ in poll.poll(left * 1000))
-            with suppress(BlockingIOError):
+            has_ended = any(fd == ended for fd, _ in poll.poll(left * 1000))  # ms
+            with suppress(BlockingIOError):  # nothing to read: the end of the process has woken us
                 if data := os.read(output, _MOST):
                     tail = (tail + data)[-_KEPT:]
-                elif is_open:
+                elif is_open:  # all that write to it have closed it
                     is_open = False
                     poll.unregister(output)
         return tail

@@ -1,4 +1,4 @@
-"""A signal that ends this command does so once the command has cleaned up."""
+"""Has a signal that ends this command do so only once the command has cleaned up."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class _Ended(BaseException):
-    """A signal has come."""
+    """A signal has come; raised by its handler in the block."""
 
 
 @contextmanager
 def after_cleanup() -> Iterator[None]:
-    """Let a signal end this process only after the `finally` of the block; where signals have handlers, these stay."""
+    """Let a signal end this process only after the `finally` of the block. Signals that are handled or ignored stay so."""
     ending = [signum for signum in _ENDING if signal.getsignal(signum) is signal.SIG_DFL]
-    came: list[int] = []
+    received: list[int] = []
 
-    def end(signum: int, _frame: object) -> None:
+    def leave_block(signum: int, _frame: object) -> None:
         for each in ending:
             signal.signal(each, signal.SIG_IGN)  # a second one would cut the cleanup short
-        came.append(signum)
+        received.append(signum)
         raise _Ended
 
     for signum in ending:
-        signal.signal(signum, end)
+        signal.signal(signum, leave_block)
     try:
         yield
     except _Ended:
@@ -35,5 +35,5 @@ def after_cleanup() -> Iterator[None]:
     finally:
         for signum in ending:
             signal.signal(signum, signal.SIG_DFL)
-    if came:
-        os.kill(os.getpid(), came[0])
+    if received:
+        os.kill(os.getpid(), received[0])  # ends this process

@@ -1,4 +1,4 @@
-"""Files and folders that others write to, on disks that may hang, as that of a dead file server.
+"""Reads, replaces and removes files and folders that others write to, on disks that may hang, as that of a dead file server.
 
 A file is opened only if it is a regular one, a folder is removed whatever a program has put there, and a disk that may hang is
 asked by a child.
@@ -24,7 +24,7 @@ from ddplaunch.system.process.linux import find_in_cache
 
 LONGEST_JSON = 32 << 20  # bytes: a plan of 65,536 workers is shorter
 _TIMES = 10  # how much more memory than its text the values of such a file may take
-_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # to open a folder, and nothing else
 _AT_ONCE = 1000  # names that one step reads
 _ANSWERS_WITHIN = 3.0  # seconds that a disk gets to answer
 
@@ -78,7 +78,8 @@ def check_replaceable(path: str) -> None:
 def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file beside `path` that takes its place at the end, whole: a reader finds the old file or the new file.
 
-    After an error the old one is as it was, and nothing else is left. A link is followed, and what is there keeps its mode.
+    After an error the old one is as it was, and nothing else is left. A link is followed. `mode` is for a new file; a file that
+    is there keeps its own.
 
     Raises OSError: it cannot be written, or a folder, a device or a pipe is there.
     """
@@ -91,7 +92,7 @@ def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     try:
         with open(fd, "wb") as file:
             if os.path.exists(path):
-                os.fchmod(fd, mode)  # which the umask has cut
+                os.fchmod(fd, mode)  # the umask has taken some of it
             yield file
         os.replace(beside, path)
     except BaseException:
@@ -101,7 +102,7 @@ def replaced(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def time_of_disk(folder: str) -> float:
-    """Return what the disk of a folder takes for the present, in seconds since 1970: of a file server, that is its own clock.
+    """Return the time that the disk of a folder gives a file now, in seconds since 1970: a file server's by its own clock.
 
     Raises OSError.
     """
@@ -124,19 +125,19 @@ def read_json(path: str) -> object:
     try:
         with open_regular(path) as file:
             content = file.read(LONGEST_JSON + 1)
-        check_density(content, times=_TIMES)
+        check_density(content, times=_TIMES)  # before it is parsed: many short values take far more memory than text
         return json.loads(content) if len(content) <= LONGEST_JSON else None
     except (OSError, Malformed, ValueError, RecursionError):
         return None
 
 
 def remove(folder: str) -> Iterator[None]:
-    """Remove a folder as far as possible, in small steps; no error of the operating system gets out."""
+    """Remove a folder as far as possible; yield after each small step, so that the caller can stop. Raises no OSError."""
     with suppress(OSError):
         if (fd := _remove_or_enter(folder, None)) is None:
             return
         try:
-            # folders, the names still in each, the one we are in
+            # the folders above the one that is open: each, the names left in it, and the name of the folder that was entered
             above: list[tuple[os.stat_result, list[str], str]] = []
             names = yield from _names(fd)
             while names or above:
@@ -147,12 +148,12 @@ def remove(folder: str) -> Iterator[None]:
                         os.close(fd)
                         fd = inner
                         names = yield from _names(fd)
-                else:
-                    found, names, name = above.pop()
+                else:  # the folder is empty: remove it from the one above
+                    folder_above, names, name = above.pop()
                     outer = os.open("..", _FOLDER, dir_fd=fd)
                     os.close(fd)
                     fd = outer
-                    if not os.path.samestat(os.fstat(fd), found):
+                    if not os.path.samestat(os.fstat(fd), folder_above):
                         return  # the program has moved the folder: the one above it is not ours to remove
                     with suppress(OSError):
                         os.rmdir(name, dir_fd=fd)
@@ -191,9 +192,9 @@ def _unlink_or_enter(name: str, within: int) -> int | None:
 
 
 def _remove_or_enter(name: str, within: int | None) -> int | None:
-    """Remove a folder that is empty, or return its descriptor; None too if something is mounted there.
+    """Remove a folder that is empty, or return its descriptor; None if it is removed, or something is mounted there.
 
-    Raises OSError.
+    `name` is relative to the open folder `within`, if there is one. Raises OSError.
     """
     try:
         os.rmdir(name, dir_fd=within)
@@ -205,7 +206,7 @@ def _remove_or_enter(name: str, within: int | None) -> int | None:
         return None
     try:
         fd = os.open(name, _FOLDER, dir_fd=within)
-    except PermissionError:
+    except PermissionError:  # a program may have taken its own folder's permissions
         path = os.open(name, _FOLDER | os.O_PATH, dir_fd=within)
         try:
             os.chmod(f"/proc/self/fd/{path}", 0o700)
@@ -213,8 +214,9 @@ def _remove_or_enter(name: str, within: int | None) -> int | None:
             os.close(path)
         fd = os.open(name, _FOLDER, dir_fd=within)
     with suppress(OSError):
-        os.fchmod(fd, 0o700)  # a program may have made its own folder read-only
-    if within is not None and os.fstat(fd).st_dev != os.fstat(within).st_dev:
+        os.fchmod(fd, 0o700)  # or made it read-only
+    is_mount = within is not None and os.fstat(fd).st_dev != os.fstat(within).st_dev
+    if is_mount:
         os.close(fd)
         return None
     return fd

@@ -33,21 +33,21 @@ def is_followed() -> bool:
 
 @contextmanager
 def unfollowed() -> Iterator[None]:
-    """Have the debugger in this process not get into what `subprocess` starts meanwhile."""
-    before: list[tuple[Any, str, Any]] = []
+    """Have the debugger in this process not get into what `subprocess` starts meanwhile: put back what it has replaced there."""
+    of_debugger: list[tuple[Any, str, Any]] = []  # module, name of a function, and the debugger's in its place
     if "pydevd" in sys.modules:
         for name in ("subprocess", "_posixsubprocess"):
             module = sys.modules.get(name)
-            for kept, original in list(vars(module).items()) if module is not None else ():
-                if kept.startswith(_ORIGINAL):
-                    replaced = kept.removeprefix(_ORIGINAL)
-                    before.append((module, replaced, getattr(module, replaced)))
-                    setattr(module, replaced, original)
+            for kept_as, original in list(vars(module).items()) if module is not None else ():
+                if kept_as.startswith(_ORIGINAL):
+                    function = kept_as.removeprefix(_ORIGINAL)
+                    of_debugger.append((module, function, getattr(module, function)))
+                    setattr(module, function, original)
     try:
         yield
     finally:
-        for module, replaced, theirs in before:
-            setattr(module, replaced, theirs)
+        for module, function, replacement in of_debugger:
+            setattr(module, function, replacement)
 
 
 def _setup() -> dict[str, Any]:
@@ -57,9 +57,9 @@ def _setup() -> dict[str, Any]:
 
 
 def _leave_debugger() -> None:
-    """Trace nothing in this process, which lacks the threads of the debugger; a program that is executed is followed yet."""
+    """Have pydevd trace nothing in this forked process, which lacks its threads; programs executed from here are followed yet."""
     constants: Any = sys.modules["_pydevd_bundle.pydevd_constants"]
-    if constants.GlobalDebuggerHolder.global_dbg is None:  # we were forked by one that has left it
+    if constants.GlobalDebuggerHolder.global_dbg is None:  # the process that forked this one has left it
         return
     constants.GlobalDebuggerHolder.global_dbg = None
     if setup := _setup():
@@ -72,6 +72,6 @@ def _leave_debugger() -> None:
         monitoring.set_events(monitoring.DEBUGGER_ID, 0)
         events = (event for name, event in vars(monitoring.events).items() if name.isupper() and event)
         for event in events:
-            with suppress(ValueError):  # one that has no callback of its own
+            with suppress(ValueError):  # an event that can have no callback
                 monitoring.register_callback(monitoring.DEBUGGER_ID, event, None)
         monitoring.free_tool_id(monitoring.DEBUGGER_ID)

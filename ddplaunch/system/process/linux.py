@@ -1,4 +1,4 @@
-"""What Linux offers beyond the standard library, and limits: parent-death signals, subreapers, pipe sizes. Decides nothing."""
+"""Calls of Linux beyond the standard library, and its limits: parent-death signals, subreapers, pipe sizes. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and restores the modes of our terminal, termios(3), and asks for its size. Never touches a terminal that is not ours."""
+"""Reads and restores the modes of our terminal (termios(3)), its size, and how processes stand to theirs. Touches no other."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def standing(pid: int) -> Standing:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # proc(5): the name may hold anything
             fields = file.read().rpartition(b")")[2].split()
-        group, terminal, in_foreground = fields[2], fields[4], fields[5]
+        group, terminal, foreground_group = fields[2], fields[4], fields[5]
         if terminal == b"0":
             return Standing.NO_TERMINAL
-        if group != in_foreground:
+        if group != foreground_group:
             return Standing.BACKGROUND
         is_keyboard = os.readlink(f"/proc/{pid}/fd/{_STDIN}").startswith(_TERMINALS)
     except (OSError, IndexError):
@@ -53,7 +53,7 @@ def standing(pid: int) -> Standing:
 
 
 def size_of(fd: int) -> os.terminal_size | None:
-    """Return the size of the terminal behind a descriptor; None if another job of the shell has the terminal."""
+    """Return the size of the terminal behind a descriptor; None if it is none, or another job of the shell has the terminal."""
     with suppress(OSError):  # it is not our controlling terminal, so no shell takes turns with us
         if os.tcgetpgrp(fd) != os.getpgrp():
             return None
@@ -67,14 +67,15 @@ def size_of(fd: int) -> os.terminal_size | None:
 def awaited_input(pid: int) -> str | None:
     """Return a text that stays the same while the main thread of a process waits in one read(2) of a terminal.
 
-    None: it waits in none, or the system does not say so. The number of its switches tells one such call from the next.
+    None: it waits in none, or the system does not say so. The text is how often the thread has given up its CPU, which tells
+    one such call from the next.
     """
     try:
         with open(f"/proc/{pid}/syscall") as file:  # proc(5): the number, then the arguments in hexadecimal
             number, fd, *_ = file.read().split()
-        if int(number) != _READ.get(os.uname().machine) or not os.readlink(f"/proc/{pid}/fd/{int(fd, 16)}").startswith(
-            _TERMINALS
-        ):
+        if int(number) != _READ.get(os.uname().machine):
+            return None
+        if not os.readlink(f"/proc/{pid}/fd/{int(fd, 16)}").startswith(_TERMINALS):
             return None
         with open(f"/proc/{pid}/status") as file:
             return next((line for line in file if line.startswith("voluntary_ctxt_switches:")), None)

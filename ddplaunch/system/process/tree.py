@@ -1,4 +1,4 @@
-"""The processes below this one, by /proc: what they are, what they use, and their end, which spares those that tidy up.
+"""Finds the processes below this one in /proc, says what they use, and ends them, except for those that tidy up.
 
 Knows nothing of workers.
 
@@ -66,7 +66,7 @@ def look(pid: int) -> Process | None:
                 if of_thread and (found := of_thread[0].decode()) not in "ZX":
                     state = found
                     break
-    parent, group, threads, started = (int(fields[at]) for at in (1, 2, 17, 19))
+    parent, group, threads, started = (int(fields[at]) for at in (1, 2, 17, 19))  # counted from the state, 0
     return Process(pid, name.decode(errors="replace"), state, parent, group, threads, started)
 
 
@@ -119,7 +119,7 @@ def is_orphaned_group() -> bool:
 
 
 def descendants(pid: int, but_for: Collection[int] = ()) -> Iterator[Process]:
-    """Return all living processes below `pid`, except for the processes `but_for` and all below those."""
+    """Yield all living processes below `pid`, except for the processes `but_for` and all below those."""
     seen: set[int] = set()
     # no recursion: a chain of processes may be deeper than Python's stack is. A parent that ends before its children are read
     # leaves them to `pid`, if that is a subreaper: so the children of this one are read until there is no new one
@@ -188,7 +188,7 @@ def footprint(pid: int) -> Footprint:
         pids=pids,
         cpu_seconds=sum(each.cpu_seconds for each in used.values()),
         transferred=sum(sum(transferred(each)) for each in pids),
-        is_held=pid in used and used[pid].state in "Tt",
+        is_held=pid in used and used[pid].state in "Tt",  # by a signal or by a debugger
     )
 
 
@@ -218,15 +218,16 @@ def signal_process(process: Process, signum: int) -> bool:
     """Send a signal to this very process, never to a later process with its pid; return whether that was allowed."""
     try:
         fd = os.pidfd_open(process.pid)
-    except OSError:
+    except OSError:  # it is gone, or no descriptor is left
         return True
     try:
         now = look(process.pid)
-        if now is not None and now.started == process.started:
+        is_the_same = now is not None and now.started == process.started
+        if is_the_same:
             signal.pidfd_send_signal(fd, signum)
     except PermissionError:
         return False
-    except OSError:
+    except OSError:  # it has ended meanwhile
         pass
     finally:
         os.close(fd)
@@ -260,8 +261,8 @@ def tidies(process: Process) -> bool:
     """Return whether a process tidies up: removes the names of other processes, and then ends by itself."""
     if process.name in _NAMES:
         return True
-    # the command line is memory of the process, and a page fault that hangs, or another thread, may have locked that; a tracker
-    # has one thread, which reads its pipe
+    # The kernel reads the command line from the memory of the process, and would wait where a page fault that hangs, or another
+    # thread, has locked that. A tracker has one thread, which reads its pipe.
     if process.threads != 1 or process.state not in "SRT":
         return False
     try:

@@ -1,4 +1,4 @@
-"""Files that the user names, to be read or to be written. Each may be a pipe, as of `<(...)`."""
+"""Reads and writes files that the user names. Each may be a pipe, as of `<(...)`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLOW = 3.0  # seconds after which a line says what is waited for
 
 
 def read_text(path: str, limit: int, *, errors: str = "strict") -> str:
-    """Return the text of the file, which has `limit` characters at most; `errors` is that of `open`.
+    """Return the text of the file or pipe, which has `limit` characters at most; `errors` is that of `open`.
 
     Raises:
         OSError: there is no such file, it cannot be read, or is longer.
@@ -43,13 +43,13 @@ def _read(path: str, most: int, errors: str) -> str:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open a file for `open(opener=...)`. Wait until a pipe has a writer, and say so if that takes long."""
+    """Open a file, as `open` calls its `opener`. Wait until something was written to a pipe, and say so if that takes long."""
     # a pipe without a writer would have the open wait, silently
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
         poll = select.poll()
-        poll.register(fd, select.POLLIN)  # the end of those who write counts, too
-        if not poll.poll(_SLOW * 1000):
+        poll.register(fd, select.POLLIN)  # it is ready, too, when the last writer has gone
+        if not poll.poll(_SLOW * 1000):  # ms
             say(f"waiting for {path}: it is a pipe, and nothing was written to it yet")
             poll.poll()
     os.set_blocking(fd, True)
@@ -64,6 +64,7 @@ def result_file(path: str, hint: str, *, private: bool = False, may_be_pipe: boo
 
     Raises LaunchError, with this hint: the file cannot be written.
     """
+    # a folder counts as a file, since it cannot be replaced, which is an error
     is_file = not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path)
     try:
         if private and os.path.islink(path):

@@ -61,18 +61,18 @@ class Redactor:
         return text
 
     def argv(self, words: Sequence[object]) -> list[str]:
-        """Return a command line without the values of options that are secrets."""
-        found, name = [], ""  # the option before, if it takes a secret
+        """Return a command line without secrets: values of options and variables, passwords that known programs take."""
+        found, option = [], ""  # the option before, if it takes a secret
         texts = list(map(str, words))
         program = os.path.basename(texts[0]) if texts else ""
         for at, word in enumerate(texts):
             before = texts[at - 1] if at else ""
-            own, equals, value = word.partition("=")
+            name, equals, value = word.partition("=")
             user, colon, password = word.partition(":")
-            if name and not word.startswith("-"):
-                found.append(self._value(name, word))
-            elif equals and is_secret(own) and re.fullmatch(r"[\w.+~/-]*", own):
-                found.append(f"{own}={self._value(own, value)}")
+            if option and not word.startswith("-"):
+                found.append(self._value(option, word))
+            elif equals and is_secret(name) and re.fullmatch(r"[\w.+~/-]*", name):
+                found.append(f"{name}={self._value(name, value)}")
             elif before in ("-u", "--user", "--proxy-user") and colon and not password.isdigit():
                 found.append(f"{user}:{self._value('password', password)}")
             elif program == "sshpass" and before == "-p":
@@ -81,7 +81,8 @@ class Redactor:
                 found.append(f"-p{self._value('password', word[2:])}")
             else:
                 found.append(self.text(word, Syntax.SETTINGS))
-            name = own if word.startswith("-") and not equals and is_secret(own) else ""
+            takes_secret = word.startswith("-") and not equals and is_secret(name)
+            option = name if takes_secret else ""
         return found
 
     def variables(self, variables: Mapping[str, object]) -> dict[str, str]:
@@ -93,7 +94,7 @@ class Redactor:
         return self._value(name, value) if is_secret(name) else self.text(value, Syntax.SETTINGS)
 
     def data(self, value: Any) -> Any:
-        """Return plain data, as of JSON, with no secret in any text; whatever its keys are."""
+        """Return plain data, as of JSON, with no secret in any text. Keys are kept, and do not count as names of secrets."""
         match value:
             case str():
                 return self.text(value)
@@ -121,6 +122,7 @@ class Redactor:
         )
 
     def _spans(self, text: str, syntax: Syntax) -> Iterator[Span]:
+        """Find all secrets in a text, by every rule; some are found by several."""
         yield from shapes.keys(text)
         yield from values(text, syntax)
         yield from arguments(text)

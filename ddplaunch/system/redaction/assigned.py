@@ -1,4 +1,4 @@
-"""Secrets by what stands beside them: by their names, in any syntax, and by the commands and calls that take them. Pure.
+"""Finds secrets by what stands beside them: their names, in any syntax, or the commands and calls that take them. Pure.
 
 The names stand in assignments, options, fields of JSON, YAML and INI, headers and defaults; the commands are `sshpass -p`,
 `curl -u`, `wandb login`, IDENTIFIED BY and the like. Each finder goes through a text once, and looks from a name no farther
@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum
-from functools import cache
+from typing import NamedTuple
 
-from ddplaunch.system.redaction.names import LONGEST, PARTS, TEXTS, is_secret, is_value
-from ddplaunch.system.redaction.shapes import Span
+from ddplaunch.system.redaction.names import BEFORE_TEXT_TOKEN, LONGEST, PARTS, is_secret, is_value
+from ddplaunch.system.redaction.shapes import Span, compiled
 
 
 class Syntax(Enum):
@@ -24,17 +24,39 @@ class Syntax(Enum):
     ANY = "any"
 
 
+class _Named(NamedTuple):
+    """A place in a text where the name of a secret stands, which a value may follow."""
+
+    text: str
+    start: int
+    end: int
+    name: str
+    syntax: Syntax
+
+    @property
+    def before(self) -> str:
+        """What stands before the name in its line, as far as it is looked at."""
+        low = max(0, self.start - _NEAR)
+        return self.text[max(self.text.rfind("\n", low, self.start) + 1, low) : self.start]
+
+    @property
+    def character_before(self) -> str:
+        """The character before the name, "" at the beginning of the text."""
+        return self.text[self.start - 1 : self.start]
+
+
 _FAR = 4096  # characters in which a quote is closed that is not closed in its line
-_SHORTEST = 4  # characters of an argument of a call: others are formats and modes
-_ROUND = 250  # characters of an expression that are looked at
+_SHORTEST = 4  # characters of an argument of a call: shorter ones are formats and modes
+_ROUND = 250  # characters of an expression that are looked at, from where it begins
 _NEAR = 500  # characters before a name that are looked at
 _EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
 _QUOTE = r"\\{0,3}[\"'`]"
 _QUOTED = rf"[rbfuRBFU]{{0,2}}{_QUOTE}"  # how a text in quotes begins
 _NAME = r"[A-Za-z_][\w.]{0,80}"
 _TYPE = rf"{_NAME}(?:\[[^\]\n]{{0,80}}\])?(?:[ \t]*+\|[ \t]*+{_NAME}(?:\[[^\]\n]{{0,80}}\])?){{0,4}}"
-# what stands between a name and its value
-_GIVES = (
+# what may stand between a name and its value; the group is called by the way in which the value is given: behind a type, behind a
+# sign, as NAME: ..., VALUE: ..., as the next text in quotes, by default=..., between tags of XML, as the next word
+_WAYS = (
     rf"(?P<types>[ \t]*+:[ \t]*+{_TYPE}[ \t]*+=[ \t]*+(?=[rbfuRBFU]{{0,2}}[\"'(]|{_NAME}\())",
     rf"(?P<assigns>(?:{_QUOTE})?[ \t]*+\]?[ \t]*+(?:=>|<-|[:?+]=|[!=]==?|[=:](?![=:]))[ \t]*+)",
     rf"(?P<pairs>(?:{_QUOTE})?[ \t]*+,?[ \t]*+{_EOL}?(?:{_QUOTE})?(?P<value>\bvalue(?:{_QUOTE})?[ \t]*+[:=][ \t]*+))",
@@ -51,6 +73,7 @@ _SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++(?!(?:if|or|and|else|for
 _BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
 _CALL = rf"{_NAME}\("
 _TARGETS = r"[+\- ]?[ \t]*+(?:[\w.]++[ \t]*+,[ \t]*+)+"  # user, password = "...", "..."
+# calls whose arguments say where a secret is
 _REFERS = (
     r"(?:.*\.)?(?:getenv|getpass|input|open|Path|get_secret\w*|read_text|prompt|path|join|environ|Depends|ask|field)\("
 )
@@ -69,145 +92,150 @@ _BEGINNING = (
 _SMALL = "to|and|or|is|are|in|for|from|with|the|an?|as|at|of|on|be|was|if|but|that|this|which|needs|takes|has|not"
 
 
-@cache
-def _pattern(text: str, flags: int = 0) -> re.Pattern[str]:
-    return re.compile(text, flags)
-
-
 def values(text: str, syntax: Syntax) -> Iterator[Span]:
     """Find the values beside the names of secrets."""
-    done = 0  # nothing before is looked at again
-    for hit in _pattern("|".join(PARTS), re.IGNORECASE).finditer(text):
-        if hit.start() < done:
+    done = 0  # where the last name or value ends: nothing before that is looked at again
+    for part in compiled("|".join(PARTS), re.IGNORECASE).finditer(text):
+        if part.start() < done:
             continue
-        start, end = _name(text, hit.start(), done)
+        start, end = _name_around(text, part.start(), done)
         done = end
         name = text[max(start, end - LONGEST) : end]
-        if not is_secret(name) or (name.lower() == "token" and _is_of_text(text, start)):
+        is_of_text = name.lower() == "token" and _is_of_text(text, start)  # as "unexpected token"
+        if is_of_text or not is_secret(name):
             continue
-        for span in _beside(text, start, end, name, syntax):
+        for span in _values_beside(_Named(text, start, end, name, syntax)):
             done = max(done, span[1])
             yield span
 
 
 def _is_of_text(text: str, start: int) -> bool:
     """Return whether the word before a token says that it is one of a text: `unexpected token: "}"`."""
-    before = _pattern(r"([A-Za-z]+) \Z").search(text, max(0, start - 20), start)
-    return before is not None and before[1].lower() in TEXTS
+    before = compiled(r"([A-Za-z]+) \Z").search(text, max(0, start - 20), start)
+    return before is not None and before[1].lower() in BEFORE_TEXT_TOKEN
 
 
-def _name(text: str, at: int, low: int) -> Span:
-    """Return where the name begins and ends that has a part here."""
+def _name_around(text: str, at: int, low: int) -> Span:
+    """Return where a name begins and ends of which a part stands at `at`; it begins at `low` at the earliest."""
     start = at
     while start > max(low, at - LONGEST) and (text[start - 1].isalnum() or text[start - 1] in "_-."):
         start -= 1
-    found = _pattern(r"[\w.-]*").match(text, at)
+    found = compiled(r"[\w.-]*").match(text, at)
     end = found.end() if found else at
     while end > at and text[end - 1] in ".-":
         end -= 1
     return start, end
 
 
-def _beside(text: str, start: int, end: int, name: str, syntax: Syntax) -> Iterator[Span]:
-    """Find what is assigned to a name, or follows a name as the value of an option."""
-    for between in _GIVES:
-        found = _pattern(between).match(text, end)
+def _values_beside(named: _Named) -> Iterator[Span]:
+    """Find what is assigned to a name, or follows a name as the value of an option: by the first of _WAYS that gives a value."""
+    text = named.text
+    for pattern in _WAYS:
+        found = compiled(pattern).match(text, named.end)
         if found is None:
             continue
-        at, kind = found.end(), found.lastgroup
-        if kind == "follows":
-            if _takes_next_word(text, start, name):
-                yield from _word(text, at, name)
+        at, way = found.end(), found.lastgroup
+        if way == "follows":  # --token VALUE
+            if _takes_next_word(named):
+                yield from _next_word(named, at)
             return
-        if kind == "tags":
-            if "<" in _before(text, start) and (closing := _pattern(r"[^<>\n]*(?=</)").match(text, at)):
-                yield from _if_value(at, closing.end(), text, name)
+        if way == "tags":  # <token>VALUE</token>
+            if "<" in named.before and (closing := compiled(r"[^<>\n]*(?=</)").match(text, at)):
+                yield from _if_value(at, closing.end(), text, named.name)
             return
-        if kind == "lists" and text[start - 1 : start] not in ("'", '"'):
-            continue  # the text in quotes is no mere name
-        if text[start - 1 : start] == "/" and "=" not in found[0]:
+        if way == "lists" and named.character_before not in ("'", '"'):
+            continue  # the text in quotes holds more than the name
+        if named.character_before == "/" and "=" not in found[0]:
             return  # a path
-        begin = found.start("value") if kind == "pairs" else start
-        spans = list(_value(text, begin, at, name, syntax, is_assigned=kind in ("assigns", "pairs")))
+        if way == "pairs":  # name: TOKEN, value: VALUE
+            named = named._replace(start=found.start("value"))
+        spans = list(_value_at(named, at, is_assigned=way in ("assigns", "pairs")))
         if spans:
             yield from spans
             return
 
 
-def _value(text: str, start: int, at: int, name: str, syntax: Syntax, *, is_assigned: bool) -> Iterator[Span]:
-    """Find the value that begins here: in quotes, in lines below, or as it stands."""
-    opened = _pattern(_OPENS).match(text, at)
-    inside = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
+def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
+    """Find the value that begins at `at`: in quotes, in lines below, or without quotes where a sign assigns it."""
+    text, name = named.text, named.name
+    opened = compiled(_OPENS).match(text, at)  # a bracket, or the end of a line that goes on in the next one
+    is_in_brackets = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
     first = opened.end() if opened else at
-    if (literal := _pattern(_LITERAL).match(text, first)) is not None:
+    if (literal := compiled(_LITERAL).match(text, first)) is not None:
         is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
-        if is_docstring or _closes(text, start, first, literal["quote"]):
+        if is_docstring or _closes(named, first, literal["quote"]):  # no value begins here
             return
-        of_several = _pattern(_TARGETS).fullmatch(_before(text, start)) is not None
-        yield from _literals(text, first, name, inside=inside or of_several)
-        yield from _alternatives(text, _closing(text, literal.end(), literal["quote"]), name)
+        is_of_several = compiled(_TARGETS).fullmatch(named.before) is not None  # user, token = "...", "..."
+        yield from _quoted(text, first, name, goes_on=is_in_brackets or is_of_several)
+        yield from _alternatives(text, _end_of_quoted(text, literal.end(), literal["quote"]), name)
         return
-    if (block := _pattern(_BLOCK).match(text, at)) is not None:
-        yield from _block(text, start, block.end())
+    if (block := compiled(_BLOCK).match(text, at)) is not None:
+        yield from _yaml_block(named, block.end())
         return
-    if opened is not None and "\n" in opened[0]:
+    if opened is not None and "\n" in opened[0]:  # without quotes, the next line may be anything
         return
-    if (call := _pattern(_CALL).match(text, at)) is not None:
-        if _pattern(_REFERS).fullmatch(call[0]) is None:
-            yield from _arguments(text, call.end(), name)
+    if (call := compiled(_CALL).match(text, at)) is not None:
+        if compiled(_REFERS).fullmatch(call[0]) is None:  # else the arguments say where the value is: getenv("...")
+            yield from _quoted_arguments(text, call.end(), name)
         yield from _alternatives(text, at, name)
         return
     if is_assigned:
         yield from _alternatives(text, at, name)
-        yield from _bare(text, start, at, name, syntax)
+        yield from _unquoted(named, at)
 
 
 # --- in quotes
 
 
-def _literals(text: str, at: int, name: str, *, inside: bool) -> Iterator[Span]:
-    """Find the text in quotes that begins here, and what is added to it; `inside` of brackets also on the next lines."""
-    more = _pattern(_ADDED_INSIDE if inside else _ADDED)
-    while (opening := _pattern(_LITERAL).match(text, at)) is not None:
+def _quoted(text: str, at: int, name: str, *, goes_on: bool) -> Iterator[Span]:
+    """Find the text in quotes that begins at `at`, and each that is joined to it: "a" "b", "a" + "b".
+
+    `goes_on`: also on the next lines, and behind commas, as in brackets.
+    """
+    joint = compiled(_ADDED_INSIDE if goes_on else _ADDED)
+    while (opening := compiled(_LITERAL).match(text, at)) is not None:
         begin = opening.end()
-        end = _closing(text, begin, opening["quote"])
+        end = _end_of_quoted(text, begin, opening["quote"])
         yield from _if_value(begin, end, text, name)
-        following = more.match(text, min(end + len(opening["quote"]), len(text)))
-        if following is None or end >= len(text) or text[end] == "\n":
+        following = joint.match(text, min(end + len(opening["quote"]), len(text)))
+        has_no_end = end >= len(text) or text[end] == "\n"
+        if following is None or has_no_end:
             return
         at = following.end()
 
 
-def _closes(text: str, start: int, at: int, quote: str) -> bool:
-    """Return whether a quote ends what was begun before the name, as in `getpass("Password: ")`."""
-    before = _before(text, start)
+def _closes(named: _Named, at: int, quote: str) -> bool:
+    """Return whether the quote at `at` ends what was begun before the name, as in `getpass("Password: ")`."""
+    text, before = named.text, named.before
     if len(before) >= _NEAR or text[at + len(quote) : at + len(quote) + 1] not in ("", *" \t\n),]}:;.+"):
         return False
-    before = _pattern(r"(?<=[a-z]{2})(?<!rb)(?<!br)'(?=[a-z])").sub("", before)  # as in "don't"
-    return (before + text[start:at]).count(quote) % 2 == 1
+    before = compiled(r"(?<=[a-z]{2})(?<!rb)(?<!br)'(?=[a-z])").sub("", before)  # as in "don't"
+    return (before + text[named.start : at]).count(quote) % 2 == 1
 
 
-def _closing(text: str, at: int, quote: str) -> int:
-    """Return where a text in quotes ends that begins here; without a closing quote, the end of its line."""
+def _end_of_quoted(text: str, at: int, quote: str) -> int:
+    """Return where a text ends that begins at `at`, behind `quote`; without a closing quote, the end of its line."""
     if len(quote) > 2 and quote[-3:] in ('"""', "'''"):
         end = text.find(quote, at)
         return end if end >= 0 else len(text)
-    if quote.startswith("\\"):
-        line = text.find("\n", at)
-        end = text.find(quote, at, line if line >= 0 else len(text))
-        return end if end >= 0 else (line if line >= 0 else len(text))
-    found = _pattern(rf"(?:[^{quote}\\\n]++|\\(?s:.))*+").match(text, at)
+    if quote.startswith("\\"):  # in a text that is in quotes itself
+        line_end = text.find("\n", at)
+        line_end = line_end if line_end >= 0 else len(text)
+        end = text.find(quote, at, line_end)
+        return end if end >= 0 else line_end
+    found = compiled(rf"(?:[^{quote}\\\n]++|\\(?s:.))*+").match(text, at)
     end = found.end() if found else at
     if text[end : end + 1] == "\n":  # YAML, TOML and shells let it go on
         far = text.find(quote, end, at + _FAR)
-        if far >= 0 and ":" not in text[end:far] and "=" not in text[end:far]:
+        has_other_names = ":" in text[end:far] or "=" in text[end:far]  # then the quote belongs to one of these
+        if far >= 0 and not has_other_names:
             return far
     return end
 
 
 def _if_value(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
     """Yield this place, without the scheme of a login before the secret, if a secret stands there."""
-    if (scheme := _pattern(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
+    if (scheme := compiled(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
         begin = scheme.end()
     inner = text[begin:end].rstrip("\\")
     if is_value(inner, name) and not _is_name_itself(inner):
@@ -218,111 +246,112 @@ def _is_name_itself(text: str) -> bool:
     """Return whether a text is a name itself, as in a list of variables, a flag, or a sentence that asks for a secret."""
     return (
         (text.isupper() and "_" in text and text.replace("_", "").isalpha())
-        or _pattern(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
-        or _pattern(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST]) is not None
+        or compiled(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
+        or compiled(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST]) is not None
     )
 
 
-def _arguments(text: str, at: int, name: str) -> Iterator[Span]:
-    """Find the texts in quotes among the arguments of a call, in its line."""
-    for found in _pattern(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _ROUND):
-        if found["quote"] is None:
+def _quoted_arguments(text: str, at: int, name: str) -> Iterator[Span]:
+    """Find the texts in quotes among the arguments of a call, which begin at `at`, in its line."""
+    for found in compiled(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _ROUND):
+        if found["quote"] is None:  # the call or the line ends
             return
-        if found.start() >= at:
-            end = _closing(text, found.end(), found["quote"])
+        if found.start() >= at:  # else the quote is in the argument before, or closes it
+            end = _end_of_quoted(text, found.end(), found["quote"])
             if end - found.end() >= _SHORTEST and not is_secret(text[found.end() : end]):  # get("api_key")
                 yield from _if_value(found.end(), end, text, name)
             at = end + len(found["quote"])
 
 
 def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
-    """Find what an expression takes instead, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
+    """Find what the expression at `at` takes otherwise, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
     line = text.find("\n", at, at + _ROUND)
     until = line if line >= 0 else at + _ROUND
-    for found in _pattern(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
+    for found in compiled(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
         text, at, until
     ):
-        yield from _if_value(found.end(), _closing(text, found.end(), found["quote"]), text, name)
+        yield from _if_value(found.end(), _end_of_quoted(text, found.end(), found["quote"]), text, name)
 
 
-def _block(text: str, start: int, at: int) -> Iterator[Span]:
-    """Find the lines of a block of YAML: they begin farther to the right than the line of its name."""
-    line = text.rfind("\n", max(0, start - _NEAR), start) + 1
-    marked = text[line : line + 1] == "+"  # of a diff, in which the first character says what became of a line
-    indent = _depth(text[line:start], marked=marked)
+def _yaml_block(named: _Named, at: int) -> Iterator[Span]:
+    """Find the lines of a block of YAML behind `at`: they begin farther to the right than the line of its name."""
+    text = named.text
+    line = text.rfind("\n", max(0, named.start - _NEAR), named.start) + 1
+    is_in_diff = text[line : line + 1] == "+"  # the first character of a line says what became of the line
+    indent = _indent(text[line : named.start], is_in_diff=is_in_diff)
     end = at
     while end < len(text):
-        following = text.find("\n", end + 1)
-        following = len(text) if following < 0 else following
-        content = text[end + 1 : following]
-        bare = content[1:] if marked else content
-        if bare.strip() and _depth(content, marked=marked) <= indent:
+        line_end = text.find("\n", end + 1)
+        line_end = len(text) if line_end < 0 else line_end
+        content = text[end + 1 : line_end]
+        has_text = bool((content[1:] if is_in_diff else content).strip())
+        if has_text and _indent(content, is_in_diff=is_in_diff) <= indent:
             break
-        end = following
+        end = line_end
     if text[at:end].strip("+- \n"):
         yield at + 1, end
 
 
-def _depth(line: str, *, marked: bool) -> int:
-    bare = line[1:] if marked else line
-    return len(bare) - len(bare.lstrip(" -"))
+def _indent(line: str, *, is_in_diff: bool) -> int:
+    content = line[1:] if is_in_diff else line
+    return len(content) - len(content.lstrip(" -"))
 
 
 # --- without quotes
 
 
-def _bare(text: str, start: int, at: int, name: str, syntax: Syntax) -> Iterator[Span]:
-    """Find a value without quotes: a word, or the rest of a line that holds nothing else."""
-    before, between = _before(text, start), text[start:at]
-    is_inside = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
-    begins = not is_inside and _pattern(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
+def _unquoted(named: _Named, at: int) -> Iterator[Span]:
+    """Find a value without quotes that begins at `at`: a word, or the rest of a line that begins with the name.
+
+    Except in settings and headers, it may be no value: a sentence, an expression, or the name of another value.
+    """
+    text, name, before = named.text, named.name, named.before
+    up_to_value = text[named.start : at]  # the name, and the sign behind it
+    is_in_quotes = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
+    begins_line = not is_in_quotes and compiled(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
     is_header = name.lower() in ("cookie", "set-cookie")
-    if (scheme := _pattern(_SCHEME).match(text, at)) is not None:
-        at, begins, is_header = scheme.end(), False, True
-    end = _end_of_line(text, at) if begins else _end(text, at, _HEADER if is_header and scheme is None else _WORD)
+    if (scheme := compiled(_SCHEME).match(text, at)) is not None:  # "Bearer ..."
+        at, begins_line, is_header = scheme.end(), False, True
+    pattern = _HEADER if is_header and scheme is None else _WORD
+    end = _end_of_line(text, at) if begins_line else _end_of_match(text, at, pattern)
     value = text[at:end]
-    if syntax is not Syntax.SETTINGS and not is_header:
-        is_tight = not between[-1:].isspace()
-        if is_tight and not between.endswith(":"):
-            value = value.split(maxsplit=1)[0] if value.strip() else value  # what follows is the command
+    if named.syntax is not Syntax.SETTINGS and not is_header:
+        is_tight = not up_to_value[-1:].isspace()  # no space before the value
+        if is_tight and not up_to_value.endswith(":"):  # NAME=VALUE, and perhaps a command behind it
+            value = value.split(maxsplit=1)[0] if value.strip() else value
         value = value.rstrip(",;)")
-        whole = value if is_tight else text[at : at + _NEAR].partition("\n")[0]
-        if _is_said(value, between, begins=begins) or _is_code(value) or _is_code(whole):
+        expression = value if is_tight else text[at : at + _NEAR].partition("\n")[0]
+        if _is_said(value, up_to_value, begins_line=begins_line) or _is_code(value) or _is_code(expression):
             return
-        if not is_inside and _is_name(value, name, before, text[at + len(value) :][:1]):
+        if not is_in_quotes and _is_name(value, name, before, text[at + len(value) :][:1]):
             return
-        names = r"[A-Z][a-zA-Z]*" if ":" in between else r"[a-z_]+"  # of types, of other values
-        if syntax is Syntax.CODE and not is_tight and _pattern(names).fullmatch(value):
+        names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
+        if named.syntax is Syntax.CODE and not is_tight and compiled(names).fullmatch(value):
             return
-    if value.strip("[]{}() ,"):
+    if value.strip("[]{}() ,"):  # more than brackets, which begin a value in the next lines
         yield from _if_value(at, at + len(value), text, name)
 
 
-def _is_said(value: str, between: str, *, begins: bool) -> bool:
+def _is_said(value: str, up_to_value: str, *, begins_line: bool) -> bool:
     """Return whether what stands behind a name and a sign is a sentence, or something that is compared with it, and no value."""
-    is_tight = not between[-1:].isspace() and not between.endswith(":")
-    if between.strip("\"' ]\t").endswith(("==", "!=")) or (begins and not is_tight and len(value.split()) > 1):
+    is_tight = not up_to_value[-1:].isspace() and not up_to_value.endswith(":")
+    is_compared = up_to_value.strip("\"' ]\t").endswith(("==", "!="))
+    if is_compared or (begins_line and not is_tight and len(value.split()) > 1):
         return True
-    return not begins and not is_tight and value.isalpha() and value.islower()
-
-
-def _before(text: str, start: int) -> str:
-    """Return what stands before a name in its line, as far as it is looked at."""
-    low = max(0, start - _NEAR)
-    return text[max(text.rfind("\n", low, start) + 1, low) : start]
+    return not begins_line and not is_tight and value.isalpha() and value.islower()
 
 
 def _end_of_line(text: str, at: int) -> int:
     """Return where a value ends that goes on to the end of its line, or to a comment."""
     line = text.find("\n", at)
     line = len(text) if line < 0 else line
-    comment = _pattern(r"[ \t](?:#|//|;)").search(text, at, line)
+    comment = compiled(r"[ \t](?:#|//|;)").search(text, at, line)
     end = comment.start() if comment else line
     return at + len(text[at:end].rstrip(" \t\r\\"))
 
 
-def _end(text: str, at: int, pattern: str) -> int:
-    found = _pattern(pattern).match(text, at)
+def _end_of_match(text: str, at: int, pattern: str) -> int:
+    found = compiled(pattern).match(text, at)
     end = found.end() if found else at
     return at + len(text[at:end].rstrip(".:"))
 
@@ -335,36 +364,40 @@ def _is_name(value: str, name: str, before: str, after: str) -> bool:
 
 def _is_code(text: str) -> bool:
     """Return whether this is an expression of a program: a call, a name in another one."""
-    return _pattern(_EXPRESSION).fullmatch(text.rstrip().rstrip(",)}];")[:_NEAR]) is not None
+    return compiled(_EXPRESSION).fullmatch(text.rstrip().rstrip(",)}];")[:_NEAR]) is not None
 
 
 # --- as the next word
 
 
-def _takes_next_word(text: str, start: int, name: str) -> bool:
+def _takes_next_word(named: _Named) -> bool:
     """Return whether the word behind a name is its value: of an option --NAME, of a variable of Docker, of a file .netrc."""
+    name = named.name
     if name.startswith("-"):
-        return text[start - 1 : start] in ("", *" \t\n+\"'=([{,") and (name.startswith("--") or len(name) > 3)
-    before = text[max(0, start - 260) : start]
+        begins_word = named.character_before in ("", *" \t\n+\"'=([{,")
+        return begins_word and (name.startswith("--") or len(name) > 3)  # -pw is none
+    before = named.text[max(0, named.start - 260) : named.start]
     line = before.rpartition("\n")[2]
     if name.lower() in ("password", "passwd"):  # of .netrc, in one line or in several
         login = line if line.strip("+- \t") else before
-        if _pattern(r"\b(?:machine|login|default)\b").search(login):
+        if compiled(r"\b(?:machine|login|default)\b").search(login):
             return True
-    return _pattern(r"[+\- ]?[ \t]*+(?:ENV|setenv|setx|ARG|#define|set[ \t]+-\w+)[ \t]+").fullmatch(line) is not None
+    return compiled(r"[+\- ]?[ \t]*+(?:ENV|setenv|setx|ARG|#define|set[ \t]+-\w+)[ \t]+").fullmatch(line) is not None
 
 
-def _word(text: str, at: int, name: str) -> Iterator[Span]:
-    """Find the word that begins here, or what is in quotes."""
-    if text[at - 1 : at] in ('"', "'") and text[at - 1]:
-        end = _closing(text, at, text[at - 1])
+def _next_word(named: _Named, at: int) -> Iterator[Span]:
+    """Find the word that begins at `at`, or what is in quotes there: no option, and no small word of a sentence."""
+    text = named.text
+    if text[at - 1 : at] in ('"', "'"):
+        end = _end_of_quoted(text, at, text[at - 1])
     else:
-        found = _pattern(r"[^\s\"'`]+").match(text, at)
+        found = compiled(r"[^\s\"'`]+").match(text, at)
         end = found.end() if found else at
-        end -= text[at:end].endswith((",", ")", ":", "]"))
+        if text[at:end].endswith((",", ")", ":", "]")):
+            end -= 1
     word = text[at:end]
-    if not word.startswith("-") and _pattern(_SMALL).fullmatch(word) is None:
-        yield from _if_value(at, end, text, name)
+    if not word.startswith("-") and compiled(_SMALL).fullmatch(word) is None:
+        yield from _if_value(at, end, text, named.name)
 
 
 # --- of commands, calls and SQL
@@ -398,6 +431,6 @@ _COMMANDS = (
 def arguments(text: str) -> Iterator[Span]:
     """Find what commands, calls and SQL take as a secret without a name for it: `curl -u`, `login("...")`."""
     for command in _COMMANDS:
-        for found in _pattern(command).finditer(text):
+        for found in compiled(command).finditer(text):
             if is_value(found["secret"], "password"):
                 yield found.span("secret")

@@ -1,4 +1,4 @@
-"""Secrets in a diff of git: each file by what it is written in, and nothing of a file that is a secret as a whole. Pure."""
+"""Hides secrets in a diff of git: each file by its syntax, and all of a file that is a secret as a whole. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from ddplaunch.system.redaction import HIDDEN, Redactor, Syntax
 
 _HEADER = "diff --git "
-_AHEAD = 4  # so many times the characters that are wanted are looked at, since secrets become shorter
+_AHEAD = 4  # of a file, so many times the characters that are wanted are read, since secrets become shorter
 _SECRET_FILES = re.compile(
     r"(?:^|[/ \"])(?:\.env[^/\"]*|[^/\"]*\.env|\.?_?netrc|\.npmrc|\.pypirc|\.pgpass|\.htpasswd|\.git-credentials|\.dockercfg"
     r"|\.s3cfg|\.boto|\.vault-token|\.my\.cnf|\.docker/config\.json|\.kube/config|kubeconfig[^/\"]*|id_[a-z0-9_]+"
@@ -27,15 +27,15 @@ _CODE = re.compile(
 
 
 def diff(text: str, redactor: Redactor, most: int) -> str:
-    """Return the diff without secrets, of a long one the first `most` characters or so.
+    """Return the diff without secrets, of a long one at most the first `most` characters.
 
-    What stands before the first file is left out: it is the rest of one that nobody can name.
+    What stands before the first file is left out: it is the rest of a file whose name is not known.
     """
     at = 0 if text.startswith(_HEADER) else text.find(f"\n{_HEADER}") + 1
+    if at == 0 and not text.startswith(_HEADER):  # no file begins
+        return ""
     pieces: list[str] = []
     length = 0
-    if at == 0 and not text.startswith(_HEADER):
-        return ""
     while at < len(text) and length < most:
         following = text.find(f"\n{_HEADER}", at)
         end = len(text) if following < 0 else following + 1
@@ -47,11 +47,11 @@ def diff(text: str, redactor: Redactor, most: int) -> str:
 
 
 def _file(text: str, redactor: Redactor) -> str:
-    """Return what is changed in one file, without secrets."""
+    """Return what is changed in one file, from the line `diff --git a/OLD b/NEW`, without secrets."""
     header, newline, changes = text.partition("\n")
-    names = header.removeprefix(_HEADER)
-    before = re.split(r"\"? \"?b/", names, maxsplit=1)[0]  # its name before the change
-    if _SECRET_FILES.search(names) or _SECRET_FILES.search(before):
+    names = header.removeprefix(_HEADER)  # which end with the new one
+    old_name = re.split(r"\"? \"?b/", names, maxsplit=1)[0]
+    if _SECRET_FILES.search(names) or _SECRET_FILES.search(old_name):
         redactor.hidden += 1
         return f"{header}\n{HIDDEN}\n"
     syntax = Syntax.CODE if _CODE.search(names) else Syntax.SETTINGS if _SETTINGS.search(names) else Syntax.ANY

@@ -1,4 +1,4 @@
-"""Which names are those of secrets, and which values beside such a name are none. Pure."""
+"""Says whether a name is that of a secret, and whether a value beside such a name is one. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LONGEST = 100  # characters of a name that are looked at, the last ones
 PARTS = ("token", "secret", "pass", "pw", "cred", "key", "auth", "cookie", "jwt", "webhook", "bearer", "pat")
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 # words that say nothing of what a value is: they are dropped from the end of a name
-_EMPTY = frozenset((
+_SAYING_NOTHING = frozenset((
     "value", "val", "str", "string", "text", "plain", "plaintext", "raw", "b64", "base64", "default", "encoded", "new",
     "old", "prod", "dev", "test", "staging", "main", "my",
 ))  # fmt: skip
 # a name that ends so says where a secret is, or tells of one
-_ABOUT = frozenset((
+_TELLING_OF_ONE = frozenset((
     "file", "files", "path", "paths", "dir", "directory", "folder", "location", "name", "names", "ref", "refs", "url",
     "uri", "endpoint", "host", "env", "var", "variable", "variables", "id", "ids", "type", "types", "kind", "count",
     "counts", "counter", "len", "length", "limit", "budget", "size", "sizes", "num", "number", "dim", "dims", "index",
@@ -33,26 +33,35 @@ _ABOUT = frozenset((
     "scopes", "error", "errors", "field", "fields", "header", "column", "strategy", "classification", "parallel",
 ))  # fmt: skip
 # of these the id is as secret, or useless to hide but for what it is beside
-_IDS = frozenset(("key", "secret"))
+_WITH_SECRET_ID = frozenset(("key", "secret"))
 _PASSWORDS = frozenset((
     "password", "passwords", "passwd", "passphrase", "passcode", "secret", "secrets", "credential", "credentials",
     "creds", "passwort", "userpassword",
 ))  # fmt: skip
-_ENDINGS = ("password", "passwd", "passphrase", "secret", "credentials")
-_KEYS = ("apikey", "secretkey", "accesskey", "privatekey", "encryptionkey", "signingkey", "authkey", "accountkey")
-_KEYS_OF = frozenset((
+_PASSWORD_ENDINGS = ("password", "passwd", "passphrase", "secret", "credentials")
+_KEY_ENDINGS = (
+    "apikey",
+    "secretkey",
+    "accesskey",
+    "privatekey",
+    "encryptionkey",
+    "signingkey",
+    "authkey",
+    "accountkey",
+)
+_BEFORE_KEY = frozenset((
     "api", "access", "secret", "private", "encryption", "encrypt", "signing", "sign", "auth", "account", "shared",
     "master", "service", "deploy", "client", "storage", "app", "application", "webhook", "ssh", "gpg", "pgp", "aes",
     "hmac", "rsa", "license", "subscription", "wandb", "openai", "hf", "huggingface", "anthropic", "aws", "gcp", "azure",
     "google", "github", "gitlab", "comet", "neptune", "mlflow", "stripe", "cookie", "jwt", "crypto", "admin", "consumer",
     "ssl", "tls", "fernet", "refresh", "vault", "server", "s3", "minio", "host", "kaggle",
 ))  # fmt: skip
-_PASS_OF = frozenset((
+_BEFORE_PASS = frozenset((
     "db", "database", "user", "smtp", "mail", "email", "ftp", "login", "admin", "root", "redis", "mysql", "postgres",
     "pg", "mongo", "rabbitmq", "ldap", "ssh", "sudo", "become", "proxy",
 ))  # fmt: skip
-# tokens of a text, not of a login
-TEXTS = frozenset((
+# words before "token": the token is one of a text, not of a login
+BEFORE_TEXT_TOKEN = frozenset((
     "max", "min", "num", "n", "no", "pad", "eos", "bos", "unk", "cls", "sep", "mask", "masked", "special", "image",
     "video", "audio", "next", "last", "first", "per", "prev", "previous", "stop", "start", "end", "begin", "text",
     "patch", "vision", "visual", "query", "target", "source", "src", "tgt", "input", "output", "add", "register", "each",
@@ -62,7 +71,7 @@ TEXTS = frozenset((
     "language", "domain", "sentinel", "separator", "newline", "blank", "space", "null", "empty", "gist", "answer", "label",
     "reg", "draft", "fim", "soft", "time", "action", "illegal", "unknown",
 ))  # fmt: skip
-_LOGINS = frozenset((
+_BEFORE_LOGIN_TOKENS = frozenset((
     "access", "api", "auth", "secret", "bearer", "refresh", "github", "gitlab", "hf", "id", "session", "security",
 ))  # fmt: skip
 
@@ -73,14 +82,15 @@ def is_secret(name: str) -> bool:
     lowered = name[-LONGEST:].lower()
     if not any(part in lowered for part in PARTS):
         return False
-    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]
-    while len(words) > 1 and words[-1] in _EMPTY:
+    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]  # of hf_token, dbPassword
+    while len(words) > 1 and words[-1] in _SAYING_NOTHING:
         words.pop()
     if not words:
         return False
     if "webhook" in words or lowered.endswith("webhook"):
         return True
-    if words[-1] in _ABOUT and not (words[-1] == "id" and words[-2:-1] and words[-2] in _IDS):
+    is_secret_id = len(words) > 1 and words[-1] == "id" and words[-2] in _WITH_SECRET_ID
+    if words[-1] in _TELLING_OF_ONE and not is_secret_id:  # token_file
         return False
     return any(_tells(words, at, is_constant=name.isupper()) for at in range(len(words)))
 
@@ -92,26 +102,26 @@ def is_password(name: str) -> bool:
 
 
 def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
-    """Whether this word, at its place in a name, makes the name that of a secret."""
+    """Whether the word at `at` of a name makes the name that of a secret; `is_constant`: the name is in capitals."""
     word, before, is_last = words[at], words[at - 1] if at else "", at == len(words) - 1
-    if word in _PASSWORDS or word.endswith((*_ENDINGS, *_KEYS)) or word in ("jwt", "authorization"):
+    if word in _PASSWORDS or word.endswith((*_PASSWORD_ENDINGS, *_KEY_ENDINGS)) or word in ("jwt", "authorization"):
         return True
-    if word.endswith("token"):
-        return before not in TEXTS and (is_last or is_constant)  # TOKEN_GITHUB, but not TokenClassificationOutput
+    if word.endswith("token"):  # TOKEN_GITHUB, but not TokenClassificationOutput
+        return before not in BEFORE_TEXT_TOKEN and (is_last or is_constant)
     if word == "tokens":
-        return before in _LOGINS
+        return before in _BEFORE_LOGIN_TOKENS
     if word == "keys":
         return is_last and before in ("api", "access", "secret", "private")
     if word == "key":
-        return before in _KEYS_OF and (is_last or words[at + 1] == "id")
+        return before in _BEFORE_KEY and (is_last or words[at + 1] == "id")
     if not is_last:
         return False
     match word:
         case "auth" | "pwd" | "pw" | "cookie" | "cookies" | "bearer":
             return True
         case "pass":
-            return before in _PASS_OF
-        case "pat":
+            return before in _BEFORE_PASS
+        case "pat":  # personal access token
             return before in ("github", "gh", "gitlab", "azure", "ado")
     return False
 
@@ -135,9 +145,12 @@ _FILE = r"(?:[\w.-]+/)*[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|c
 def is_value(text: str, name: str) -> bool:
     """Whether a text beside the name of a secret is a secret: no placeholder, path, type or switch, and no number of tokens."""
     text = text.strip()
-    if not text or text.lower() in _NOTHING or (len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL)):
+    if not text or text.lower() in _NOTHING:
         return False
-    if not is_password(name) and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text[:40]) and len(text) < 12:
+    if len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
+        return False
+    is_short_number = len(text) < 12 and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text)
+    if is_short_number and not is_password(name):
         return False
     if re.fullmatch(_FILE, text[:1000]):
         return False

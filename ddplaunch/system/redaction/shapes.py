@@ -1,4 +1,4 @@
-"""Secrets that need no name: tokens by their shape, text that only a machine can have chosen, passwords in URLs. Pure."""
+"""Finds secrets that need no name: tokens by their shape, text that only a machine can have chosen, passwords in URLs. Pure."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ _WEBHOOKS = (
 )  # fmt: skip
 _SIGNED = r"(?<=[?&;])(?:sig|signature|key|code|x-(?:amz|goog)-(?:signature|credential|security-token))=([^\s&#\"'<>]+)"
 _SCHEMES = r"\b(?:Bearer|Basic|ApiKey)\s+([A-Za-z0-9._~+/=-]{8,})"
+# the user of a URL: with a password behind a colon, or alone, where it may be a token
 _USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256}(?:@[^\s/?#@\"'<>]{1,128}){0,3})|([^\s/?#@:\"'<>,;]{8,256}))@"
 _AROUND = " \t\n\"'`=(,:[<"  # what may stand before a path
 _RUN = r"[A-Za-z0-9+/_-]{24,}={0,2}"
@@ -42,36 +43,38 @@ _SAMPLE = 4096  # characters from which a long text is judged
 
 
 @cache  # to compile them takes milliseconds, and few commands have to
-def _pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+def compiled(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a pattern compiled, once for all calls."""
     return re.compile(text, flags)
 
 
 def tokens(text: str) -> Iterator[Span]:
     """Find tokens that are known by their beginnings, and webhooks."""
-    for found in _pattern(f"{_BEFORE}(?:{'|'.join(_TOKENS)})|{'|'.join(_WEBHOOKS)}").finditer(text):
+    for found in compiled(f"{_BEFORE}(?:{'|'.join(_TOKENS)})|{'|'.join(_WEBHOOKS)}").finditer(text):
         yield found.span()
 
 
 def headers(text: str) -> Iterator[Span]:
     """Find what follows the scheme of a login: "Bearer ...", but no word of prose."""
-    for found in _pattern(_SCHEMES).finditer(text):
-        if _pattern(r"[A-Za-z]?[a-z]*(?:[/.-][A-Za-z]?[a-z]*)*").fullmatch(found[1]) is None:
+    for found in compiled(_SCHEMES).finditer(text):
+        if compiled(r"[A-Za-z]?[a-z]*(?:[/.-][A-Za-z]?[a-z]*)*").fullmatch(found[1]) is None:
             yield found.span(1)
 
 
 def urls(text: str) -> Iterator[Span]:
     """Find passwords, tokens and signatures in URLs."""
     if "://" in text and "@" in text:
-        for found in _pattern(_USER).finditer(text):
-            group = 1 if found[1] is not None else 2
-            if group == 1:
-                port, slash, _ = found[1].partition("/")
-                if not (slash and port.isdigit()) and not _stands_for(found[1]):
+        for found in compiled(_USER).finditer(text):
+            password, user = found[1], found[2]
+            if password is not None:
+                port, slash, _ = password.partition("/")
+                is_path = slash and port.isdigit()  # HOST:PORT/...@..., where nothing is a password
+                if not is_path and not _stands_for(password):
                     yield found.span(1)
-            elif re.search(r"\d", found[2]) and (len(found[2]) >= 16 or re.search(r"[A-Z]", found[2])):
-                yield found.span(2)
+            elif re.search(r"\d", user) and (len(user) >= 16 or re.search(r"[A-Z]", user)):  # TOKEN@HOST
+                yield found.span(2)  # a token: people's names are shorter or have no digits
     if "=" in text:
-        for found in _pattern(_SIGNED, re.IGNORECASE).finditer(text):
+        for found in compiled(_SIGNED, re.IGNORECASE).finditer(text):
             if not _stands_for(found[1]):
                 yield found.span(1)
 
@@ -84,55 +87,61 @@ def _stands_for(text: str) -> bool:
 def blobs(text: str) -> Iterator[Span]:
     """Find text that looks random, and the lines of base64 that continue it."""
     end = 0
-    for found in _pattern(_RUN).finditer(text):
+    for found in compiled(_RUN).finditer(text):
         start = found.start()
-        if start < end or not is_random(found[0]) or _is_digest(text, start) or _is_path(text, start, found[0]):
+        if start < end:  # in the lines that continue the last one
+            continue
+        if not is_random(found[0]) or _is_digest(text, start) or _is_path(text, start, found[0]):
             continue
         end = found.end()
         yield found.span()
-        while (more := _pattern(_NEXT_LINE).match(text, _line_end(text, end))) is not None:
+        while (more := compiled(_NEXT_LINE).match(text, _line_end(text, end))) is not None:
             end = more.end(1)
             yield more.span(1)
 
 
 def _line_end(text: str, at: int) -> int:
     """Return where a line ends that has but quotes and the like behind this place; else this place."""
-    found = _pattern(r"(?:\\n)?[\"'\\,; \t]*(?=\n)").match(text, at)
+    found = compiled(r"(?:\\n)?[\"'\\,; \t]*(?=\n)").match(text, at)
     return found.end() if found else at
 
 
 def _is_digest(text: str, at: int) -> bool:
     """Whether what begins here is written as a digest: "sha256-..." of a lock file, "SHA256:..." of a public key."""
-    return _pattern(r"sha\d{1,3}[-:]?\Z", re.IGNORECASE).search(text[max(0, at - 8) : at]) is not None
+    return compiled(r"sha\d{1,3}[-:]?\Z", re.IGNORECASE).search(text[max(0, at - 8) : at]) is not None
 
 
 def _is_path(text: str, at: int, found: str) -> bool:
     """Whether the text found here is a path, absolute or of a file: messages name paths, which are no secrets."""
     is_absolute = found.startswith("/") and not found.startswith("//") and found.count("/") > 1
-    is_of_file = "/" in found and _pattern(r"\.[a-z]\w{0,5}\b").match(text, at + len(found)) is not None
+    is_of_file = "/" in found and compiled(r"\.[a-z]\w{0,5}\b").match(text, at + len(found)) is not None
     before = text[at - 1 : at] if at else ""
     return (is_absolute and before in ("", *_AROUND, "~", ".")) or (is_of_file and before in ("", *_AROUND))
 
 
 def is_random(text: str) -> bool:
-    """Whether a text has letters of both cases and digits mixed as no name, path or number in hex has them."""
-    text = re.sub(r"\+0x[0-9a-f]+\Z", "", text[:_SAMPLE].rstrip("="))  # the place in a function
-    if text.startswith("_Z") or _pattern(r"sha\d{1,3}-", re.IGNORECASE).match(text):  # a name in C++, a digest
+    """Whether a text has letters of both cases and digits mixed as no name, path or number in hex has them.
+
+    The shares and limits are such that they divide the tokens from the names, paths and numbers in the tests of redaction.
+    """
+    # without a place in a function, as traces of C have it
+    text = re.sub(r"\+0x[0-9a-f]+\Z", "", text[:_SAMPLE].rstrip("="))
+    if text.startswith("_Z") or compiled(r"sha\d{1,3}-", re.IGNORECASE).match(text):  # a name in C++, a digest
         return False
     kinds = ["a" if one.islower() else "A" if one.isupper() else "0" if one.isdigit() else "" for one in text]
-    letters = [kind for kind in kinds if kind]
-    if len(letters) < 20 or len(kinds) - len(letters) > max(2, len(kinds) // 9) or len(set(letters)) < 3:
+    letters = [kind for kind in kinds if kind]  # and digits
+    signs = len(kinds) - len(letters)
+    if len(letters) < 20 or signs > max(2, len(kinds) // 9) or len(set(letters)) < 3:
         return False
-    changes = sum(one != other for one, other in pairwise(letters))
     parts = re.split(r"[^A-Za-z0-9]+", text)
-    words = sum(map(len, re.findall(r"[A-Z][a-z]{2,}|[a-z]{3,}", text)))
-    if words > 0.55 * len(letters) or all(
-        re.fullmatch(r"[0-9a-f]*|[0-9A-F]*|[A-Z]*|[A-Z]?[a-z]*", part) for part in parts
-    ):
+    in_words = sum(map(len, re.findall(r"[A-Z][a-z]{2,}|[a-z]{3,}", text)))  # characters
+    is_plain = all(re.fullmatch(r"[0-9a-f]*|[0-9A-F]*|[A-Z]*|[A-Z]?[a-z]*", part) for part in parts)
+    if in_words > 0.55 * len(letters) or is_plain:
         return False
-    # of 40 characters are the keys of AWS, which have slashes and no other signs
-    least = 0.48 if len(letters) < 32 else 0.34 if len(text) == 40 and not set(text) & set("-_") else 0.42
-    return changes >= least * len(letters) and _entropy(text) > 3.3
+    is_like_key_of_aws = len(text) == 40 and not set(text) & set("-_")  # these have slashes and no other signs
+    least_changes = 0.48 if len(letters) < 32 else 0.34 if is_like_key_of_aws else 0.42
+    changes = sum(one != other for one, other in pairwise(letters))  # from one kind to another
+    return changes >= least_changes * len(letters) and _entropy(text) > 3.3
 
 
 def _entropy(text: str) -> float:
@@ -154,45 +163,49 @@ def keys(text: str) -> Iterator[Span]:
     """Find keys from their first line to the last, or as far as they go: a hunk of a diff may have only a part."""
     if "-----" not in text:
         return
-    begun, before = None, 0
-    for mark in _pattern(_MARK).finditer(text):
+    begin, last_end = None, 0  # the BEGIN whose END is yet to come; where the last key ended
+    for mark in compiled(_MARK).finditer(text):
         if mark[1] == "BEGIN":
-            if begun is not None:
-                yield from _part(text, begun.start(), begun.end())
-            begun = mark
+            if begin is not None:
+                yield from _without_end(text, begin.start(), begin.end())
+            begin = mark
             continue
-        if begun is not None and "\n@@ " not in text[begun.end() : mark.start()]:
-            yield begun.start(), mark.end()
+        if begin is not None and "\n@@ " not in text[begin.end() : mark.start()]:  # in one hunk
+            yield begin.start(), mark.end()
         else:
-            if begun is not None:
-                yield from _part(text, begun.start(), begun.end())
-            yield _body_before(text, mark.start(), before), mark.end()
-        begun, before = None, mark.end()
-    if begun is not None:
-        yield from _part(text, begun.start(), begun.end())
+            if begin is not None:
+                yield from _without_end(text, begin.start(), begin.end())
+            yield _body_before(text, mark.start(), last_end), mark.end()
+        begin, last_end = None, mark.end()
+    if begin is not None:
+        yield from _without_end(text, begin.start(), begin.end())
 
 
-def _part(text: str, start: int, at: int) -> Iterator[Span]:
-    """Find a key without its end: the lines that look like one, or, in one line, what looks like one."""
-    same_line = _pattern(r"(?:\\[nr]|[A-Za-z0-9+/= ])+").match(text, at)
+def _without_end(text: str, start: int, at: int) -> Iterator[Span]:
+    """Find a key without its last line, whose first one reaches from `start` to `at`: as much as looks like its body.
+
+    The body stands in the same line, with escapes for newlines, or in the lines below.
+    """
+    same_line = compiled(r"(?:\\[nr]|[A-Za-z0-9+/= ])+").match(text, at)
     at = end = same_line.end() if same_line else at
-    rest = _pattern(r"[\"'\\,;+) \t\r]*\n").match(text, at)
-    if rest is not None:
+    rest = compiled(r"[\"'\\,;+) \t\r]*\n").match(text, at)
+    if rest is not None:  # nothing else is in that line
         at = rest.end()
-        while at < len(text) and (found := _pattern(_BODY).match(text, at)) is not None and found[0].strip("+- \n"):
+        while at < len(text) and (found := compiled(_BODY).match(text, at)) is not None and found[0].strip("+- \n"):
             at = end = found.end()
-        end = end - 1 if text[end - 1 : end] == "\n" else end
+        if text[end - 1 : end] == "\n":
+            end -= 1
     if end > start:
         yield start, end
 
 
 def _body_before(text: str, at: int, low: int) -> int:
-    """Return where the body of a key begins whose end is here."""
+    """Return where the body of a key begins whose last line begins at `at`; at `low` at the earliest."""
     start = text.rfind("\n", low, at) + 1 or low
     while start > low:
-        above = text.rfind("\n", low, start - 1) + 1 or low
-        line = text[above:start]
-        if len(line) > 200 or len(line.strip("+- \n")) < 8 or _pattern(_BODY).fullmatch(line) is None:
+        line_start = text.rfind("\n", low, start - 1) + 1 or low
+        line = text[line_start:start]
+        if len(line) > 200 or len(line.strip("+- \n")) < 8 or compiled(_BODY).fullmatch(line) is None:
             break
-        start = above
+        start = line_start
     return start

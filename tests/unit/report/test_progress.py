@@ -42,7 +42,7 @@ def test_the_agent_reads_what_the_script_says_and_the_first_step_of_it(files):
 
 def test_a_shorter_line_overwrites_a_longer_one_and_nan_arrives(files):
     of_worker.progress(10**9, 10**9, **{f"m{n}": 0.1 for n in range(40)})
-    of_worker._file._read_at = -math.inf
+    of_worker._file._converted_at = -math.inf
     of_worker.progress(1, loss=math.nan)
     told = files.progress(1, 3)
     assert (told.step, told.total, told.metrics) == (1, None, (("loss", "nan"),))
