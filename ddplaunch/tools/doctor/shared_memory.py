@@ -29,9 +29,7 @@ _NOTABLE = 1 << 20  # bytes; less lies about after many a program that was kille
 _NAMES_OF_LIBRARIES = re.compile(
     r"torch_|nccl-|psm_|sem\.|mp-|pym-|ucx|vader_segment|btl_vader|osc_rdma|__KMP_|ddplaunch-|cuda\.shm|wnsm_"
 )
-_MODE_OF_SEGMENTS = (
-    0o600  # the mode with which multiprocessing.shared_memory makes a file; copies of data have the umask's
-)
+_MODE_OF_SEGMENTS = 0o600  # with which multiprocessing.shared_memory makes a file; copies of data have the umask's
 _HOST_PIDS = "pid:[4026531836]"  # the first namespace of processes, include/linux/proc_ns.h
 
 
@@ -51,9 +49,7 @@ class SharedMemory(Struct, frozen=True, kw_only=True):
     free: int
     problem: str = ""  # why it cannot be used; "" if it can
     unused: tuple[Segment, ...] = ()
-    sees_all_processes: bool = (
-        True  # of the machine; False: of this container alone, and others may have the files open
-    )
+    sees_all_processes: bool = True  # of the machine; False: of this container, and others may have the files open
 
 
 def read(_subject: Subject) -> SharedMemory:
