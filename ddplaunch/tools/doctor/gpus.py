@@ -122,9 +122,8 @@ def judge(gpus: Gpus) -> Verdict:
     devices, machine = gpus.hardware.devices, gpus.machine
     if machine is None:
         named = some(sorted({device.name or device.kind for device in devices}))
-        facts = (
-            f"{count(len(devices), 'device')}: {named}" if devices else gpus.hardware.device_source
-        )  # why there is none
+        why_none = gpus.hardware.device_source
+        facts = f"{count(len(devices), 'device')}: {named}" if devices else why_none
         return Verdict(facts, (*_job_findings(gpus), *_no_device_findings(gpus.hardware)))
     shown = [gpu for gpu in machine.gpus if _is_visible(gpu, gpus.hardware)]
     indices = {gpu.index for gpu in shown}

@@ -163,9 +163,8 @@ def _chooses_interface(variable: str, value: str, states: dict[str, str]) -> boo
         leaves_out, value = True, value[1:]
     if takes_beginnings and value.startswith("="):
         takes_beginnings, value = False, value[1:]
-    wanted = [
-        name.partition(":")[0].strip() for name in value.split(",") if name.strip()
-    ]  # NCCL: eth0:1 has a port number
+    # behind a colon NCCL takes the number of a port
+    wanted = [name.partition(":")[0].strip() for name in value.split(",") if name.strip()]
     if variable == "GLOO_SOCKET_IFNAME":  # each name makes a device, and one that fails ends the worker
         return all(name in states for name in wanted)
     matches = str.startswith if takes_beginnings else str.__eq__

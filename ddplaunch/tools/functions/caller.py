@@ -56,14 +56,11 @@ class Caller:
         self._resources.callback(function.close)
         self._resources.callback(self._close_connections)
         self._workers: dict[int, WorkerConnection] = {}  # of the latest generation, by rank
-        self._without_rank: set[WorkerConnection] = (
-            set()
-        )  # workers that have sent no hello, or are of an earlier generation
+        self._without_rank: set[WorkerConnection] = set()  # that have sent no hello, or are of an earlier generation
         self._stack_files = StackFiles()
         self._open_pipes = 0  # from the command, that are not at their end: two of output, and the control socket
-        self._give_up_agent = self._loop.timer(
-            None, lambda: None
-        )  # set once the command has ended; its agent may live on
+        # set once the command has ended; its agent may live on
+        self._give_up_agent = self._loop.timer(None, lambda: None)
         self._world_size = 0
         self._cannot_send: CannotSend | None = None
         self._is_ending = False
@@ -114,7 +111,7 @@ class Caller:
         path = ""
         if self._spec.start_method == "forkserver":  # which imports from where this program does
             path = "\n".join(import_path())
-            if len(os.fsencode(path)) >= _LONGEST_PATH:
+            if len(os.fsencode(path)) >= _LONGEST_PATH:  # it does not fit into a variable
                 path = ""
         self._control, theirs = socket.socketpair()
         self._resources.enter_context(self._control)
@@ -130,7 +127,7 @@ class Caller:
             )
         self._resources.enter_context(self._process)  # waits for it
         self._resources.callback(self._process.kill)  # does nothing unless we were interrupted more than once
-        # what is collected has the variables of the workers, too
+        # without the variables of the workers, which are among what is collected
         self._control.sendall(order.encode(Order.of(collected, replace(self._spec, env=()))) + b"\n")
         self._control.setblocking(False)
         self._open_pipes = 1  # the control socket
@@ -234,7 +231,7 @@ class Caller:
         try:
             connection = self._listener.accept()
         except OSError as error:
-            self._loop.unwatch(self._listener.socket)  # which stays on_readable while the job is ended
+            self._loop.unwatch(self._listener.socket)  # which stays readable while the job is ended
             hint = f"; {MORE_OPEN_FILES}" if error.errno == errno.EMFILE else ""
             raise exceptions.JobError(f"cannot take the connection of a worker: {error.strerror}{hint}") from None
         if connection is not None:
@@ -260,9 +257,8 @@ class Caller:
         if self._spec.timeout is not None:
             stacks_at = self._spec.timeout - min(_BEFORE_TIMEOUT, self._spec.timeout / 10)  # seconds from the beginning
             stacks_after = max(0.01, stacks_at - (time.monotonic() - self._began))
-            payload = replace(
-                payload, descriptors=(*payload.descriptors, self._stack_files.renew(rank))
-            )  # the last one
+            file = self._stack_files.renew(rank)
+            payload = replace(payload, descriptors=(*payload.descriptors, file))  # the worker takes the last one for it
         return WorkerCall(payload, {"result_limit": self._result_limit, "stacks_after": stacks_after})
 
     # --- the end

@@ -110,9 +110,8 @@ class WorkerConnection:
         self._result_limit = result_limit  # bytes
         self._buffer = bytearray(HELLO.size)  # for the part that the worker sends next
         self._filled = 0  # bytes of it that have come
-        self._on_part: Callable[[], bool] = (
-            self._on_hello
-        )  # called when it is full; returns whether another part follows
+        # called when the buffer is full; returns whether another part follows
+        self._on_part: Callable[[], bool] = self._on_hello
         self._kind = b""  # of the reply
         self._queue: list[tuple[memoryview, tuple[int, ...]]] = []  # for the worker: data, with descriptors beside them
         self._descriptors: tuple[int, ...] = ()  # to be closed once they are sent

@@ -188,11 +188,10 @@ class CallOutcome:
         `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout.
         """
         first = self._first
-        report = _OPTION.sub(_as_keyword, self._report)
         if self._why == "timed_out":
-            return timed_out(report, stacks(), returned)
+            return timed_out(_with_keywords(self._report), stacks(), returned)
         if first is None:
-            no_worker_failed = from_report(JobError, report or _without_report(status))
+            no_worker_failed = from_report(JobError, _with_keywords(self._report) or _without_report(status))
             no_worker_failed.status = abs(status)  # negative: a signal killed the command
             return no_worker_failed
         exception = raised(first["rank"])
@@ -203,10 +202,14 @@ class CallOutcome:
         return error
 
 
-def _as_keyword(found: re.Match[str]) -> str:
-    """Return an option of a report as the keyword of `launch()`: "--max-restarts" gives "max_restarts"; others stay."""
-    name = found[1].replace("-", "_")
-    return name if name in BY_NAME else found[0]
+def _with_keywords(report: str) -> str:
+    """Return a report with options as keywords of `launch()`: "--max-restarts" becomes "max_restarts"; unknown ones stay."""
+
+    def keyword(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return name if name in BY_NAME else found[0]
+
+    return _OPTION.sub(keyword, report)
 
 
 def _without_report(status: int) -> str:

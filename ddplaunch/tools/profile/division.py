@@ -140,7 +140,8 @@ def _waits(joined: Sequence[Joined]) -> dict[int, dict[int, list[Span]]]:
         last_came = each.calls[each.last].arrived
         for rank, call in each.calls.items():
             if call.arrived < last_came:
-                until = min(last_came, max(call.ended, call.arrived))  # a call may end before, as one that only sends
+                # a call may end before the last rank comes, as that of the rank that broadcasts
+                until = min(last_came, max(call.ended, call.arrived))
                 waits.setdefault(rank, {}).setdefault(each.last, []).append((call.arrived, until))
     return waits
 

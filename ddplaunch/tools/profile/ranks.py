@@ -107,7 +107,7 @@ class Alignment(Struct, frozen=True):
 
 
 def align(before: Sequence[Ping], after: Sequence[Ping], *, same: bool) -> Alignment:
-    """Compare the clock of a rank with ours, by pings before and after the profile; `same`: it is ours."""
+    """Compare the clock of a rank with ours, by pings before and after the profile; `same`: all ranks have one, which will do."""
     if same or not before:
         return Alignment()
     first = min(before, key=lambda ping: ping.round_trip)
@@ -304,16 +304,17 @@ class _Profile:
 
     def begin(self) -> None:
         """Have all ranks record, as far as they begin soon enough after the first one."""
-        until = clock.now() + requests.reached_within(requests.Profile(0)) + _ON_THE_WAY
+        until = clock.now() + requests.reached_within(requests.Profile(0)) + _ON_THE_WAY  # the same for any rank
         while True:
             self._ask_more()
-            if not self._not_asked and not self._wait(0.0, _is_recording):
+            all_were_asked = not self._not_asked
+            if all_were_asked and not self._wait(0.0, _is_recording):
                 return
             if any(map(_is_recording, self.ranks)):
                 until = min(until, clock.now() + _BEFORE_OTHERS)
             if clock.now() >= until:
                 return
-            self._wait(0.1, _has_come if self._not_asked else _is_recording)
+            self._wait(0.1, _is_recording if all_were_asked else _has_come)
 
     def _ask_more(self) -> None:
         """Ask for further ranks, as long as few of their workers have not come."""

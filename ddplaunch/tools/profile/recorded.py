@@ -24,10 +24,8 @@ _MOST = 100_000  # samples, and entries of recorders
 _PIECE = 1 << 20  # bytes
 # a trace as torch writes it has a twentieth of its size once it is packed, and an entry for each 50 bytes at most
 _MOST_TIMES_PACKED, _ANY_MAY_HAVE = 64, 16 << 20  # bytes
-_BYTES_OF_EVENT, _TIMES_TRACE = (
-    350,
-    6,
-)  # bytes that an Event takes; how many times the memory of a trace its events may take
+_BYTES_OF_EVENT = 350  # that an Event takes
+_TIMES_TRACE = 6  # times the memory of a trace that its events may take
 _MAY_LAST = 60_000_000_000  # nanoseconds beyond the end of a profile that something in it may last
 _MOST_APART = 2_000_000  # nanoseconds between the calls that torch records of one collective
 _FEW_COLLECTIVES = 10  # of which no pace can be told
@@ -161,7 +159,7 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
     """
     end_of_head = data.find(b"\n") + 1
     first = bytes(data[:end_of_head])
-    check_density(first)
+    check_density(first)  # a short text may decode to gigabytes of values
     head: _Head = _decode_head(first)
     check_density(data, end_of_head, container=_BYTES_OF_EVENT, times=_TIMES_TRACE)
     trace: _Trace = _decode_trace(memoryview(data)[end_of_head:])
@@ -190,6 +188,7 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
         groups=head.groups,
         slowdown=_slowdown(head.entries, times),
         unmatched=unmatched,
+        # what went by on the time of day beside what went by on the monotonic clock
         clock_moved=abs((times.stopped - times.asked) - (times.mono_stopped - times.mono)),
     )
 

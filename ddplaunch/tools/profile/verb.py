@@ -139,11 +139,7 @@ def show(
 
 
 def _result(run: Known, profiled: Sequence[_Profiled]) -> _Result:
-    """Return what the ranks tell together.
-
-    Raises:
-        LaunchError: no rank could be profiled.
-    """
+    """Return what the ranks tell together; raise LaunchError if no rank could be profiled."""
     found = [one.found for one in profiled if one.found is not None]
     if not found:
         problems = [f"{who} {why}" for who, why in _failures(profiled)]
@@ -197,12 +193,12 @@ def _path(run: Known) -> str:
 def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]:
     """Read what the ranks have sent, with times on our clock; a rank whose trace is malformed has failed."""
     sent = [rank for rank in recorded if rank.phase == "sent"]
-    machines = {rank.hello.boot for rank in sent}
+    are_on_one_machine = len({rank.hello.boot for rank in sent}) == 1  # whose clock then is the common one
     profiled = []
     for rank in recorded:
         # all ranks of a machine have the same clock: the best of their comparisons with ours counts
         same_machine = [other for other in sent if other.hello.boot and other.hello.boot == rank.hello.boot] or [rank]
-        alignments = [align(one.pings_before, one.pings_after, same=len(machines) == 1) for one in same_machine]
+        alignments = [align(one.pings_before, one.pings_after, same=are_on_one_machine) for one in same_machine]
         best = min(alignments, key=lambda alignment: alignment.error)
         one = _Profiled(rank, hosts.get(rank.rank, ""), best)
         profiled.append(one)

@@ -246,7 +246,10 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
     # a site may print messages at each submission
     if message := f"{done.stderr}{_JOB.sub('', done.stdout)}".strip():
         notify(message)
-    return Submitted(id=found[-1][0], cluster=found[-1][1] or None) if found else None
+    if not found:
+        return None
+    job_id, cluster = found[-1]
+    return Submitted(id=job_id, cluster=cluster or None)
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -97,10 +97,8 @@ class _Watch:
 
     def run(self) -> int:
         """Report each change of the job's state, and show its output, until the job is over; return the exit status."""
-        interval, query_at = (
-            FIRST_INTERVAL,
-            0.0,
-        )  # seconds between queries, longer as long as nothing changes; monotonic
+        interval = FIRST_INTERVAL  # seconds between queries, more and more of them as long as nothing changes
+        query_at = 0.0  # monotonic
         while True:
             now = time.monotonic()
             if now >= query_at:

@@ -108,7 +108,7 @@ def _request_for(item: pytest.Function) -> RankRequest:
     values = {name: value for name, value in given.items() if name not in params or params[name] is not value}
     if item.instance is not None:
         values |= {f"self.{name}": value for name, value in vars(item.instance).items()}
-    wrong = ""  # as above
+    wrong = ""  # shown outside of `except`, so that pytest shows no traceback of ours
     for name, value in values.items():
         try:
             close(dumps(value)[1])

@@ -194,9 +194,8 @@ class _Examination:
         # what was measured with a node that is lost says nothing of the other one
         ways = {direction: way for direction, way in replies.ways.items() if alive.issuperset(direction)}
         name = self._name_of_first()
-        is_needed = (
-            self._allocation.endpoint.address == name
-        )  # it was typed, as by --master-addr: workers get this name
+        # it was typed, as by --master-addr, so that workers get this name
+        is_needed = self._allocation.endpoint.address == name
         return [
             *agreement.judge_lost(names, self._nodes.lost, self._allocation.nnodes[0]),
             *self._failed,

@@ -250,11 +250,7 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
 
 
 def _targets(rendezvous: Rendezvous) -> list[Target]:
-    """Return all sockets at which node 0 may listen: each address of each of its names, at each port.
-
-    Raises:
-        LaunchError: no name has an address.
-    """
+    """Return all sockets at which node 0 may listen: each address of each of its names, at each port; raise if there is none."""
     with waiting():
         answers = [look_up(name, lambda: None) for name in rendezvous.addresses]
     targets = []
@@ -271,11 +267,7 @@ def _targets(rendezvous: Rendezvous) -> list[Target]:
 
 
 def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Peer:
-    """Try all targets again and again, until one is node 0.
-
-    Raises:
-        LaunchError: none is in time.
-    """
+    """Try all targets again and again, until one is node 0; raise LaunchError if none is in time."""
     peers: list[Peer] = []
     reasons: dict[str, str] = {}  # by target, why it is not node 0 so far
     dialer = Dialer(
@@ -316,7 +308,7 @@ class _Answering:
         self._has_ended = False
         self._fault = ""  # why this node answers no more: what claims to be node 0 is none, or is silent
         self._idle = loop.timer(loop.now() + _IDLE, self._on_idle)
-        peer.admit()
+        peer.admit()  # take long messages, too: it has proved the key
         peer.received, peer.closed = self._on_message, self._on_closed
         hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
         peer.send(msgspec.json.encode(hello))
@@ -339,6 +331,7 @@ class _Answering:
         return OK
 
     def _on_message(self, data: bytes) -> None:
+        """Take the order, which comes first, and then answer requests. Called by the peer."""
         self._idle.set(self._loop.now() + _IDLE)
         try:
             if self._examinee is not None:

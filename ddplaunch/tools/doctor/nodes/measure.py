@@ -128,15 +128,12 @@ def measure(request: Measure, token: str) -> Way:
     targets = [(address, port) for address in request.addresses for port in request.ports]
     answered, errors = connect(targets, token, request.node_rank)
     try:
-        reached = {address for address, _ in answered}
-        address = next(
-            (address for address in request.addresses if address in reached), None
-        )  # they are the likeliest first
-        if address is None:
-            why_by_port = {
-                port: why for (_, port), why in reversed(errors.items())
-            }  # of several addresses the first error
+        reached = [address for address in request.addresses if any(address == one for one, _ in answered)]
+        if not reached:
+            # of several addresses the first error
+            why_by_port = {port: why for (_, port), why in reversed(errors.items())}
             return Way(blocked=tuple(Blocked(port, why) for port, why in why_by_port.items()))
+        address = reached[0]  # they are the likeliest first
         blocked = tuple(
             Blocked(port, errors[address, port]) for port in request.ports if (address, port) not in answered
         )
@@ -183,22 +180,14 @@ class _Attempt:
         self._received = b""
 
     def greet(self, hello: bytes) -> None:
-        """Say hello, once the socket is writable.
-
-        Raises:
-            OSError: it is so because the kernel could not connect.
-        """
+        """Say hello once the socket is writable; raise OSError if it is so because the kernel could not connect."""
         if number := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(number, os.strerror(number))
         self.sock.send(hello)  # an empty socket takes it
         self.is_greeted = True
 
     def has_proved(self, expected: bytes) -> bool:
-        """Read what has come; return whether the proof is whole.
-
-        Raises:
-            OSError: the connection has failed, or leads to something else.
-        """
+        """Read what has come; return whether the proof is whole. Raise OSError if the connection leads to something else."""
         data = self.sock.recv(_PROOF - len(self._received))
         self._received += data
         if self._received == expected:
