@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ddplaunch.plan.devices.sysfs import Mount
 from ddplaunch.tools.doctor import Subject
 from ddplaunch.tools.doctor.files import Place, judge, kind_of, read_place
+from tests.verdicts import found
 
 GIB = 1 << 30
 PLACE = Place(
@@ -40,8 +41,7 @@ HERE = Subject(env={}, python="python")
     ],
 )
 def test_a_folder_is_slow_if_it_fails_and_a_job_goes_on_without_it(changes, title):
-    found = [(one.severity, one.title) for one in judge("home", replace(PLACE, **changes)).findings]
-    assert found == ([("slow", title)] if title else [])
+    assert found(judge("home", replace(PLACE, **changes))) == ([("slow", title)] if title else [])
 
 
 def test_a_folder_that_is_yet_to_be_made_is_tried_above_it_and_nothing_is_left(tmp_path: Path):

@@ -7,6 +7,7 @@ from ddplaunch.plan.devices import Device, Hardware
 from ddplaunch.plan.devices.gpu_health import Health, Holder, Machine, Pair
 from ddplaunch.plan.devices.interpreter import TorchBuild
 from ddplaunch.tools.doctor.gpus import Gpus, UsingProcess, judge
+from tests import verdicts
 
 GIB = 1 << 30
 DEVICES = tuple(Device(kind="cuda", index=at, token=str(at), uuid=f"GPU-{at}", name="H200") for at in range(2))
@@ -19,7 +20,7 @@ OURS = UsingProcess(is_ours=True, uid=1000, command="python train.py", seconds=7
 
 
 def found(gpus: Gpus) -> list[tuple[str, str]]:
-    return [(one.severity, one.title) for one in judge(gpus).findings]
+    return verdicts.found(judge(gpus))
 
 
 def with_first(**changes: object) -> Gpus:

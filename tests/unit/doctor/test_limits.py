@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.plan.devices.sysfs import GroupLimit, group_limit
-from ddplaunch.tools.doctor import Subject, Verdict
+from ddplaunch.tools.doctor import Subject
 from ddplaunch.tools.doctor.limits import Groups, Limit, Ulimits, judge_groups, judge_ulimits, read_groups, read_ulimits
+from tests.verdicts import found
 
 GIB = 1 << 30
 ENDLESS = Limit(-1, -1)
@@ -19,10 +20,6 @@ ULIMITS = Ulimits(
     address_space=ENDLESS,
 )
 GROUPS = Groups(memory=64 * GIB, available=60 * GIB, machine_cpus=8, cpus=8)
-
-
-def found(verdict: Verdict) -> list[tuple[str, str]]:
-    return [(one.severity, one.title) for one in verdict.findings]
 
 
 @pytest.mark.parametrize(

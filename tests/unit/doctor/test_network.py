@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.tools.doctor import Subject, Verdict
+from ddplaunch.tools.doctor import Subject
 from ddplaunch.tools.doctor.network import (
     Clock,
     Interfaces,
@@ -19,12 +19,9 @@ from ddplaunch.tools.doctor.network import (
     read_name,
     read_ports,
 )
+from tests.verdicts import found
 
 HERE = Subject(env={}, python="python")
-
-
-def found(verdict: Verdict) -> list[tuple[str, str]]:
-    return [(one.severity, one.title) for one in verdict.findings]
 
 
 @pytest.mark.parametrize(

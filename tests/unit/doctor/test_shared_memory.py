@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ddplaunch.tools.doctor import shared_memory
 from ddplaunch.tools.doctor.shared_memory import Segment, SharedMemory, judge
+from tests.verdicts import found
 
 GIB, MIB = 1 << 30, 1 << 20
 SHM = SharedMemory(size=24 * GIB, free=20 * GIB)
@@ -32,7 +33,7 @@ LEFT = tuple(Segment(path=f"/dev/shm/torch_{pid} x", size=2 * GIB, age=7200.0) f
     ],
 )
 def test_its_size_its_room_and_its_content_are_judged(shm, finding):
-    assert [(one.severity, one.title) for one in judge(shm).findings] == ([finding] if finding else [])
+    assert found(judge(shm)) == ([finding] if finding else [])
 
 
 def test_files_that_are_left_come_with_the_line_that_removes_exactly_them():
