@@ -61,13 +61,14 @@ class Caller:
         self._open_pipes = 0  # from the command, that are not at their end: two of output, and the control socket
         # set once the command has ended; its agent may live on
         self._give_up_agent = self._loop.timer(None, lambda: None)
-        self._world_size = 0
-        self._cannot_send: CannotSend | None = None
-        self._is_ending = False
+        self._world_size = 0  # until a worker has said hello
+        self._cannot_send: CannotSend | None = None  # why a worker got no call, which `_wait` raises
+        self._is_ending = False  # it is being stopped: no worker gets a call any more
         self._is_muted = False  # the caller's own stream has raised: no output is forwarded any more
         self._partial_line = b""  # from the control socket
         self._outcome = exceptions.CallOutcome()
         self._stop_signal = stop_signal(spec)
+        # what a Ctrl-C here sends to the command
         self._interrupt = signal.SIGINT if signal.SIGINT in spec.stop_signals else self._stop_signal
         self._listener = WorkerListener()
         self._resources.callback(self._listener.close)
@@ -100,14 +101,7 @@ class Caller:
 
     def _start(self, collected: list[Given]) -> None:
         """Start the ddplaunch command in a session of its own; `collected` are the options of its order, sent on a socket."""
-        if not sys.executable:
-            raise exceptions.JobError(
-                "this program has no Python interpreter to start workers with (sys.executable is empty)"
-            )
-        try:
-            check_kernel()
-        except LaunchError as error:
-            raise exceptions.JobError(f"{error.message}; {error.hint}") from None
+        _check_can_start()
         path = ""
         if self._spec.start_method == "forkserver":  # which imports from where this program does
             path = "\n".join(import_path())
@@ -246,7 +240,7 @@ class Caller:
         try:
             payload = self._function.payload()
         except CannotSend as error:
-            self._cannot_send = error  # `_wait` raises it
+            self._cannot_send = error
             return None
         self._without_rank.discard(worker)
         if rank in self._workers:  # of the generation before
@@ -302,3 +296,14 @@ class Caller:
         for worker in (*self._workers.values(), *self._without_rank):
             worker.close()
         self._stack_files.close()
+
+
+def _check_can_start() -> None:
+    """Raise a JobError if no command can be started from this program, or on this kernel."""
+    if not sys.executable:
+        why = "this program has no Python interpreter to start workers with (sys.executable is empty)"
+        raise exceptions.JobError(why)
+    try:
+        check_kernel()
+    except LaunchError as error:
+        raise exceptions.JobError(f"{error.message}; {error.hint}") from None

@@ -276,11 +276,16 @@ def _about_last(last: Last) -> Iterator[tuple[str, str]]:
 
 def _failures(profiled: Sequence[_Profiled]) -> list[tuple[str, str]]:
     """Return which ranks failed, and why, each reason once."""
-    by_reason: dict[str, list[int]] = {}
-    for one in profiled:
-        if one.found is None:
-            by_reason.setdefault(one.conversation.why, []).append(one.rank)
-    return [(_each(ranks), why) for why, ranks in by_reason.items()]
+    reasons = _by_text((one.rank, one.conversation.why) for one in profiled if one.found is None)
+    return [(_each(ranks), why) for why, ranks in reasons.items()]
+
+
+def _by_text(told: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """Return the ranks of which each text is told."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in told:
+        ranks.setdefault(text, []).append(rank)
+    return ranks
 
 
 def _each(ranks: Collection[int]) -> str:
@@ -293,21 +298,15 @@ def _notes(result: _Result, wish: Wish) -> Iterator[tuple[str, str]]:
     profiled = result.profiled
     for who, why in _failures(profiled):
         yield f"{who} {why}", ODD
-    noted: dict[str, list[int]] = {}
-    for one in profiled:
-        if one.conversation.note:
-            noted.setdefault(one.conversation.note, []).append(one.rank)
+    notes = _by_text((one.rank, one.conversation.note) for one in profiled if one.conversation.note)
     have_trace = {one.rank for one in profiled if one.found is not None}
-    for note, ranks in noted.items():
+    for note, ranks in notes.items():
         if not have_trace.isdisjoint(ranks):
             yield f"{these_ranks(ranks)}: {note}", ODD
     if wish.memory:
-        no_history: dict[str, list[int]] = {}
-        for one in profiled:
-            kept = one.conversation.hello.memory
-            if isinstance(kept, str) and kept != "yes":  # why not
-                no_history.setdefault(kept, []).append(one.rank)
-        for why, ranks in no_history.items():
+        kept = [(one.rank, one.conversation.hello.memory) for one in profiled]
+        why_not = _by_text((rank, why) for rank, why in kept if isinstance(why, str) and why != "yes")
+        for why, ranks in why_not.items():
             yield f"no history of memory: {_each(ranks)} {why}", ODD
     if not any(one.steps for one in result.divisions):
         yield "no step of an optimizer began and ended in that time, so all of it is divided", ODD
