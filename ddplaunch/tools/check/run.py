@@ -132,7 +132,7 @@ class _Rank:
 
 
 class _Runs:
-    """The ranks of one check."""
+    """The ranks of one check: starts a process for each, a few at a time, and gathers what they did."""
 
     def __init__(
         self,

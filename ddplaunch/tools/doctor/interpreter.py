@@ -146,8 +146,8 @@ def satisfies(version: str, specifiers: str) -> bool:
         matched = re.fullmatch(r"\s*(>=|<=|==|!=|~=|<|>)\s*([\d.]+?)(\.\*)?(?:\+\w+)?\s*", part)
         if matched is None:
             continue
-        operator, wanted = matched[1], release(matched[2])
-        length = len(wanted) if matched[3] else max(len(has), len(wanted))
+        operator, wanted, wildcard = matched[1], release(matched[2]), matched[3]
+        length = len(wanted) if wildcard else max(len(has), len(wanted))  # "==2.*" compares one number
         left, right = _padded(has, length), _padded(wanted, length)
         fits = {
             ">=": left >= right,

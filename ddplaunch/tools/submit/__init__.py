@@ -255,13 +255,12 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for sbatch, which it exports to the job: none of a job, task or worker in which this is run."""
     kept = without_other_places(without_worker_place(env), None, 0)  # for no cluster, and no world
-    if "SLURM_JOB_ID" not in env and "SLURM_JOBID" not in env:
+    is_in_job = "SLURM_JOB_ID" in env or "SLURM_JOBID" in env
+    if not is_in_job:
         return kept
-    return {
-        name: value
-        for name, value in kept.items()
-        if name in _OF_THE_CLUSTER or not (name.startswith(_PREFIXES_OF_JOB) or name in _DEVICES_OF_JOB)
-    }
+    of_job = {name for name in kept if name.startswith(_PREFIXES_OF_JOB) or name in _DEVICES_OF_JOB}
+    of_job -= {*_OF_THE_CLUSTER}
+    return {name: value for name, value in kept.items() if name not in of_job}
 
 
 def _reason(stderr: str) -> str:

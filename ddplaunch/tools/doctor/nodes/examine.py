@@ -210,10 +210,11 @@ class _Examination:
     def _as_connected(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Facts]:
         """Return the facts with the addresses from which nodes have joined: others connect to no address that a node claims."""
         own = facts[0].addresses if 0 in facts else ()
-        addresses = {}
+        addresses: dict[int, tuple[str, ...]] = {}
         for node, one in self._nodes.joining.items():
-            is_on_this_host = is_loopback(one.address)  # others reach it at the addresses of this host
-            addresses[node] = (*own, one.address)[-messages.MAX_ADDRESSES :] if is_on_this_host else (one.address,)
+            addresses[node] = (one.address,)
+            if is_loopback(one.address):  # it is on this host: others reach it at the addresses of this host
+                addresses[node] = (*own, one.address)[-messages.MAX_ADDRESSES :]
         return {node: replace(one, addresses=addresses.get(node, one.addresses)) for node, one in facts.items()}
 
     def _name_of_first(self) -> str:

@@ -263,12 +263,15 @@ def main() -> int:
     """Get the order and answer requests until the doctor closes our stdin; return the exit status."""
     requests, replies = reserve_stdio()
     frame = requests.wait(_ORDER_TIMEOUT)
-    if frame is None or frame[0] != ORDER:
+    if frame is None:  # the doctor has gone, or is late
+        return NODE_LOST
+    tag, order = frame
+    if tag != ORDER:
         return NODE_LOST
     loop = Loop()
     replies.attach(loop)
     try:
-        examinee = Examinee(loop, order_in(frame[1]), partial(replies.put, CONTROL))
+        examinee = Examinee(loop, order_in(order), partial(replies.put, CONTROL))
         return _serve_doctor(loop, requests, examinee)
     except (Malformed, FrameError):
         return NODE_LOST
