@@ -131,7 +131,7 @@ class Wish(Struct, frozen=True):
 
 
 class Rank:
-    """The conversation with one worker. `phase` only goes forward: asked, hello (it has come), recording, made, sent; or failed."""
+    """The conversation with one worker. Its `phase` goes from asked to hello, recording, made, sent, or ends at failed."""
 
     def __init__(self, rank: int, sock: socket.socket, wish: Wish, folder: str) -> None:
         """Ask the agent, over a new connection, for the worker; `folder` is where its trace is kept, in files without a name."""
