@@ -139,10 +139,10 @@ def _notes(checked: Checked) -> Iterator[str]:
     for (steps, location), ranks in saving.items():
         after = f"after step {steps}" if steps else "before a step"
         yield f"{these_ranks(ranks)} would save {after}: {location}. Nothing after that was checked"
-    stopped_by_number = [trace.rank for trace in traces if trace.end == "calls"]
+    stopped_by_number = [trace for trace in traces if trace.end == "calls"]
     if stopped_by_number:
-        step = traces[0].steps + 1
-        yield f"{these_ranks(stopped_by_number)} asked for so many collectives that their check ended in step {step}"
+        ranks, step = [trace.rank for trace in stopped_by_number], stopped_by_number[0].steps + 1
+        yield f"{these_ranks(ranks)} asked for so many collectives that their check ended in step {step}"
     took_step_or_stopped = any(trace.steps or trace.is_wrong or trace.end == "saves" for trace in traces)
     if not any(trace.groups for trace in traces):
         yield "no rank has made a process group, so there was nothing to compare"
