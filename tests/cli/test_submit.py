@@ -17,7 +17,7 @@ from ddplaunch.cli.submit import _OUR_OPTIONS, _REFUSED
 from ddplaunch.record import bad_nodes
 from ddplaunch.record.bad_nodes import Failure
 from ddplaunch.record.folders import bad_nodes_file
-from ddplaunch.tools.submit.script import FLAGS, VALUED, options, text
+from ddplaunch.tools.submit.script import FLAGS, VALUED, options_in_script, text
 from tests.cli import typed
 from tests.conftest import Job
 from tests.unit.builders import spec
@@ -269,7 +269,7 @@ def test_words_come_out_of_bash_as_they_went_in(job: list[str], filler: int) -> 
 )
 def test_every_script_is_one_that_bash_understands(valued: dict[str, str], flags: list[str], job: list[str]) -> None:
     words = [*(f"--{name}={value}" for name, value in valued.items()), *(f"--{name}" for name in flags)]
-    script = text(options(split([*words, "--", *job]), spec()), ["ddplaunch"], job, len(job))
+    script = text(options_in_script(split([*words, "--", *job]), spec()), ["ddplaunch"], job, len(job))
     done = subprocess.run(["bash", "-n"], input=script.encode(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "\r" not in script  # sbatch refuses it

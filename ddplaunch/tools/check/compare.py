@@ -1,14 +1,16 @@
 """Finds where ranks disagree about their collectives: the first call at which the job would stand still. Pure.
 
-The job is played: a collective of a group is done once all checked members of the group have come to it, and each rank does one
-after the other. Where nothing goes on any more, the ranks disagree. A rank whose check ended early, at a save say, is not waited
-for. Sends and receives do not hold their ranks up, and are paired.
+The job is replayed from what each rank has noted: a collective of a group is done once all checked members of the group have
+come to it, and each rank does one after the other. Where nothing goes on any more, the ranks disagree. A rank whose check ended
+early, at a save say, is not waited for. Sends and receives do not hold their ranks up, and are paired.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -20,7 +22,7 @@ from ddplaunch.tools.check.notes import P2P, Call, Trace
 
 _MOST = 8  # disagreements that are named
 _MOST_SIDES = 6  # of each
-_LONGEST = 30  # characters
+_LONGEST = 30  # characters of a list of ranks
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -32,28 +34,30 @@ class Side(Struct, frozen=True, kw_only=True):
 
 
 class Mismatch(Struct, frozen=True, kw_only=True):
-    """Something about which ranks disagree."""
+    """Something about which ranks disagree: what each side of them does."""
 
-    step: int
-    group: str  # "group 3 (tp, ranks 0-7)"; "" for the group of all ranks
+    step: int  # of the rank that has come least far
+    group: str  # "group 3 (tp, ranks 0-7)"; "" for the group of all ranks, and where several groups or none are meant
     sides: tuple[Side, ...]
 
     @property
     def text(self) -> str:
         """Return the mismatch as text: "step 1: rank 0 calls all_reduce (float32 [8]), rank 1 ends in step 2: train.py:88"."""
-        shown = self.sides[:_MOST_SIDES]
-        places = {side.where for side in shown if side.where}
-        said = [
-            f"{these_ranks(side.ranks)} {_plural(side)}{f' at {side.where}' if side.where and len(places) > 1 else ''}"
-            for side in shown
-        ]
-        rest = sum(len(side.ranks) for side in self.sides[_MOST_SIDES:])
-        more = f", {rest} others do something else" if rest else ""
-        where = f": {places.pop()}" if len(places) == 1 else ""
-        return f"step {self.step}: {f'in {self.group}, ' if self.group else ''}{', '.join(said)}{more}{where}"
+        shown, others = self.sides[:_MOST_SIDES], self.sides[_MOST_SIDES:]
+        locations = {side.where for side in shown if side.where}
+        said = []
+        for side in shown:
+            at = f" at {side.where}" if side.where and len(locations) > 1 else ""
+            said.append(f"{these_ranks(side.ranks)} {_with_number(side)}{at}")
+        number = sum(len(side.ranks) for side in others)
+        more = f", {number} others do something else" if number else ""
+        group = f"in {self.group}, " if self.group else ""
+        only_location = f": {locations.pop()}" if len(locations) == 1 else ""
+        return f"step {self.step}: {group}{', '.join(said)}{more}{only_location}"
 
 
-def _plural(side: Side) -> str:
+def _with_number(side: Side) -> str:
+    """Return what the ranks of a side do, with the verb of one rank or of several: "calls ..." or "call ..."."""
     verb, _, rest = side.does.partition(" ")
     return f"{verb.removesuffix('s')} {rest}" if len(side.ranks) > 1 else side.does
 
@@ -67,138 +71,160 @@ class Compared(Struct, frozen=True, kw_only=True):
     alone: tuple[tuple[int, ...], ...]  # the members of groups of which one rank was checked
 
 
-_Key = tuple[str, tuple[int, ...]]  # of a group: torch's name, and its members
+class _GroupId(NamedTuple):
+    """A process group. Its name alone does not tell it: ranks that make different groups may give these the same name."""
+
+    name: str  # torch's
+    members: tuple[int, ...]
 
 
 def compare(traces: Sequence[Trace], cwd: str) -> Compared:
     """Return where these ranks disagree about their collectives, the earliest first; paths are relative to `cwd`."""
-    played = _Play(traces, cwd)
-    done = played.play()
-    found = [*played.stuck(), *_unpaired(traces, cwd)]
-    groups = {key for trace in traces for call in trace.calls if (key := played.key(trace, call))}
+    replay = _Replay(traces, cwd)
+    done = replay.play()
+    found = [*replay.stuck(), *_unpaired(traces, cwd)]
+    groups = {replay.group_of(trace, call) for trace in traces for call in trace.calls}
+    alone = {group.members for group in groups if len(group.members) > 1 and len(replay.checked_members(group)) == 1}
     return Compared(
         mismatches=tuple(sorted(found, key=lambda one: one.step)[:_MOST]),
         calls=sum(done.values()),
         groups=len(done),
-        alone=tuple(sorted({key[1] for key in groups if len(key[1]) > 1 and len(played.checked(key)) == 1})),
+        alone=tuple(sorted(alone)),
     )
 
 
-class _Play:
-    """The job of the checked ranks, each at one of its collectives."""
+class _Replay:
+    """The checked ranks of the job, each standing at one of the collectives that it has noted."""
 
     def __init__(self, traces: Sequence[Trace], cwd: str) -> None:
         self._cwd = cwd
         self._traces = {trace.rank: trace for trace in traces}
         self._calls = {trace.rank: [call for call in trace.calls if call.operation not in P2P] for trace in traces}
-        self._at = dict.fromkeys(self._traces, 0)
-        self._checked: dict[_Key, tuple[int, ...]] = {}
+        self._position = dict.fromkeys(self._traces, 0)  # by rank: the index of the call at which it stands
+        self._checked: dict[_GroupId, tuple[int, ...]] = {}  # cache of `checked_members`
 
-    def key(self, trace: Trace, call: Call) -> _Key:
+    def group_of(self, trace: Trace, call: Call) -> _GroupId:
         """Return which group a call is for."""
         group = trace.groups.get(call.group)
-        return call.group, group.members if group is not None else (trace.rank,)
+        return _GroupId(call.group, group.members if group is not None else (trace.rank,))
 
-    def checked(self, key: _Key) -> tuple[int, ...]:
+    def checked_members(self, group: _GroupId) -> tuple[int, ...]:
         """Return the members of a group that are checked."""
-        if key not in self._checked:
-            members = set(key[1])
-            self._checked[key] = tuple(rank for rank in self._traces if rank in members)
-        return self._checked[key]
+        if group not in self._checked:
+            members = set(group.members)
+            self._checked[group] = tuple(rank for rank in self._traces if rank in members)
+        return self._checked[group]
 
-    def head(self, rank: int) -> Call | None:
-        """Return the call that a rank is at; None if it makes no more."""
-        calls, at = self._calls[rank], self._at[rank]
-        return calls[at] if at < len(calls) else None
+    def _next_call(self, rank: int) -> Call | None:
+        """Return the call at which a rank stands; None if it makes no more."""
+        calls, position = self._calls[rank], self._position[rank]
+        return calls[position] if position < len(calls) else None
 
-    def _is_at(self, rank: int, key: _Key) -> bool:
-        head = self.head(rank)
-        return head is not None and self.key(self._traces[rank], head) == key
+    def _call_of(self, rank: int) -> Call:
+        """Return the call at which a rank stands, which makes one."""
+        call = self._next_call(rank)
+        assert call is not None
+        return call
+
+    def _is_at(self, rank: int, group: _GroupId) -> bool:
+        call = self._next_call(rank)
+        return call is not None and self.group_of(self._traces[rank], call) == group
 
     def _is_awaited(self, rank: int) -> bool:
-        """Whether it is known that the rank calls something else, or nothing more."""
-        return self.head(rank) is not None or self._traces[rank].is_complete
+        """Return whether a rank that is not at a group's call is known to do something else: another call, or none any more.
 
-    def play(self) -> Mapping[_Key, int]:
+        What a rank would do whose check ended early is not known.
+        """
+        return self._next_call(rank) is not None or self._traces[rank].is_complete
+
+    def play(self) -> Mapping[_GroupId, int]:
         """Let the ranks do every collective on which its members agree; return the number of each group.
 
         Only collectives of two or more checked ranks are counted.
         """
-        done: dict[_Key, int] = defaultdict(int)
-        ready = set(self._traces)
-        while ready:
-            rank = min(ready)
-            ready.discard(rank)
-            if (call := self.head(rank)) is None:
+        done: dict[_GroupId, int] = defaultdict(int)
+        to_look_at = set(self._traces)  # ranks that may have become able to go on
+        while to_look_at:
+            rank = min(to_look_at)
+            to_look_at.discard(rank)
+            call = self._next_call(rank)
+            if call is None:
                 continue
-            key = self.key(self._traces[rank], call)
-            here = [one for one in self.checked(key) if self._is_at(one, key)]
-            missing = [one for one in self.checked(key) if one not in here and self._is_awaited(one)]
-            if missing or len({self._head(one).text for one in here}) > 1:
+            group = self.group_of(self._traces[rank], call)
+            here = [one for one in self.checked_members(group) if self._is_at(one, group)]
+            missing = [one for one in self.checked_members(group) if one not in here and self._is_awaited(one)]
+            agree = len({self._call_of(one).text for one in here}) == 1
+            if missing or not agree:
                 continue
             for one in here:
-                self._at[one] += 1
+                self._position[one] += 1
             # a rank that makes no more calls holds up no group any longer, so look at all ranks again
-            ready.update(self._traces if any(self.head(one) is None for one in here) else here)
+            has_one_ended = any(self._next_call(one) is None for one in here)
+            to_look_at.update(self._traces if has_one_ended else here)
             if len(here) > 1:
-                done[key] += 1
+                done[group] += 1
         return done
 
-    def _head(self, rank: int) -> Call:
-        head = self.head(rank)
-        assert head is not None
-        return head
-
     def stuck(self) -> list[Mismatch]:
-        """Return why ranks stand at a collective: members call something else, or nothing more; else each waits for the next."""
-        waiting: dict[_Key, list[int]] = {}
+        """Return why ranks stand at a collective after `play`.
+
+        Members call something else, or nothing more. If that is so nowhere, each group waits for a rank that waits for another
+        group, in a circle.
+        """
+        waiting: dict[_GroupId, list[int]] = {}
         for rank in self._traces:
-            if (call := self.head(rank)) is not None:
-                waiting.setdefault(self.key(self._traces[rank], call), []).append(rank)
+            call = self._next_call(rank)
+            if call is not None:
+                waiting.setdefault(self.group_of(self._traces[rank], call), []).append(rank)
         different, ended = [], []
-        for key, ranks in waiting.items():
-            missing = [rank for rank in self.checked(key) if rank not in ranks and self._is_awaited(rank)]
-            gone = [rank for rank in missing if self.head(rank) is None]
+        for group, ranks in waiting.items():
+            missing = [rank for rank in self.checked_members(group) if rank not in ranks and self._is_awaited(rank)]
+            gone = [rank for rank in missing if self._next_call(rank) is None]
             sides = list(self._sides(ranks))
-            step = min(self._head(rank).step for rank in ranks)
             if len({side.does for side in sides}) > 1:
-                different.append(Mismatch(step=step, group=self._named(key, ranks[0]), sides=tuple(sides)))
+                different.append(self._mismatch(ranks, self._named(group, ranks[0]), sides))
             elif gone:
-                sides += self._ends(gone)
-                ended.append(Mismatch(step=step, group=self._named(key, ranks[0]), sides=tuple(sides)))
+                ended.append(self._mismatch(ranks, self._named(group, ranks[0]), [*sides, *self._ends(gone)]))
         if different or ended or not waiting:
             return [*different, *ended]
         everyone = sorted(rank for ranks in waiting.values() for rank in ranks)
-        sides = list(self._sides(everyone, with_group=True))
-        return [Mismatch(step=min(self._head(rank).step for rank in everyone), group="", sides=tuple(sides))]
+        return [self._mismatch(everyone, "", list(self._sides(everyone, with_group=True)))]
+
+    def _mismatch(self, ranks: Sequence[int], group: str, sides: Sequence[Side]) -> Mismatch:
+        step = min(self._call_of(rank).step for rank in ranks)
+        return Mismatch(step=step, group=group, sides=tuple(sides))
 
     def _sides(self, ranks: Sequence[int], *, with_group: bool = False) -> Iterator[Side]:
-        found: dict[tuple[str, str], list[int]] = {}
+        """Yield what ranks that stand at a call do there, those together that do the same at the same line."""
+        ranks_by_call: dict[tuple[str, str], list[int]] = {}
         for rank in ranks:
-            call = self._head(rank)
-            of = f" of {self._named(self.key(self._traces[rank], call), rank) or 'all ranks'}" if with_group else ""
-            found.setdefault((f"calls {call.text}{of}", where(call.frames, self._cwd)), []).append(rank)
-        for (does, place), who in found.items():
-            yield Side(ranks=tuple(who), does=does, where=place)
+            call = self._call_of(rank)
+            does = f"calls {call.text}"
+            if with_group:
+                does += f" of {self._named(self.group_of(self._traces[rank], call), rank) or 'all ranks'}"
+            ranks_by_call.setdefault((does, where(call.frames, self._cwd)), []).append(rank)
+        for (does, line_of_program), who in ranks_by_call.items():
+            yield Side(ranks=tuple(who), does=does, where=line_of_program)
 
     def _ends(self, ranks: Sequence[int]) -> Iterator[Side]:
-        found: dict[str, list[int]] = {}
+        """Yield how ranks ended that make no more calls, those together that ended in the same way."""
+        ranks_by_end: dict[str, list[int]] = {}
         for rank in ranks:
             trace = self._traces[rank]
             does = f"has done step {trace.steps}" if trace.end == "steps" else _ended(trace)
-            found.setdefault(does, []).append(rank)
-        for does, who in found.items():
+            ranks_by_end.setdefault(does, []).append(rank)
+        for does, who in ranks_by_end.items():
             yield Side(ranks=tuple(who), does=does)
 
-    def _named(self, key: _Key, rank: int) -> str:
-        """Name a group; "" for that of all ranks."""
-        name, members = key
-        trace = self._traces[rank]
-        if len(members) == max((len(group.members) for group in trace.groups.values()), default=0):
+    def _named(self, group: _GroupId, rank: int) -> str:
+        """Name a group of this rank; "" for that of all ranks."""
+        of_rank = self._traces[rank].groups
+        largest = max((len(one.members) for one in of_rank.values()), default=0)
+        if len(group.members) == largest:
             return ""
-        group = trace.groups.get(name)
-        title = f"{group.title}, " if group is not None and group.title else ""
-        return f"group {name} ({title}{in_short(members)})"
+        found = of_rank.get(group.name)
+        title = f"{found.title}, " if found is not None and found.title else ""
+        return f"group {group.name} ({title}{in_short(group.members)})"
 
 
 def in_short(members: Sequence[int]) -> str:
@@ -211,44 +237,66 @@ def _ended(trace: Trace) -> str:
     return f"ends after step {trace.steps}" if trace.steps else "ends before a step"
 
 
+class _Route(NamedTuple):
+    """Sends and receives on the same route are paired in their order."""
+
+    sender: int
+    receiver: int
+    group: str
+    tag: int
+
+
 def _unpaired(traces: Sequence[Trace], cwd: str) -> Iterator[Mismatch]:
-    """Yield, for each two checked ranks, the first send or receive without a counterpart of the same tensors."""
-    sent: dict[tuple[int, int, str, int], list[Call]] = defaultdict(list)  # by sender, receiver, group and tag
-    got: dict[tuple[int, int, str, int], list[Call]] = defaultdict(list)
-    takes_any = {trace.rank for trace in traces for call in trace.calls if call.operation == "recv_any_source"}
+    """Yield, for each two checked ranks, the first send or receive without a counterpart of the same tensors.
+
+    A rank that receives from any sender takes sends that nobody can tell from here, so those to it are left out.
+    """
     by_rank = {trace.rank: trace for trace in traces}
+    takes_any = {trace.rank for trace in traces for call in trace.calls if call.operation == "recv_any_source"}
+    sent: dict[_Route, list[Call]] = defaultdict(list)
+    received: dict[_Route, list[Call]] = defaultdict(list)
     for trace in traces:
         for call in trace.calls:
-            if call.operation == "send" and call.peer in by_rank and call.peer not in takes_any:
-                sent[trace.rank, call.peer, call.group, call.tag].append(call)
-            elif call.operation == "recv" and call.peer in by_rank and trace.rank not in takes_any:
-                got[call.peer, trace.rank, call.group, call.tag].append(call)
-    for key in sorted({*sent, *got}):
-        source, target = key[:2]
-        for at in range(max(len(sent[key]), len(got[key]))):
-            one, other = (calls[at] if at < len(calls) else None for calls in (sent[key], got[key]))
-            if one is not None and other is not None and one.inputs == other.outputs:
+            if call.peer is None or call.peer not in by_rank:
                 continue
-            ends = ((source, one, f"to rank {target}"), (target, other, f"from rank {source}"))
-            if all(call is not None or by_rank[rank].is_complete for rank, call, _ in ends):
+            if call.operation == "send" and call.peer not in takes_any:
+                sent[_Route(trace.rank, call.peer, call.group, call.tag)].append(call)
+            elif call.operation == "recv" and trace.rank not in takes_any:
+                received[_Route(call.peer, trace.rank, call.group, call.tag)].append(call)
+    for route in sorted({*sent, *received}):
+        for send, receive in zip_longest(sent[route], received[route]):  # None: there are no more
+            if send is not None and receive is not None and send.inputs == receive.outputs:
+                continue
+            ends = (
+                _PairEnd(route.sender, send, "sends", f"to rank {route.receiver}"),
+                _PairEnd(route.receiver, receive, "receives", f"from rank {route.sender}"),
+            )
+            is_known = all(end.call is not None or by_rank[end.rank].is_complete for end in ends)
+            if is_known:
                 yield _mismatch_of_pair(ends, cwd)
             break
 
 
-def _mismatch_of_pair(ends: Sequence[tuple[int, Call | None, str]], cwd: str) -> Mismatch:
-    """Return the mismatch of two ranks of which one calls no more, or whose calls have different tensors.
+class _PairEnd(NamedTuple):
+    """One of the two ranks of a send and its receive."""
 
-    Each end is a rank, its call (None: no more calls) and "to rank 3" or "from rank 3".
-    """
+    rank: int
+    call: Call | None  # None: the rank makes no more such calls
+    verb: str  # "sends"
+    way: str  # "to rank 3"
+
+
+def _mismatch_of_pair(ends: Sequence[_PairEnd], cwd: str) -> Mismatch:
+    """Return the mismatch of two ranks of which one calls no more, or whose calls have different tensors."""
     sides = []
-    for rank, call, way in ends:
-        verb = "sends" if way.startswith("to") else "receives"
-        if call is None:
-            sides.append(Side(ranks=(rank,), does=f"{verb} no more {way}"))
+    for end in ends:
+        if end.call is None:
+            sides.append(Side(ranks=(end.rank,), does=f"{end.verb} no more {end.way}"))
         else:
-            tensors = call.inputs or call.outputs
-            sides.append(Side(ranks=(rank,), does=f"{verb} {tensors} {way}", where=where(call.frames, cwd)))
-    return Mismatch(step=min(call.step for _, call, _ in ends if call is not None), group="", sides=tuple(sides))
+            tensors = end.call.inputs or end.call.outputs
+            does = f"{end.verb} {tensors} {end.way}"
+            sides.append(Side(ranks=(end.rank,), does=does, where=where(end.call.frames, cwd)))
+    return Mismatch(step=min(end.call.step for end in ends if end.call is not None), group="", sides=tuple(sides))
 
 
 def where(frames: Sequence[Frame], cwd: str) -> str:

@@ -16,7 +16,7 @@ from ddplaunch.system.fields import Number, Piece
 from ddplaunch.system.words import ranks_of
 
 P2P = ("send", "recv", "recv_any_source")
-_SIZES_DIFFER = ("all_to_all", "all_to_all_single")  # from rank to rank, as they may
+_MAY_DIFFER_IN_SIZE = ("all_to_all", "all_to_all_single")  # from rank to rank
 _LONGEST = 64 << 20  # bytes of the notes of a rank: MOST_CALLS of worker/check.py take a quarter
 
 
@@ -33,20 +33,20 @@ class Call(Struct, frozen=True, kw_only=True, tag="call"):
     outputs: Piece = ""
     peer: int | None = None  # the rank that sends to all, or gets from all; of a send or receive, the other rank
     tag: int = 0
-    members: Piece = ""  # of the new group
+    members: Piece = ""  # of a call that makes a group: the new group's ranks, "0-3,8"
     lacks: bool = False  # it should have received objects, and got none
 
     @property
     def text(self) -> str:
         """Write the call: "broadcast (float32 [4096], rank 0)". Ranks whose texts are equal agree."""
         if self.members:
-            ranks = "ranks" if set(self.members) & {",", "-"} else "rank"
-            return f"{self.operation} ({ranks} {self.members})"
+            are_several = not self.members.isdecimal()  # "0-3,8"
+            return f"{self.operation} ({'ranks' if are_several else 'rank'} {self.members})"
         tensors = self.inputs or self.outputs
         if self.inputs and self.outputs and self.operation not in P2P:
             tensors = f"{self.inputs} to {self.outputs}"
-        if self.operation in _SIZES_DIFFER:
-            tensors = ", ".join(sorted(set(re.findall(r"(\w+) \[", tensors))))
+        if self.operation in _MAY_DIFFER_IN_SIZE:
+            tensors = ", ".join(sorted(set(re.findall(r"(\w+) \[", tensors))))  # types alone: "float32"
         facts = [*([tensors] if tensors else []), *([f"rank {self.peer}"] if self.peer is not None else [])]
         return f"{self.operation} ({', '.join(facts)})" if facts else self.operation
 

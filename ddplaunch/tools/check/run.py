@@ -1,4 +1,4 @@
-"""Runs the ranks that are checked, a few at a time, each in a process of its own with a deadline, and reads their notes."""
+"""Runs the ranks that `ddplaunch check` checks, a few at a time, each in a process with a deadline, and reads their notes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from ddplaunch.system.words import signal_name
 from ddplaunch.tools.check.notes import Trace, read_trace
 
 _MOST_AT_ONCE = 4  # each holds a whole model
-_LATE = 5.0  # seconds after its deadline until a rank is killed that has not ended itself, and that a kill may take
+# seconds for a rank to end by itself after its deadline, before it is killed, and for a kill to take effect
+_GRACE = 5.0
 _OUTPUT = 64 << 10  # bytes of a rank's output that are kept
 _PORT = "29500"  # as torchrun's default; nobody listens there
 _LONGEST_STACKS = 4 << 20  # bytes
@@ -55,16 +56,16 @@ class _Stopped(Exception):
 
 
 def run(
-    spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted, told: Callable[[Trace], object]
+    spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted, on_trace: Callable[[Trace], object]
 ) -> list[Trace] | int:
     """Run the ranks, the lowest first and alone, since others may get objects from it; return what they did.
 
-    A number is the exit status, after a signal. `told` is called as each ends.
+    A number is the exit status, after a signal. `on_trace` is called with what a rank did as soon as it has ended.
     """
     become_subreaper()
     try:
         with _folder() as folder, _stoppable() as stop:
-            return _Runs(spec, env, node, wanted, told, folder).run(stop)
+            return _Runs(spec, env, node, wanted, on_trace, folder).run(stop)
     except _Stopped as stopped:
         return of_signal(stopped.args[0])
 
@@ -124,14 +125,14 @@ class _Rank:
     def __init__(self, rank: int, process: Child, output: int, began: float) -> None:
         self.rank = rank
         self.process = process
-        self.output = output  # descriptor
-        self.began = began
-        self.tail = b""
-        self.was_killed = False
+        self.output = output  # descriptor of the pipe to which the rank writes stdout and stderr
+        self.began = began  # of the loop's clock
+        self.tail = b""  # the last that came from the pipe
+        self.was_killed = False  # by us
 
 
 class _Runs:
-    """The ranks of one check."""
+    """The ranks of one check: starts a process for each, a few at a time, and gathers what they did."""
 
     def __init__(
         self,
@@ -139,10 +140,11 @@ class _Runs:
         env: Mapping[str, str],
         node: Node,
         wanted: Wanted,
-        told: Callable[[Trace], object],
+        on_trace: Callable[[Trace], object],
         folder: str,
     ) -> None:
-        self._told = told
+        """Prepare; the ranks write their notes into `folder`."""
+        self._on_trace = on_trace
         self._spec = spec
         self._env = env
         self._node = node
@@ -150,32 +152,34 @@ class _Runs:
         self._folder = folder
         self._term = variables.first_term(time.time())  # the same for all ranks
         self._loop = Loop()
-        self._todo = deque(wanted.ranks)
+        self._not_started = deque(wanted.ranks)
         self._running: dict[int, _Rank] = {}
-        self._traces: dict[int, Trace] = {}
-        # as of a shell that was replaced by this command
-        self._not_ours = {process.pid for process in tree.descendants(os.getpid())}
-        self._at_once = max(1, min(_MOST_AT_ONCE, node.hardware.usable_cpus, len(wanted.ranks) - 1))
+        self._traces: dict[int, Trace] = {}  # of ranks that have ended
+        # a shell that was replaced by this command (`exec`) has left them: they are not ours to kill
+        self._children_before = {process.pid for process in tree.descendants(os.getpid())}
+        ranks_after_first = len(wanted.ranks) - 1
+        self._most_running = max(1, min(_MOST_AT_ONCE, node.hardware.usable_cpus, ranks_after_first))
 
     def run(self, stop: int) -> list[Trace]:
-        """Run all; raise _Stopped if a signal asks to end. No process is left behind in any case."""
+        """Run all; raise _Stopped if a signal asks to end, whose number is read from `stop`. No process is left in any case."""
         self._loop.watch(stop, lambda: _stop(stop))
         try:
-            while self._todo or self._running:
-                while self._todo and len(self._running) < (self._at_once if self._traces else 1):
-                    self._start(self._todo.popleft())
+            while self._not_started or self._running:
+                most_running = self._most_running if self._traces else 1  # the first alone, whose objects others get
+                while self._not_started and len(self._running) < most_running:
+                    self._start(self._not_started.popleft())
                 self._loop.run_once()
         finally:
             for one in list(self._running.values()):
                 self._kill(one)
-                tree.ends_within(one.process.pid, _LATE)
+                tree.ends_within(one.process.pid, _GRACE)
                 one.process.reap()
             self._sweep()
             self._loop.close()
         return [self._traces[rank] for rank in self._wanted.ranks]
 
     def _start(self, rank: int) -> None:
-        """Start the process of a rank, with a deadline; if that fails, note why in the trace of the rank."""
+        """Start the process of a rank, with a deadline; if that fails, the rank's trace says why."""
         readable, writable = os.pipe2(os.O_CLOEXEC)
         devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         local_rank = rank % self._wanted.nproc_per_node
@@ -184,7 +188,7 @@ class _Runs:
                 argv(self._spec, self._node, local_rank),
                 self._environment(rank),
                 Stdio(devnull, writable, writable),
-                handled=child.handled_signals(),
+                handled=child.handled_signals(),  # that get their default actions in the rank
             )
         except child.StartError as error:
             os.close(readable)
@@ -196,7 +200,7 @@ class _Runs:
         os.set_blocking(readable, False)
         now = self._loop.now()
         one = self._running[rank] = _Rank(rank, process, readable, now)
-        timer = self._loop.timer(now + self._wanted.seconds + _LATE, lambda: self._kill(one))
+        timer = self._loop.timer(now + self._wanted.seconds + _GRACE, lambda: self._kill(one))
         self._loop.watch(readable, lambda: self._read(one))
 
         def on_end() -> None:
@@ -206,11 +210,14 @@ class _Runs:
         self._loop.watch(process.ended, on_end)
 
     def _environment(self, rank: int) -> dict[str, str]:
-        """Return the variables of a rank as in the whole job; hide the devices if there are fewer than on a node of that job."""
+        """Return the variables that a rank would have in the whole job, and those by which worker/check.py knows what to note.
+
+        Devices are hidden if there are fewer than on a node of that job.
+        """
         wanted, usable = self._wanted, self._node.hardware.usable_cpus
         node_rank, local_rank = divmod(rank, wanted.nproc_per_node)
-        nnodes = -(-wanted.world_size // wanted.nproc_per_node)
-        omp, _ = variables.threads(self._spec, usable, self._at_once, self._env.get("OMP_NUM_THREADS"))
+        nnodes = -(-wanted.world_size // wanted.nproc_per_node)  # rounded up
+        omp, _ = variables.threads(self._spec, usable, self._most_running, self._env.get("OMP_NUM_THREADS"))
         common = variables.common(self._spec, self._env, run_id="check", backend="gloo", address="127.0.0.1", omp=omp)
         place = variables.of_place(
             rank=rank,
@@ -223,7 +230,7 @@ class _Runs:
         )
         has_device = len(self._node.devices) >= wanted.nproc_per_node
         hidden = {} if has_device else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
-        path = self._path(rank)
+        path = self._notes_path(rank)
         return {
             **without_other_places(self._env, None, wanted.world_size),
             **hidden,
@@ -240,7 +247,7 @@ class _Runs:
             "DDPLAUNCH_CHECK_NOTES": f"{wanted.steps},{wanted.seconds},{path}",
         }
 
-    def _path(self, rank: int) -> str:
+    def _notes_path(self, rank: int) -> str:
         return f"{self._folder}/rank-{rank}"
 
     def _read(self, one: _Rank) -> None:
@@ -258,7 +265,7 @@ class _Runs:
             os.kill(one.process.pid, signal.SIGKILL)
 
     def _end(self, one: _Rank) -> None:
-        """Read how a rank ended, and end what it has left behind."""
+        """Read how a rank ended, end what it has left behind, and report its trace. Called when its process has ended."""
         ended = one.process.look()
         if ended is None:
             return
@@ -271,11 +278,14 @@ class _Runs:
         one.process.reap()
         self._sweep()
         self._traces[one.rank] = self._trace(one, ended)
-        self._told(self._traces[one.rank])
+        self._on_trace(self._traces[one.rank])
 
     def _trace(self, one: _Rank, ended: End) -> Trace:
-        """Return what a rank has noted, and why it ended: by its notes, else late, well, with an exception, or with a status."""
-        path = self._path(one.rank)
+        """Return what a rank has noted, and why it ended: by its notes, else late, well, with an exception, or with a status.
+
+        Beside its notes a rank that is late writes its stacks into a file, and one that raises its exception.
+        """
+        path = self._notes_path(one.rank)
         trace = replace(
             read_trace(path, one.rank, self._wanted.world_size),
             seconds=self._loop.now() - one.began,
@@ -295,12 +305,13 @@ class _Runs:
 
     def _sweep(self) -> None:
         """End what ranks that have ended left behind, and wait until it is gone."""
-        pids = {one.process.pid for one in self._running.values()} | self._not_ours
-        end_all(list(tree.descendants(os.getpid(), pids)), _LATE)
+        pids = {one.process.pid for one in self._running.values()} | self._children_before
+        end_all(list(tree.descendants(os.getpid(), pids)), _GRACE)
         tree.reap(pids)
 
 
 def _stop(stop: int) -> None:
+    """Raise the number of the signal that has come. Called by the loop."""
     raise _Stopped(os.read(stop, 1)[0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -76,31 +77,43 @@ def _extent(traces: Sequence[Trace]) -> str:
     return count(high, "step") if low == high else f"{low} to {high} steps"
 
 
+class _Failure(NamedTuple):
+    """Why a rank did not get through."""
+
+    text: str  # "raised ValueError: ...", to follow the rank
+    location: str = ""  # "train.py:88 in train"
+    hint: str = ""
+
+
 def _failures(checked: Checked) -> Iterator[tuple[str, list[str], str]]:
     """Yield for ranks that did not get through a sentence, the end of their output, and a hint; equal ones once."""
-    found: dict[tuple[str, str, str], list[Trace]] = {}
+    traces_by_failure: dict[_Failure, list[Trace]] = {}
     for trace in checked.traces:
         if trace.is_wrong:
-            found.setdefault(_failure(checked, trace), []).append(trace)
-    for (text, location, hint), who in found.items():
-        lines = who[0].output.splitlines()[-_LINES:] if who[0].end == "failed" else []
+            traces_by_failure.setdefault(_failure(checked, trace), []).append(trace)
+    for failure, traces in traces_by_failure.items():
+        first = traces[0]
+        # of a rank that ended with a status or by a signal, its output alone may say why
+        lines = first.output.splitlines()[-_LINES:] if first.end == "failed" else []
         output = [text if len(text) <= _LONGEST else f"...{text[-_LONGEST:]}" for text in lines]
-        yield f"{these_ranks([one.rank for one in who])} {text}{f': {location}' if location else ''}", output, hint
+        at = f": {failure.location}" if failure.location else ""
+        yield f"{these_ranks([trace.rank for trace in traces])} {failure.text}{at}", output, failure.hint
 
 
-def _failure(checked: Checked, trace: Trace) -> tuple[str, str, str]:
-    """Return what happened to a rank, where, and a hint."""
+def _failure(checked: Checked, trace: Trace) -> _Failure:
+    """Return why a rank that `is_wrong` did not get through."""
     if trace.end == "late":
         text = f"did not come to the end of step {trace.steps + 1} in {duration(checked.wanted.seconds)}"
         hint = "no other rank answers in a check. If the script only needs more time, `--timeout 15m` gives it"
-        return text, checked.where(trace.frames), hint
+        return _Failure(text, checked.where(trace.frames), hint)
     error = trace.error
     if error is None:
-        return f"{'was' if trace.how.startswith('killed') else 'ended with'} {trace.how}", "", ""
-    first = Redactor().text(error.message.strip().partition("\n")[0][:300])
-    said = f"{error.type}: {first}" if first else error.type
+        verb = "was" if trace.how.startswith("killed") else "ended with"
+        return _Failure(f"{verb} {trace.how}")
+    first_line = Redactor().text(error.message.strip().partition("\n")[0][:300])
+    said = f"{error.type}: {first_line}" if first_line else error.type
     hint = ""
-    lacking = next((call for call in trace.calls if call.lacks), None)
+    lacking = next((call for call in trace.calls if call.lacks), None)  # a call that should have received objects
     if _NEEDS_GPU.search(error.message):
         hint = (
             "a check runs on the CPU, unless this machine has as many GPUs as a node of the job. Let the script take its "
@@ -111,24 +124,29 @@ def _failure(checked: Checked, trace: Trace) -> tuple[str, str, str]:
             f"it got nothing from rank {lacking.peer} by {lacking.operation} ({checked.where(lacking.frames)}), because that "
             f"rank was not checked before. `--ranks {compress({*checked.wanted.ranks, lacking.peer or 0})}` checks both"
         )
-    return f"raised {said}", checked.where(tuple(reversed(frames_of(error)))), hint
+    innermost_first = tuple(reversed(frames_of(error)))
+    return _Failure(f"raised {said}", checked.where(innermost_first), hint)
 
 
 def _notes(checked: Checked) -> Iterator[str]:
     """Yield the limits of this check: ranks that stopped early, steps that never came, groups with one checked rank."""
     wanted, traces, compared = checked.wanted, checked.traces, checked.compared
-    saved: dict[tuple[int, str], list[int]] = {}
+    # a check goes no further than a save: the program would write files as the whole job does
+    saving: dict[tuple[int, str], list[int]] = {}  # ranks, by the steps that were done and the line
     for trace in traces:
         if trace.end == "saves":
-            saved.setdefault((trace.steps, checked.where(trace.frames)), []).append(trace.rank)
-    for (steps, location), ranks in saved.items():
+            saving.setdefault((trace.steps, checked.where(trace.frames)), []).append(trace.rank)
+    for (steps, location), ranks in saving.items():
         after = f"after step {steps}" if steps else "before a step"
         yield f"{these_ranks(ranks)} would save {after}: {location}. Nothing after that was checked"
-    if many := [trace.rank for trace in traces if trace.end == "calls"]:
-        yield f"{these_ranks(many)} asked for so many collectives that their check ended in step {traces[0].steps + 1}"
+    stopped_by_number = [trace for trace in traces if trace.end == "calls"]
+    if stopped_by_number:
+        ranks, step = [trace.rank for trace in stopped_by_number], stopped_by_number[0].steps + 1
+        yield f"{these_ranks(ranks)} asked for so many collectives that their check ended in step {step}"
+    took_step_or_stopped = any(trace.steps or trace.is_wrong or trace.end == "saves" for trace in traces)
     if not any(trace.groups for trace in traces):
         yield "no rank has made a process group, so there was nothing to compare"
-    elif not compared.mismatches and not any(trace.steps or trace.is_wrong or trace.end == "saves" for trace in traces):
+    elif not compared.mismatches and not took_step_or_stopped:
         yield "no rank has taken a step of an optimizer, so the whole program was checked"
     if compared.alone:
         mates = (next(rank for rank in group if rank not in wanted.ranks) for group in compared.alone)
@@ -143,9 +161,9 @@ def as_json(checked: Checked) -> str:
     """Return all as JSON; docs/guides/check.md has the schema."""
     ranks, compared = [], checked.compared
     for trace in checked.traces:
-        error, location, _ = _failure(checked, trace) if trace.is_wrong else ("", checked.where(trace.frames), "")
+        failure = _failure(checked, trace) if trace.is_wrong else _Failure("", checked.where(trace.frames))
         of_rank = {"rank": trace.rank, "end": trace.end, "steps": trace.steps, "calls": len(trace.calls)}
-        ranks.append({**of_rank, "seconds": round(trace.seconds, 3), "error": error, "where": location})
+        ranks.append({**of_rank, "seconds": round(trace.seconds, 3), "error": failure.text, "where": failure.location})
     report = {
         "schema": _SCHEMA,
         "world_size": checked.wanted.world_size,

@@ -74,9 +74,8 @@ class CheckResult(Struct, frozen=True, kw_only=True):
     """How a check ended."""
 
     id: Line
-    status: Literal[
-        "passed", "found", "late", "failed"
-    ]  # late: killed at its deadline; failed: it ended without an answer
+    # late: killed at its deadline; failed: it ended without an answer
+    status: Literal["passed", "found", "late", "failed"]
     facts: _Text
     seconds: Duration
 

@@ -14,15 +14,15 @@ from ddplaunch.system.process.command import Ended, run
 from ddplaunch.system.words import duration, size
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, broken, slow
 
-_SECONDS = 7.5  # for the job: with the start of ddplaunch and the end of the workers it stays below 10
-_DEADLINE = 9.0  # of the check
+_JOB_TIMEOUT = 7.5  # seconds for the job: with the start of ddplaunch and the end of the workers it stays below 10
+_DEADLINE = 9.0  # seconds for the check
 _ENOUGH = 3.0  # seconds for a group of two that has met: an all_reduce that takes longer hangs
 # of two workers on one machine: loopback gives GB/s, PCI and NVLink more
 _SLOW_GLOO, _SLOW_NCCL = 50 << 20, 1 << 30  # bytes per second
 _LATE = 0.02  # seconds for an all_reduce of one number: a busy machine or a bad kernel setting
 # a job of its own: none of another launcher's ranks, and none of the options that are set for the user's jobs
-_DROPPED = ("PET_", "DDPLAUNCH_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
-_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_DROPPED_BEGINNINGS = ("PET_", "DDPLAUNCH_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
+_DROPPED_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -46,15 +46,15 @@ class Trial(Struct, frozen=True, kw_only=True):
 def read(subject: Subject) -> Trial:
     """Run the job with the workers' interpreter and variables; it writes no log and no run folder."""
     script = worker_program("all_reduce.py")
-    env = {name: value for name, value in subject.env.items() if not name.startswith(_DROPPED) and name not in _RANKS}
+    env = {
+        name: value
+        for name, value in subject.env.items()
+        if not name.startswith(_DROPPED_BEGINNINGS) and name not in _DROPPED_NAMES
+    }
     words = ["--cluster", "local", "--nproc-per-node", "2", "--python", subject.python, "--output", "raw", "-q"]
-    once = [
-        "--start-method",
-        "forkserver",
-        "--preload",
-        "torch.distributed",
-    ]  # on two cores two imports take twice as long
-    limits = ["--timeout", f"{_SECONDS:g}s", "--grace-period", "0.5s", "--log-dir", "/dev/null"]
+    # torch is imported once, and both workers are forked from there: on two cores two imports take twice as long
+    once = ["--start-method", "forkserver", "--preload", "torch.distributed"]
+    limits = ["--timeout", f"{_JOB_TIMEOUT:g}s", "--grace-period", "0.5s", "--log-dir", "/dev/null"]
     return parse(run([sys.executable, "-P", "-m", "ddplaunch", *words, *once, *limits, script], env, _DEADLINE - 0.3))
 
 
@@ -73,28 +73,28 @@ def _steps(out: str) -> Iterator[Step]:
 
 def judge(trial: Trial) -> Verdict:
     """Judge the job: whether it ended well, and how fast it was."""
-    steps: Mapping[str, Step] = {step.at: step for step in trial.steps}
+    steps: Mapping[str, Step] = {step.at: step for step in trial.steps}  # what rank 0 has done, by name
     last = trial.steps[-1].at if trial.steps else "started"
     facts = "; ".join(_speed(steps[name]) for name in ("gloo", "nccl") if name in steps)
     if "no torch" in steps or "No module named 'torch'" in trial.err:
         return Verdict("there is no torch")  # which the check of the interpreter says
-    was_measured = last in ("end", "nccl") or (last == "gloo" and "gpu" not in steps)
+    is_without_gpu = "gpu" not in steps  # then NCCL is not measured, and gloo is the last
+    was_measured = last in ("end", "nccl") or (last == "gloo" and is_without_gpu)
     was_late = trial.status in (TIMEOUT, None)  # ddplaunch has stopped the job, or did not end itself
     if was_measured and (was_late or trial.status == 0):  # on a busy machine the ends of the workers take long, too
-        return Verdict(facts, tuple(_slow(steps)))
+        return Verdict(facts, tuple(_speed_findings(steps)))
     if was_late:
-        return Verdict(
-            facts or "not measured", (_late(last, max((step.seconds for step in trial.steps), default=0.0)),)
-        )
+        came_so_far_after = max((step.seconds for step in trial.steps), default=0.0)
+        return Verdict(facts or "not measured", (_late(last, came_so_far_after),))
     finding = broken(
-        f"a job of two workers fails on this machine {_WHERE[last]}",
+        f"a job of two workers fails on this machine {_WHAT_FOLLOWS[last]}",
         _report(trial.err) or f"exit status {trial.status}",
     )
     return Verdict(facts or "not measured", (finding,))
 
 
-# where a job is whose last line was this
-_WHERE = {
+# where a job is that has done this step last
+_WHAT_FOLLOWS = {
     "started": "while it imports torch",
     "imported": "as its workers use their device or meet",
     "gpu": "as its workers meet",
@@ -107,10 +107,10 @@ _WHERE = {
 
 def _late(last: str, seconds: float) -> Finding:
     """Judge a job that did not end: workers that have met and then wait hang, an import is slow."""
-    hangs = last in ("joined", "gloo") and seconds < _SECONDS - _ENOUGH
+    hangs = last in ("joined", "gloo") and seconds < _JOB_TIMEOUT - _ENOUGH
     return Finding(
         severity="broken" if hangs else "slow",
-        title=f"a job of two workers {'hangs' if hangs else f'did not end in {_SECONDS:g} s'} {_WHERE[last]}",
+        title=f"a job of two workers {'hangs' if hangs else f'did not end in {_JOB_TIMEOUT:g} s'} {_WHAT_FOLLOWS[last]}",
         evidence=f"its workers had come so far after {duration(seconds)}" if seconds else "",
         hint="if the machine is busy (`uptime`), try again: `ddplaunch doctor --only all-reduce`",
     )
@@ -128,7 +128,8 @@ def _speed(step: Step) -> str:
     return f"{step.at}{version} {size(int(step.bandwidth))}/s, {step.latency * 1e6:.0f} µs"
 
 
-def _slow(steps: Mapping[str, Step]) -> Iterator[Finding]:
+def _speed_findings(steps: Mapping[str, Step]) -> Iterator[Finding]:
+    """Yield over which backends the two workers are slow."""
     for name, least in (("gloo", _SLOW_GLOO), ("nccl", _SLOW_NCCL)):
         step = steps.get(name)
         if step is None:

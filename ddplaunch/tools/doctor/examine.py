@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -52,7 +52,7 @@ R = TypeVar("R", bound=Report)
 
 
 def subject_of(spec: JobSpec, env: Mapping[str, str]) -> Subject:
-    """Return this machine as the workers of a job would find it.
+    """Return this machine as the workers of a job would find it: their variables and interpreter, without the job's token.
 
     Raises:
         LaunchError: there is no such interpreter.
@@ -99,12 +99,12 @@ def examine(checks: Sequence[Check], subject: Subject) -> Report:
     began = loop.now()
     ended: dict[str, tuple[CheckResult, tuple[Finding, ...]]] = {}
 
-    def on_answer(check: Check, answer: Verdict | str | None) -> None:
+    def on_answer(check: Check, answer: Verdict | str | None) -> None:  # what `conclude` takes
         ended[check.id] = conclude(check, answer, loop.now() - began)
 
     for check in checks:
         asked = loop.ask(partial(_answer, check, subject), None, partial(on_answer, check), within=check.within)
-        # the kernel cannot end a process in uninterruptible sleep, as on a dead file server
+        # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
         loop.timer(began + check.within + _MARGIN, asked.give_up)
     while len(ended) < len(checks):
         loop.run_once()
@@ -134,19 +134,21 @@ def _answer(check: Check, subject: Subject) -> Verdict | str:
 def conclude(check: Check, answer: Verdict | str | None, seconds: float) -> tuple[CheckResult, tuple[Finding, ...]]:
     """Return the result of a check, and its findings.
 
-    `answer` is its verdict, the text of an exception, or None: its process has ended without one.
+    `answer` is its verdict, the text of an exception, or None if its child has ended without one: before the check's time was
+    up by itself, after that because it was killed.
     """
     seconds = round(seconds, 3)
     if isinstance(answer, Verdict):
-        return CheckResult(
-            id=check.id, status="found" if answer.findings else "passed", facts=answer.facts, seconds=seconds
-        ), tuple(replace(finding, check=check.id) for finding in answer.findings)
-    if answer is not None or seconds < check.within:
+        status: Literal["passed", "found"] = "found" if answer.findings else "passed"
+        result = CheckResult(id=check.id, status=status, facts=answer.facts, seconds=seconds)
+        return result, tuple(replace(finding, check=check.id) for finding in answer.findings)
+    has_raised = answer is not None
+    if has_raised or seconds < check.within:
         why = answer or "its process has ended without an answer"
         result = CheckResult(id=check.id, status="failed", facts=why, seconds=seconds)
+        title = f"the check {check.id} {'failed' if has_raised else 'crashed'}"
         # a driver may end the process that asks it, and then it would end a worker too
-        title = f"the check {check.id} {'crashed' if answer is None else 'failed'}"
-        severity: Severity = "slow" if answer is None else "note"
+        severity: Severity = "note" if has_raised else "slow"
         return result, (Finding(check=check.id, severity=severity, title=title, evidence=why),)
     why = f"no answer in {duration(check.within)}"
     finding = Finding(

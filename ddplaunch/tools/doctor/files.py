@@ -18,7 +18,7 @@ from ddplaunch.system.words import duration, size, why_failed
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, note, slow
 
 _SAMPLE = 4 << 20  # bytes that are written to measure the speed
-_SLOW = 10 << 20  # bytes per second: the logs of a few chatty workers
+_SLOW_DISK = 10 << 20  # bytes per second: the logs of a few chatty workers
 _SLOW_SYNC = 1.0  # seconds
 _LITTLE = 256 << 20  # bytes
 _FEW_INODES = 1000
@@ -26,31 +26,33 @@ _ELSEWHERE = "`--log-dir` names another folder for runs, TMPDIR one for temporar
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """A folder, or the lowest one above it that exists, and what a file in it can do; "" where something works."""
+    """A folder, or the lowest one above it that exists, and what files in it can do; a problem is "" where all works."""
 
     name: str  # "the run folder"
     path: str
     kind: str = ""  # of its file system: "ext4", "nfs4"
-    missing: str = ""  # why nothing can be written
+    write_problem: str = ""  # why nothing can be written
     free: int = 0  # bytes for this user
     size: int = 0
     free_inodes: int | None = None  # None: the file system has no fixed number
-    lock: str = ""  # why a file cannot be locked
-    sock: str = ""  # why no socket can be made
-    write: float = 0.0  # bytes per second, to disk
-    sync: float = 0.0  # seconds that one fsync took
-    replaceable: str = ""  # who else may put another folder in its place
+    lock_problem: str = ""  # why a file cannot be locked
+    socket_problem: str = ""  # why no socket can be made
+    bytes_per_second: float = 0.0  # to disk
+    fsync_seconds: float = 0.0  # that one fsync took
+    replaceable_by: str = ""  # who else may put another folder in its place
 
 
 def read_place(name: str, path: str, subject: Subject) -> Place:
-    """Write a file in the folder, lock it, make a socket beside it, and remove both."""
+    """Write a file in the folder, lock it, make a socket beside it, and remove both.
+
+    Where the folder does not exist yet, the lowest one above it is tried. `name` is how findings call it.
+    """
     there = os.path.realpath(path)
     while not os.path.isdir(there) and there != "/":
         there = os.path.dirname(there)
     kind = kind_of(there, list(mounts((read(subject.root, "/proc/self/mountinfo") or "").splitlines())))
     try:
         room = os.statvfs(there)
-        replaceable = replaceable_by(there) or ""
         found = Place(
             name=name,
             path=path,
@@ -58,11 +60,11 @@ def read_place(name: str, path: str, subject: Subject) -> Place:
             free=room.f_bavail * room.f_frsize,
             size=room.f_blocks * room.f_frsize,
             free_inodes=room.f_favail if room.f_files else None,
-            replaceable=replaceable,
+            replaceable_by=replaceable_by(there) or "",
         )
-        return _tried(found, there)
+        return _try_folder(found, there)
     except OSError as error:
-        return Place(name=name, path=path, kind=kind, missing=why_failed(error))
+        return Place(name=name, path=path, kind=kind, write_problem=why_failed(error))
 
 
 def kind_of(path: str, mounted: list[Mount]) -> str:
@@ -71,31 +73,37 @@ def kind_of(path: str, mounted: list[Mount]) -> str:
     return max(above, key=lambda one: len(one.point)).kind if above else ""
 
 
-def _tried(place: Place, folder: str) -> Place:
-    """Write, lock and bind in the folder."""
+def _try_folder(place: Place, folder: str) -> Place:
+    """Return the place with what came of a lock, a socket and some MiB that were written in this folder of it."""
     from msgspec.structs import replace
 
     fd, path = tempfile.mkstemp(prefix=".ddplaunch-doctor-", dir=folder)
     try:
         os.unlink(path)  # at once: this process may be killed
-        lock = ""
+        lock_problem = ""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            lock = why_failed(error)
+            lock_problem = why_failed(error)
         began = time.monotonic()
-        written = _write(fd, os.urandom(1 << 16))
-        between = time.monotonic()
+        written = _write_sample(fd)
+        sync_began = time.monotonic()
         os.fsync(fd)
         ended = time.monotonic()
         return replace(
-            place, lock=lock, sock=_bind(folder), write=written / max(ended - began, 1e-6), sync=ended - between
+            place,
+            lock_problem=lock_problem,
+            socket_problem=_bind(folder),
+            bytes_per_second=written / max(ended - began, 1e-6),
+            fsync_seconds=ended - sync_began,
         )
     finally:
         os.close(fd)
 
 
-def _write(fd: int, block: bytes) -> int:
+def _write_sample(fd: int) -> int:
+    """Write `_SAMPLE` bytes that no file system can compress; return how many were written."""
+    block = os.urandom(1 << 16)
     written = 0
     while written < _SAMPLE:
         written += os.write(fd, block)
@@ -103,7 +111,10 @@ def _write(fd: int, block: bytes) -> int:
 
 
 def _bind(folder: str) -> str:
-    """Make a socket as a run does, by the descriptor of its folder; return why that fails, "" if it works."""
+    """Make a socket as a run does, by the descriptor of its folder, since paths of sockets must be short.
+
+    Return why that fails, "" if it works.
+    """
     name = f".ddplaunch-doctor-{os.getpid()}"
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -118,19 +129,19 @@ def _bind(folder: str) -> str:
 
 
 def judge(check: str, place: Place) -> Verdict:
-    """Judge a folder: of the run folder and the home no failure is fatal, since a job goes on without its files."""
-    if place.missing:
+    """Judge a folder for the check of this name; slow is the worst, since a job goes on without its files."""
+    if place.write_problem:
         where = f"{place.path}{f' ({place.kind})' if place.kind else ''}"
         hint = f"{_ELSEWHERE}\n`ls -ld {place.path}` shows whose it is"
-        return Verdict(place.missing, (slow(f"nothing can be written to {place.name}: {place.missing}", where, hint),))
+        finding = slow(f"nothing can be written to {place.name}: {place.write_problem}", where, hint)
+        return Verdict(place.write_problem, (finding,))
     inodes = "" if place.free_inodes is None else f", {place.free_inodes} inodes"
-    facts = (
-        f"{place.path}: {place.kind or 'unknown'}, {size(place.free)}{inodes} free, {size(int(place.write))}/s to disk"
-    )
-    return Verdict(facts, tuple(_findings(check, place)))
+    speed = f"{size(int(place.bytes_per_second))}/s to disk"
+    facts = f"{place.path}: {place.kind or 'unknown'}, {size(place.free)}{inodes} free, {speed}"
+    return Verdict(facts, tuple(_place_findings(check, place)))
 
 
-def _findings(check: str, place: Place) -> Iterator[Finding]:
+def _place_findings(check: str, place: Place) -> Iterator[Finding]:
     """Yield what is wrong with a place, as far as the check with this name is about it."""
     where, name = f"{place.path} ({place.kind or 'unknown file system'})", place.name
     if place.free < _LITTLE:
@@ -139,19 +150,22 @@ def _findings(check: str, place: Place) -> Iterator[Finding]:
     elif place.free_inodes is not None and place.free_inodes < _FEW_INODES:
         left = f"{place.free_inodes} inodes are free in {name}, so that few files can be made"
         yield slow(left, where, f"`df -i {place.path}`; {_ELSEWHERE}")
-    if place.lock:
+    if place.lock_problem:
         hint = "the lock daemon of the file server does not answer, or its client is mounted with nolock"
-        yield slow(f"files in {name} cannot be locked: {place.lock}", where, f"{hint}\n{_ELSEWHERE}")
-    if place.sock and check == "tmp":
-        yield slow(f"no socket can be made in {name}: {place.sock}", where, "set TMPDIR to a folder on a local disk")
-    if place.write < _SLOW or place.sync > _SLOW_SYNC:
-        speed = f"{size(int(place.write))}/s to disk, one fsync takes {duration(place.sync)}"
+        yield slow(f"files in {name} cannot be locked: {place.lock_problem}", where, f"{hint}\n{_ELSEWHERE}")
+    if place.socket_problem and check == "tmp":
+        yield slow(
+            f"no socket can be made in {name}: {place.socket_problem}", where, "set TMPDIR to a folder on a local disk"
+        )
+    if place.bytes_per_second < _SLOW_DISK or place.fsync_seconds > _SLOW_SYNC:
+        speed = f"{size(int(place.bytes_per_second))}/s to disk, one fsync takes {duration(place.fsync_seconds)}"
         yield slow(f"{name} is slow: {speed}", where, f"logs and checkpoints there hold workers up\n{_ELSEWHERE}")
-    if place.replaceable and check == "runs":
-        yield note(f"another user may replace {name}: {place.replaceable}", where, _ELSEWHERE)
+    if place.replaceable_by and check == "runs":
+        yield note(f"another user may replace {name}: {place.replaceable_by}", where, _ELSEWHERE)
 
 
-def _runs(subject: Subject) -> Verdict:
+def _check_runs(subject: Subject) -> Verdict:
+    """Judge the folder in which runs get their folders."""
     if subject.runs is None:
         finding = note(
             "runs get no folder: you have no home",
@@ -162,7 +176,8 @@ def _runs(subject: Subject) -> Verdict:
     return judge("runs", read_place("the folder of runs", subject.runs, subject))
 
 
-def _home(subject: Subject) -> Verdict:
+def _check_home(subject: Subject) -> Verdict:
+    """Judge the home of the workers' user."""
     home = subject.env.get("HOME", "")
     if not os.path.isabs(home):
         return Verdict("HOME is not set")
@@ -176,10 +191,11 @@ def _home(subject: Subject) -> Verdict:
     return Verdict(f"{home}: no folder", (finding,))
 
 
-def _tmp(subject: Subject) -> Verdict:
+def _check_tmp(subject: Subject) -> Verdict:
+    """Judge the folder of temporary files, and ddplaunch's own in /tmp, where runs on other disks have their sockets."""
     folder = subject.env.get("TMPDIR") or "/tmp"
     verdict = judge("tmp", read_place("the folder of temporary files", folder, subject))
-    problem = run_socket.problem()
+    problem = run_socket.problem()  # "" if the folder is ours, or not there yet
     if not problem:
         return verdict
     finding = note(
@@ -192,7 +208,7 @@ def _tmp(subject: Subject) -> Verdict:
 
 # a file server that does not answer stops a job wherever it reads its script or writes
 CHECKS = (
-    Check(id="runs", examine=_runs, if_late="broken"),
-    Check(id="home", examine=_home, if_late="broken"),
-    Check(id="tmp", examine=_tmp, if_late="broken"),
+    Check(id="runs", examine=_check_runs, if_late="broken"),
+    Check(id="home", examine=_check_home, if_late="broken"),
+    Check(id="tmp", examine=_check_tmp, if_late="broken"),
 )

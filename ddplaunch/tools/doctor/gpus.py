@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -22,12 +23,12 @@ from ddplaunch.system.words import compress, count, duration, size, some
 from ddplaunch.tools.doctor import Check, Finding, Severity, Subject, Verdict, broken, note, slow
 
 _CROWDED = 0.1  # of the memory of a GPU: torch takes what is left, and the largest batch no longer fits
-_MOST = 8  # processes that are shown
+_MOST_SHOWN = 8  # processes that are shown
 _LONGEST = 80  # characters of a command that are shown
 
 
-class User(Struct, frozen=True, kw_only=True):
-    """Whose process uses a GPU."""
+class UsingProcess(Struct, frozen=True, kw_only=True):
+    """A process that uses a GPU, and whose it is."""
 
     is_ours: bool  # of this user
     uid: int
@@ -36,25 +37,32 @@ class User(Struct, frozen=True, kw_only=True):
     is_orphan: bool  # only init is its parent: nobody waits for it
 
 
+class Refusal(Struct, frozen=True):
+    """Why a job would not start here, in the words of the job: as a GPU that was named is lost."""
+
+    error: str
+    hint: str
+
+
 class Gpus(Struct, frozen=True, kw_only=True):
     """What drivers, torch and /proc say of the accelerators."""
 
     hardware: Hardware  # what a job would use
     machine: Machine | None = None  # what NVML says of all GPUs
     problem: str = ""  # why NVML does not answer, though a driver is there
-    refused: tuple[str, str] | None = None  # the error and hint of a job: a GPU that was named is lost
+    refusal: Refusal | None = None  # a job would be refused here; None: it would start
     build: TorchBuild | None = None  # the torch of the workers
-    users: Mapping[int, User] = {}  # by pid, as far as /proc shows them
-    far: tuple[int, ...] = ()  # GPUs near none of the CPUs that this process may use
+    processes: Mapping[int, UsingProcess] = {}  # that use a GPU, by pid, as far as /proc shows them
+    far_from_cpus: tuple[int, ...] = ()  # indices of GPUs near none of the CPUs that this process may use
 
 
 def read(subject: Subject) -> Gpus:
-    """Ask the drivers; this process may hang in one for ever."""
+    """Ask the drivers, in the child that makes this check: a driver may hang it for ever."""
     try:
         # first: it asks NVML in a child, which the driver refuses where its parent has it open
         hardware = probe(subject.env, root=subject.root)
     except LaunchError as error:
-        return Gpus(hardware=Hardware(), refused=(error.message, error.hint or ""))
+        return Gpus(hardware=Hardware(), refusal=Refusal(error.message, error.hint or ""))
     machine, problem = None, ""
     if has_nvidia(subject.env, subject.root):
         try:
@@ -64,18 +72,23 @@ def read(subject: Subject) -> Gpus:
         except NvmlError as error:
             problem = str(error)
     gpus = machine.gpus if machine is not None else ()
-    near = {gpu.index: read_cpulist(subject.root, f"/sys/bus/pci/devices/{gpu.pci}/local_cpulist") for gpu in gpus}
+    near_cpus = {gpu.index: read_cpulist(subject.root, f"/sys/bus/pci/devices/{gpu.pci}/local_cpulist") for gpu in gpus}
     return Gpus(
         hardware=hardware,
         machine=machine,
         problem=problem,
         build=find_torch(subject.python),
-        users={holder.pid: user for gpu in gpus for holder in gpu.holders if (user := _user(holder.pid)) is not None},
-        far=tuple(index for index, cpus in near.items() if cpus and not set(cpus) & set(hardware.cpus)),
+        processes={
+            holder.pid: process
+            for gpu in gpus
+            for holder in gpu.holders
+            if (process := _using_process(holder.pid)) is not None
+        },
+        far_from_cpus=tuple(index for index, cpus in near_cpus.items() if cpus and not set(cpus) & set(hardware.cpus)),
     )
 
 
-def _user(pid: int) -> User | None:
+def _using_process(pid: int) -> UsingProcess | None:
     """Return the owner, command and age of a process that uses a GPU; None if the process has ended."""
     process = look(pid)
     if process is None:
@@ -86,7 +99,7 @@ def _user(pid: int) -> User | None:
     except OSError:
         return None
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
-    return User(
+    return UsingProcess(
         is_ours=uid == os.geteuid(),
         uid=uid,
         command=(" ".join(Redactor().argv(words)) or process.name)[:_LONGEST],
@@ -96,9 +109,9 @@ def _user(pid: int) -> User | None:
 
 
 def judge(gpus: Gpus) -> Verdict:
-    """Judge the accelerators that a job would use; those that it would not get are no finding."""
-    if gpus.refused is not None:
-        return Verdict(gpus.refused[0], (broken(gpus.refused[0], hint=gpus.refused[1]),))
+    """Judge the accelerators that a job would use; a GPU that the job would not get is no finding."""
+    if gpus.refusal is not None:
+        return Verdict(gpus.refusal.error, (broken(gpus.refusal.error, hint=gpus.refusal.hint),))
     if gpus.problem:
         finding = broken(
             f"the NVIDIA driver does not work: {gpus.problem}",
@@ -109,32 +122,42 @@ def judge(gpus: Gpus) -> Verdict:
     devices, machine = gpus.hardware.devices, gpus.machine
     if machine is None:
         named = some(sorted({device.name or device.kind for device in devices}))
-        facts = f"{count(len(devices), 'device')}: {named}" if devices else gpus.hardware.device_source
-        return Verdict(facts, (*_of_job(gpus), *_of_no_device(gpus.hardware)))
+        why_none = gpus.hardware.device_source
+        facts = f"{count(len(devices), 'device')}: {named}" if devices else why_none
+        return Verdict(facts, (*_job_findings(gpus), *_no_device_findings(gpus.hardware)))
     shown = [gpu for gpu in machine.gpus if _is_visible(gpu, gpus.hardware)]
     indices = {gpu.index for gpu in shown}
     pairs = [pair for pair in machine.pairs if indices.issuperset((pair.first, pair.second))]
-    of_gpus = (finding for gpu in shown for finding in _of_health(gpu))
-    findings = (*_of_job(gpus), *of_gpus, *_of_users(shown, gpus.users), *_of_pairs(pairs), *_of_far(shown, gpus))
+    health_findings = (finding for gpu in shown for finding in _health_findings(gpu))
+    findings = (
+        *_job_findings(gpus),
+        *health_findings,
+        *_use_findings(shown, gpus.processes),
+        *_pair_findings(pairs),
+        *_distance_findings(shown, gpus),
+    )
     names = some(sorted({gpu.name for gpu in shown if gpu.name}))
     driver = f"driver {machine.driver or 'not known'}, CUDA {machine.cuda[0]}.{machine.cuda[1]}"
     return Verdict(f"{count(len(shown), 'GPU')}: {names}, {driver}", findings)
 
 
-def _of_job(gpus: Gpus) -> Iterator[Finding]:
-    """Judge torch, and the variable that chooses among the GPUs; what is said of one that is left out is found in its health."""
-    yield from _of_torch(gpus)
+def _job_findings(gpus: Gpus) -> Iterator[Finding]:
+    """Judge torch, and the variable that chooses among the GPUs."""
+    yield from _torch_findings(gpus)
+    # a note about one GPU says why a job leaves it out, which `_health_findings` says with a remedy
     yield from (note(text) for text in gpus.hardware.notes if not text.startswith("GPU "))
 
 
-def _of_no_device(hardware: Hardware) -> Iterator[Finding]:
+def _no_device_findings(hardware: Hardware) -> Iterator[Finding]:
+    """Yield that a variable grants devices of which this machine has none."""
     if hardware.granted and not hardware.devices:
         variable = hardware.granted.partition("=")[0]
         yield broken(hardware.device_source, hint=f"`unset {variable}`, or `ddplaunch --devices cpu train.py`")
 
 
-def _of_far(shown: Sequence[Health], gpus: Gpus) -> Iterator[Finding]:
-    if far := [gpu.index for gpu in shown if gpu.index in gpus.far]:
+def _distance_findings(shown: Sequence[Health], gpus: Gpus) -> Iterator[Finding]:
+    """Yield which GPUs are on another socket than all CPUs that this process may use."""
+    if far := [gpu.index for gpu in shown if gpu.index in gpus.far_from_cpus]:
         yield slow(
             f"this process may not use the CPUs near {_gpus(far)}",
             f"this process may use CPUs {compress(gpus.hardware.cpus)}\ncopies to these GPUs cross sockets",
@@ -157,12 +180,13 @@ def _driver_hint(problem: str) -> str:
     return "`nvidia-smi` shows the same\n`dmesg | grep -i -e nvrm -e xid` the reason, and a reboot often helps"
 
 
-def _of_torch(gpus: Gpus) -> Iterator[Finding]:
+def _torch_findings(gpus: Gpus) -> Iterator[Finding]:
     """Compare the build of torch with the driver: a driver runs the CUDA of its own major version and of older ones."""
     build, devices = gpus.build, gpus.hardware.devices
     if build is None or not devices:
         return
-    severity: Severity = "broken" if gpus.hardware.granted else "slow"
+    was_granted_devices = bool(gpus.hardware.granted)  # by a variable, as of Slurm: the job counts on them
+    severity: Severity = "broken" if was_granted_devices else "slow"
     if not (build.cuda or build.hip or build.xpu):
         yield Finding(
             severity=severity,
@@ -172,12 +196,13 @@ def _of_torch(gpus: Gpus) -> Iterator[Finding]:
         )
     elif gpus.machine is not None and build.cuda is not None:
         wanted = tuple(int(part) for part in build.cuda.split(".")[:2] if part.isdecimal())
-        if wanted and wanted[0] > gpus.machine.cuda[0] > 0:
+        newest = gpus.machine.cuda[0]  # the major version that the driver runs; 0: not known
+        if wanted and newest and wanted[0] > newest:
             has = ".".join(map(str, gpus.machine.cuda))
             yield broken(
                 f"torch {build.version} needs a driver for CUDA {build.cuda}, and this driver runs CUDA {has} at most",
                 f"driver {gpus.machine.driver}",
-                f"install a newer driver, or a torch for CUDA {gpus.machine.cuda[0]} (pytorch.org/get-started/locally)",
+                f"install a newer driver, or a torch for CUDA {newest} (pytorch.org/get-started/locally)",
             )
         if not build.nccl and len(devices) > 1:
             yield slow(
@@ -186,7 +211,7 @@ def _of_torch(gpus: Gpus) -> Iterator[Finding]:
             )
 
 
-def _of_health(gpu: Health) -> Iterator[Finding]:
+def _health_findings(gpu: Health) -> Iterator[Finding]:
     """Judge one GPU by itself."""
     name = f"GPU {gpu.index}"
     reset = f"`nvidia-smi --gpu-reset -i {gpu.index}` as root while nothing uses it, or reboot"
@@ -247,44 +272,56 @@ def _of_health(gpu: Health) -> Iterator[Finding]:
         )
 
 
-def _of_users(gpus: Sequence[Health], users: Mapping[int, User]) -> Iterator[Finding]:
-    """Yield which processes use these GPUs; if nobody waits for a process of this user, with the line that ends it."""
+class _Held(NamedTuple):
+    """What a process has of one GPU."""
+
+    gpu: int  # its index
+    memory: int  # bytes
+
+
+def _use_findings(gpus: Sequence[Health], processes: Mapping[int, UsingProcess]) -> Iterator[Finding]:
+    """Yield which processes use these GPUs, and how to end one of this user's that nobody waits for any more."""
+    # the driver counts memory that belongs to no process, and may not say what a process of a container has
     held = {gpu.index: max(gpu.used, sum(holder.memory or 0 for holder in gpu.holders)) for gpu in gpus if gpu.holders}
     if not held:
         return
-    on: dict[int, list[tuple[int, int]]] = {}
+    by_pid: dict[int, list[_Held]] = {}
     for gpu in gpus:
         for holder in gpu.holders:
-            on.setdefault(holder.pid, []).append((gpu.index, holder.memory or 0))
-    ours = {pid for pid in on if (user := users.get(pid)) is not None and user.is_ours}
-    stale = sorted(pid for pid in ours if users[pid].is_orphan)
-    lines = [_line(pid, places, users.get(pid)) for pid, places in sorted(on.items())]
-    if stale:
-        hint = f"if no job of yours needs {'it' if len(stale) == 1 else 'them'} any more: `kill {' '.join(map(str, stale))}`"
+            by_pid.setdefault(holder.pid, []).append(_Held(gpu.index, holder.memory or 0))
+    ours = {pid for pid in by_pid if pid in processes and processes[pid].is_ours}
+    forgotten = sorted(pid for pid in ours if processes[pid].is_orphan)
+    if forgotten:
+        them = "it" if len(forgotten) == 1 else "them"
+        hint = f"if no job of yours needs {them} any more: `kill {' '.join(map(str, forgotten))}`"
     elif ours:
         hint = "`ddplaunch ps` shows your jobs, and `ddplaunch stop` ends one"
     else:
         hint = "`ddplaunch --devices LIST train.py` chooses other GPUs"
-    crowded = any(held[gpu.index] > _CROWDED * gpu.memory for gpu in gpus if gpu.index in held)
+    is_crowded = any(held[gpu.index] > _CROWDED * gpu.memory for gpu in gpus if gpu.index in held)
+    pids = some(f"pid {pid}" for pid in sorted(by_pid))
+    lines = [_line(pid, on, processes.get(pid)) for pid, on in sorted(by_pid.items())]
+    more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
     yield Finding(
-        severity="slow" if crowded else "note",
-        title=f"{_gpus(sorted(held))} {'is' if len(held) == 1 else 'are'} in use by {some(f'pid {pid}' for pid in sorted(on))}",
-        evidence="\n".join(lines[:_MOST] + ([f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else [])),
+        severity="slow" if is_crowded else "note",
+        title=f"{_gpus(sorted(held))} {'is' if len(held) == 1 else 'are'} in use by {pids}",
+        evidence="\n".join([*lines[:_MOST_SHOWN], *more]),
         hint=hint,
     )
 
 
-def _line(pid: int, places: list[tuple[int, int]], user: User | None) -> str:
-    """Say what a process holds on which GPUs, and whose it is."""
-    held = f"pid {pid} has {size(sum(memory for _, memory in places))} of {_gpus([index for index, _ in places])}"
-    if user is None:
+def _line(pid: int, on: Sequence[_Held], process: UsingProcess | None) -> str:
+    """Say what a process holds on which GPUs, and whose it is; None: /proc does not show it."""
+    held = f"pid {pid} has {size(sum(one.memory for one in on))} of {_gpus([one.gpu for one in on])}"
+    if process is None:
         return f"{held}: of another container, or hidden from you"
-    whose = "yours" if user.is_ours else f"of user {user.uid}"
-    orphan = ", and no shell or launcher waits for it" if user.is_orphan else ""
-    return f"{held}: {whose}, for {duration(user.seconds)}{orphan}: {user.command}"
+    whose = "yours" if process.is_ours else f"of user {process.uid}"
+    orphan = ", and no shell or launcher waits for it" if process.is_orphan else ""
+    return f"{held}: {whose}, for {duration(process.seconds)}{orphan}: {process.command}"
 
 
-def _of_pairs(pairs: list[Pair]) -> Iterator[Finding]:
+def _pair_findings(pairs: list[Pair]) -> Iterator[Finding]:
+    """Yield that GPUs of a pair cannot copy to each other directly."""
     apart = [pair for pair in pairs if pair.peer_to_peer is False]
     if apart:
         yield note(

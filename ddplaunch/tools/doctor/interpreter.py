@@ -102,10 +102,11 @@ def judge(asked: Asked) -> Verdict:
             f"`{asked.path} -m pip install torch`, or name another: `ddplaunch --python ENV/bin/python train.py`",
         )
         return Verdict(facts, (finding,))
-    return Verdict(facts, (*_of_torch(python, torch), *_of_wrappers(python, torch)))
+    return Verdict(facts, (*_torch_findings(python, torch), *_wrapper_findings(python, torch)))
 
 
-def _of_torch(python: Interpreter, torch: Package) -> Iterator[Finding]:
+def _torch_findings(python: Interpreter, torch: Package) -> Iterator[Finding]:
+    """Yield that torch is old, or no part of the environment."""
     if release(torch.version)[:2] < _OLDEST_TORCH:
         yield note(
             f"torch {torch.version} is older than any that ddplaunch is tested with", hint="`pip install 'torch>=2.4'`"
@@ -118,12 +119,12 @@ def _of_torch(python: Interpreter, torch: Package) -> Iterator[Finding]:
         )
 
 
-def _of_wrappers(python: Interpreter, torch: Package) -> Iterator[Finding]:
+def _wrapper_findings(python: Interpreter, torch: Package) -> Iterator[Finding]:
+    """Yield which packages on top of torch require another version of it."""
     for name, package in sorted(python.packages.items()):
         for need in package.needs:
-            matched = re.fullmatch(
-                r"torch\s*\(?([^;()]*)\)?\s*", need, re.IGNORECASE
-            )  # one with a marker holds for an extra
+            # a requirement with a marker (";") is left out: most hold for an extra that may not be installed
+            matched = re.fullmatch(r"torch\s*\(?([^;()]*)\)?\s*", need, re.IGNORECASE)
             if matched and not satisfies(torch.version, matched[1]):
                 yield note(
                     f"{name} {package.version} is made for another torch than {torch.version}",
@@ -139,14 +140,14 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def satisfies(version: str, specifiers: str) -> bool:
-    """Whether a version fits specifiers as ">=2.1,<4"; what is not understood fits."""
+    """Return whether a version fits specifiers as ">=2.1,<4"; a part that is not understood fits."""
     has = release(version)
     for part in specifiers.split(","):
         matched = re.fullmatch(r"\s*(>=|<=|==|!=|~=|<|>)\s*([\d.]+?)(\.\*)?(?:\+\w+)?\s*", part)
         if matched is None:
             continue
-        operator, wanted = matched[1], release(matched[2])
-        length = len(wanted) if matched[3] else max(len(has), len(wanted))
+        operator, wanted, wildcard = matched[1], release(matched[2]), matched[3]
+        length = len(wanted) if wildcard else max(len(has), len(wanted))  # "==2.*" compares one number
         left, right = _padded(has, length), _padded(wanted, length)
         fits = {
             ">=": left >= right,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -14,26 +15,33 @@ from ddplaunch.system.errors import MORE_OPEN_FILES
 from ddplaunch.system.words import count, size
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, slow
 
-_NONE = resource.RLIM_INFINITY
+_UNLIMITED = resource.RLIM_INFINITY  # -1
 # a worker of torch with four loaders, which share tensors by open files, needs hundreds; ddplaunch raises the soft limit
 _FEW_FILES = 4096
 _FEW_PROCESSES = 1024  # threads count too: torch starts one for each core, in each worker
 _LITTLE_MEMORY = 2 << 30  # bytes: a worker that has imported torch for CUDA has 0.5 GiB, with a context 1 to 2 GiB
 _LITTLE_SPACE = 16 << 30  # bytes of addresses
-_FULL = 0.9  # of a limit
+_CROWDED, _FEW_LEFT = 0.9, _FEW_PROCESSES // 4  # of a limit on processes: the part in use, and the number that is left
 
 
 # --- ulimits
 
 
-class Ulimits(Struct, frozen=True, kw_only=True):
-    """Limits of this process: soft and hard, -1 for none."""
+class Limit(NamedTuple):
+    """A limit as getrlimit(2) gives it; -1: unlimited."""
 
-    files: tuple[int, int]
-    locked: tuple[int, int]  # bytes
-    processes: tuple[int, int]
-    core: tuple[int, int]  # bytes
-    address_space: tuple[int, int]  # bytes
+    soft: int  # holds now, and the process may raise it to the hard one
+    hard: int
+
+
+class Ulimits(Struct, frozen=True, kw_only=True):
+    """Limits of this process, which its workers inherit."""
+
+    files: Limit
+    locked: Limit  # bytes
+    processes: Limit
+    core: Limit  # bytes
+    address_space: Limit  # bytes
     has_rdma: bool = False  # this machine has an InfiniBand or RoCE device, which pins memory
     has_nvidia: bool = False  # this machine has NVIDIA's driver
     is_root: bool = False  # for whom no limit of processes holds
@@ -42,11 +50,11 @@ class Ulimits(Struct, frozen=True, kw_only=True):
 def read_ulimits(subject: Subject) -> Ulimits:
     """Return the ulimits of this process: workers inherit the same."""
     return Ulimits(
-        files=resource.getrlimit(resource.RLIMIT_NOFILE),
-        locked=resource.getrlimit(resource.RLIMIT_MEMLOCK),
-        processes=resource.getrlimit(resource.RLIMIT_NPROC),
-        core=resource.getrlimit(resource.RLIMIT_CORE),
-        address_space=resource.getrlimit(resource.RLIMIT_AS),
+        files=Limit(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+        locked=Limit(*resource.getrlimit(resource.RLIMIT_MEMLOCK)),
+        processes=Limit(*resource.getrlimit(resource.RLIMIT_NPROC)),
+        core=Limit(*resource.getrlimit(resource.RLIMIT_CORE)),
+        address_space=Limit(*resource.getrlimit(resource.RLIMIT_AS)),
         has_rdma=bool(names(subject.root, "/sys/class/infiniband")),
         has_nvidia=has_nvidia(subject.env, subject.root),
         is_root=os.geteuid() == 0,
@@ -56,49 +64,50 @@ def read_ulimits(subject: Subject) -> Ulimits:
 def judge_ulimits(limits: Ulimits) -> Verdict:
     """Judge the hard limit of open files, since ddplaunch raises the soft one, and the soft limits of all others."""
     facts = (
-        f"open files {_amount(limits.files[0])} of {_amount(limits.files[1])}, locked memory {_bytes(limits.locked[0])}, "
-        f"processes {_amount(limits.processes[0])}, core files {_bytes(limits.core[0])}"
+        f"open files {_amount(limits.files.soft)} of {_amount(limits.files.hard)}, locked memory {_bytes(limits.locked.soft)}, "
+        f"processes {_amount(limits.processes.soft)}, core files {_bytes(limits.core.soft)}"
     )
-    return Verdict(facts, tuple(_of_ulimits(limits)))
+    return Verdict(facts, tuple(_ulimit_findings(limits)))
 
 
-def _of_ulimits(limits: Ulimits) -> Iterator[Finding]:
-    if _below(limits.files[1], _FEW_FILES):
+def _ulimit_findings(limits: Ulimits) -> Iterator[Finding]:
+    """Yield a finding for each limit that is too low; of files the hard one counts, since ddplaunch raises the soft one."""
+    if _below(limits.files.hard, _FEW_FILES):
         yield slow(
-            f"a process may have {count(limits.files[1], 'open file')} only",
+            f"a process may have {count(limits.files.hard, 'open file')} only",
             "ulimit -Hn: data loaders share each tensor as an open file, and then fail with `Too many open files`",
             f"{MORE_OPEN_FILES}\nor `ddplaunch --sharing-strategy file_system train.py`",
         )
-    if limits.has_rdma and limits.locked[0] != _NONE:
+    if limits.has_rdma and limits.locked.soft != _UNLIMITED:
         yield slow(
-            f"a process may lock {size(limits.locked[0])} of memory only, and this machine has RDMA devices",
+            f"a process may lock {size(limits.locked.soft)} of memory only, and this machine has RDMA devices",
             "ulimit -l: NCCL cannot register its buffers, so that it fails or goes over TCP",
             "`ulimit -l unlimited`\nin Slurm PropagateResourceLimitsExcept=MEMLOCK, in docker `--ulimit memlock=-1`",
         )
-    if not limits.is_root and _below(limits.processes[0], _FEW_PROCESSES):
+    if not limits.is_root and _below(limits.processes.soft, _FEW_PROCESSES):
         yield slow(
-            f"you may have {limits.processes[0]} processes and threads only",
+            f"you may have {limits.processes.soft} processes and threads only",
             "ulimit -u: workers, data loaders and all their threads count",
             "`ulimit -u 65536`\nif that is refused, limits.conf(5) sets the limit",
         )
-    if limits.address_space[0] != _NONE and (limits.has_nvidia or limits.address_space[0] < _LITTLE_SPACE):
+    if limits.address_space.soft != _UNLIMITED and (limits.has_nvidia or limits.address_space.soft < _LITTLE_SPACE):
         yield slow(
-            f"a process may have {size(limits.address_space[0])} of address space only",
+            f"a process may have {size(limits.address_space.soft)} of address space only",
             "ulimit -v: torch maps large libraries, and CUDA reserves addresses for all memory of all GPUs",
             "`ulimit -v unlimited`",
         )
 
 
 def _below(limit: int, least: int) -> bool:
-    return limit != _NONE and limit < least
+    return limit != _UNLIMITED and limit < least
 
 
 def _amount(limit: int) -> str:
-    return "unlimited" if limit == _NONE else str(limit)
+    return "unlimited" if limit == _UNLIMITED else str(limit)
 
 
 def _bytes(limit: int) -> str:
-    return "unlimited" if limit == _NONE else "none" if limit == 0 else size(limit)
+    return "unlimited" if limit == _UNLIMITED else "none" if limit == 0 else size(limit)
 
 
 # --- control groups
@@ -121,7 +130,7 @@ class Groups(Struct, frozen=True, kw_only=True):
 def read_groups(subject: Subject) -> Groups:
     """Read /proc/meminfo, the affinity of this process, and the limits of its control groups."""
     lines = (line.split() for line in (read(subject.root, "/proc/meminfo") or "").splitlines())
-    memory = {words[0].rstrip(":"): number(words[1], 0) << 10 for words in lines if len(words) > 1}
+    memory = {words[0].rstrip(":"): number(words[1], 0) << 10 for words in lines if len(words) > 1}  # KiB to bytes
     memory_limit = group_limit(subject.root, "memory")
     pids_limit = group_limit(subject.root, "pids")
     return Groups(
@@ -147,10 +156,11 @@ def judge_groups(groups: Groups) -> Verdict:
         facts += f", limited to {groups.cpu_quota:g}"
     if groups.pids_limit is not None:
         facts += f"; {groups.pids_used} of {groups.pids_limit} processes"
-    return Verdict(facts, (*_of_memory(groups), *_of_cpus(groups), *_of_processes(groups)))
+    return Verdict(facts, (*_memory_findings(groups), *_cpu_findings(groups), *_process_findings(groups)))
 
 
-def _of_memory(groups: Groups) -> Iterator[Finding]:
+def _memory_findings(groups: Groups) -> Iterator[Finding]:
+    """Yield that little memory is left: by the machine, or by the control group if that leaves less."""
     room = groups.available
     evidence = "MemAvailable of /proc/meminfo"
     if groups.memory_limit is not None and groups.memory_limit - groups.memory_used < room:
@@ -164,7 +174,8 @@ def _of_memory(groups: Groups) -> Iterator[Finding]:
         )
 
 
-def _of_cpus(groups: Groups) -> Iterator[Finding]:
+def _cpu_findings(groups: Groups) -> Iterator[Finding]:
+    """Yield that a job gets less than one CPU's time, or one CPU of several."""
     if groups.cpu_quota is not None and groups.cpu_quota < 1:
         yield slow(
             f"this process may use {groups.cpu_quota:g} of a CPU only",
@@ -180,11 +191,12 @@ def _of_cpus(groups: Groups) -> Iterator[Finding]:
         )
 
 
-def _of_processes(groups: Groups) -> Iterator[Finding]:
+def _process_findings(groups: Groups) -> Iterator[Finding]:
+    """Yield that the control group leaves room for few more processes."""
     if groups.pids_limit is None:
         return
     room = groups.pids_limit - groups.pids_used
-    if groups.pids_used > _FULL * groups.pids_limit or room < _FEW_PROCESSES // 4:
+    if groups.pids_used > _CROWDED * groups.pids_limit or room < _FEW_LEFT:
         yield Finding(
             severity="broken" if room < 2 else "slow",
             title=f"the control group has room for {max(room, 0)} processes and threads only",

@@ -31,9 +31,9 @@ class Name(Struct, frozen=True, kw_only=True):
 
     name: str
     found: tuple[str, ...] = ()  # addresses
-    why: str = ""  # it does not resolve
+    problem: str = ""  # why it does not resolve; "" if it does
     seconds: float = 0.0  # that the lookup took
-    own: tuple[str, ...] = ()  # those of `found` that this host has; loopback counts
+    own_addresses: tuple[str, ...] = ()  # those of `found` that this host has; loopback counts
     usable: tuple[str, ...] = ()  # addresses by which others may reach this host, the likeliest first
 
 
@@ -41,18 +41,18 @@ def read_name(_subject: Subject) -> Name:
     """Look up the name of this host, as gloo and others do."""
     name = socket.gethostname()
     began = time.monotonic()
-    why = ""
+    problem = ""
     found: tuple[str, ...] = ()
     try:
         found = tuple(dict.fromkeys(str(one[4][0]) for one in socket.getaddrinfo(name, None)))
     except OSError as error:  # UnicodeError is of names that no host has
-        why = why_failed(error)
+        problem = why_failed(error)
     return Name(
         name=name,
         found=found,
-        why=why,
+        problem=problem,
         seconds=time.monotonic() - began,
-        own=tuple(filter(addresses.is_own, found)),
+        own_addresses=tuple(filter(addresses.is_own, found)),
         usable=addresses.usable_addresses(),
     )
 
@@ -60,16 +60,17 @@ def read_name(_subject: Subject) -> Name:
 def judge_name(name: Name) -> Verdict:
     """Judge the name of this host. A job of one node needs no name, so nothing here breaks it."""
     facts = f"{name.name} is {some(name.found) or 'not known'}; reachable at {some(name.usable) or 'no address'}"
-    return Verdict(facts, tuple(_of_name(name)))
+    return Verdict(facts, tuple(_name_findings(name)))
 
 
-def _of_name(name: Name) -> Iterator[Finding]:
+def _name_findings(name: Name) -> Iterator[Finding]:
+    """Yield that the name does not lead to this host as others would reach it, and that its lookup is slow."""
     address = next(iter(name.usable), "")
     hint = f"for several nodes name the address of node 0: `ddplaunch --master-addr {address or 'ADDRESS'} ...`"
     in_hosts = f"in /etc/hosts write `{address or 'ADDRESS'} {name.name}`"
-    if name.why:
+    if name.problem:
         yield note(
-            f"the name of this host, {name.name}, does not resolve: {name.why}",
+            f"the name of this host, {name.name}, does not resolve: {name.problem}",
             "programs that look their own name up wait or fail\nother nodes do not find this one by name",
             f"{in_hosts}; {hint}",
         )
@@ -80,7 +81,7 @@ def _of_name(name: Name) -> Iterator[Finding]:
             "and NCCL_SOCKET_IFNAME for its workers",
             f"{hint}; or {in_hosts}",
         )
-    elif not name.own:
+    elif not name.own_addresses:
         yield note(
             f"the name of this host, {name.name}, resolves to the address of another one: {some(name.found)}",
             f"its own are {some(name.usable)}" if name.usable else "it has no address but loopback",
@@ -105,7 +106,7 @@ class Interfaces(Struct, frozen=True, kw_only=True):
 
     states: dict[str, str]  # by name: "up", "down", "unknown"
     variables: dict[str, str] = {}
-    loopback: str = ""  # why a connection to 127.0.0.1 fails
+    loopback_problem: str = ""  # why a connection to 127.0.0.1 fails; "" if it works
 
 
 def read_interfaces(subject: Subject) -> Interfaces:
@@ -115,7 +116,7 @@ def read_interfaces(subject: Subject) -> Interfaces:
         for name in names(subject.root, "/sys/class/net")
     }
     chosen = {name: subject.env[name] for name in _INTERFACES if subject.env.get(name)}
-    return Interfaces(states=states, variables=chosen, loopback=_connect_to_ourselves())
+    return Interfaces(states=states, variables=chosen, loopback_problem=_connect_to_ourselves())
 
 
 def _connect_to_ourselves() -> str:
@@ -132,18 +133,19 @@ def _connect_to_ourselves() -> str:
 def judge_interfaces(interfaces: Interfaces) -> Verdict:
     """Judge loopback, and whether the variables name interfaces that are there."""
     up = [name for name, state in interfaces.states.items() if state != "down"]
-    return Verdict(some(up, 12), tuple(_of_interfaces(interfaces)))
+    return Verdict(some(up, 12), tuple(_interface_findings(interfaces)))
 
 
-def _of_interfaces(interfaces: Interfaces) -> Iterator[Finding]:
-    if interfaces.loopback:
+def _interface_findings(interfaces: Interfaces) -> Iterator[Finding]:
+    """Yield that loopback does not work, and which variables name no interface of this host."""
+    if interfaces.loopback_problem:
         yield broken(
-            f"processes of this host cannot reach each other at 127.0.0.1: {interfaces.loopback}",
+            f"processes of this host cannot reach each other at 127.0.0.1: {interfaces.loopback_problem}",
             "workers of one node meet there",
             "`ip link set lo up`, or let the firewall accept the interface lo",
         )
     for variable, value in interfaces.variables.items():
-        if not _fits(variable, value, interfaces.states):
+        if not _chooses_interface(variable, value, interfaces.states):
             yield broken(
                 f"{variable}={value} fits no interface of this host",
                 f"there are {some(interfaces.states, 12)}",
@@ -151,18 +153,23 @@ def _of_interfaces(interfaces: Interfaces) -> Iterator[Finding]:
             )
 
 
-def _fits(variable: str, value: str, states: dict[str, str]) -> bool:
-    """Whether a variable allows an interface: NCCL takes prefixes, `=` before exact names and `^` before excluded ones."""
-    exact, excludes = variable != "NCCL_SOCKET_IFNAME", False
-    if not exact and value.startswith("^"):
-        excludes, value = True, value[1:]
-    if not exact and value.startswith("="):
-        exact, value = True, value[1:]
+def _chooses_interface(variable: str, value: str, states: dict[str, str]) -> bool:
+    """Return whether a value of this variable leaves an interface of this host; `states` has one entry for each interface.
+
+    NCCL takes the beginnings of names; `=` stands before whole names, `^` before those to leave out. The others take whole names.
+    """
+    takes_beginnings, leaves_out = variable == "NCCL_SOCKET_IFNAME", False
+    if takes_beginnings and value.startswith("^"):
+        leaves_out, value = True, value[1:]
+    if takes_beginnings and value.startswith("="):
+        takes_beginnings, value = False, value[1:]
+    # behind a colon NCCL takes the number of a port
     wanted = [name.partition(":")[0].strip() for name in value.split(",") if name.strip()]
-    chosen = [name for name in states if any(name == one if exact else name.startswith(one) for one in wanted)]
     if variable == "GLOO_SOCKET_IFNAME":  # each name makes a device, and one that fails ends the worker
-        return all(one in states for one in wanted)
-    return len(chosen) < len(states) if excludes else bool(chosen)
+        return all(name in states for name in wanted)
+    matches = str.startswith if takes_beginnings else str.__eq__
+    named = [name for name in states if any(matches(name, one) for one in wanted)]
+    return len(named) < len(states) if leaves_out else bool(named)
 
 
 # --- ports
@@ -178,7 +185,7 @@ class Ports(Struct, frozen=True, kw_only=True):
 
 
 def read_ports(subject: Subject) -> Ports:
-    """Read the range, and count the sockets of /proc/net/tcp."""
+    """Read which ports the kernel may choose for connections, and count those that sockets of /proc/net/tcp have."""
     first, last = (
         int(word) for word in (read(subject.root, "/proc/sys/net/ipv4/ip_local_port_range") or "32768 60999").split()
     )
@@ -190,7 +197,7 @@ def read_ports(subject: Subject) -> Ports:
             continue
         for line in lines:
             fields = line.split(maxsplit=4)
-            port = int(fields[1].rpartition(b":")[2], 16)
+            port = int(fields[1].rpartition(b":")[2], 16)  # local address and port: 0100007F:1F90
             if first <= port <= last:
                 used.add(port)
                 waiting += fields[3] == b"06"  # TCP_TIME_WAIT, include/net/tcp_states.h
@@ -236,13 +243,15 @@ def read_clock(_subject: Subject) -> Clock | None:
 
 
 def judge_clock(clock: Clock | None) -> Verdict:
-    """Judge the clock: only several nodes compare theirs."""
+    """Judge the clock: a note at most, since a job on one machine compares it with no other. None: the kernel does not tell."""
     if clock is None:
         return Verdict("the kernel does not tell")
     if clock.is_synchronised and clock.error < _LARGE_ERROR:
         return Verdict(f"synchronised, within {duration(clock.error)}")
-    off = f"the clock may be off by {duration(clock.error)}"
-    why = off if clock.is_synchronised else "nothing synchronises the clock of this machine"
+    if clock.is_synchronised:
+        why = f"the clock may be off by {duration(clock.error)}"
+    else:
+        why = "nothing synchronises the clock of this machine"
     evidence = "adjtimex(2)\ntimes in the logs of several nodes do not compare, and certificates and tickets may fail"
     return Verdict(why, (note(why, evidence, "`timedatectl set-ntp true`, or let chronyd or ntpd run"),))
 

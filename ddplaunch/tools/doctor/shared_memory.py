@@ -26,10 +26,10 @@ _LITTLE = 64 << 20  # bytes that are free
 _YOUNG = 60.0  # seconds: a process may be about to open the file
 _NOTABLE = 1 << 20  # bytes; less lies about after many a program that was killed, and hurts nobody
 # torch's tensors, NCCL's and UCX's segments, multiprocessing.shared_memory, POSIX semaphores, Open MPI, OpenMP, and ours
-_KINDS = re.compile(
+_NAMES_OF_LIBRARIES = re.compile(
     r"torch_|nccl-|psm_|sem\.|mp-|pym-|ucx|vader_segment|btl_vader|osc_rdma|__KMP_|ddplaunch-|cuda\.shm|wnsm_"
 )
-_PRIVATE = 0o600  # the mode with which multiprocessing.shared_memory makes a file; copies of data have the umask's
+_MODE_OF_SEGMENTS = 0o600  # with which multiprocessing.shared_memory makes a file; copies of data have the umask's
 _HOST_PIDS = "pid:[4026531836]"  # the first namespace of processes, include/linux/proc_ns.h
 
 
@@ -39,7 +39,7 @@ class Segment(Struct, frozen=True, kw_only=True):
     path: str
     size: int  # bytes that it takes
     age: float  # seconds since it was written
-    is_chosen: bool = False  # the name is none that a library makes
+    is_named_by_program: bool = False  # the user's program has chosen the name; else a library made it at random
 
 
 class SharedMemory(Struct, frozen=True, kw_only=True):
@@ -47,9 +47,9 @@ class SharedMemory(Struct, frozen=True, kw_only=True):
 
     size: int  # bytes; 0: there is none, or it is not writable
     free: int
-    why: str = ""  # it cannot be used
+    problem: str = ""  # why it cannot be used; "" if it can
     unused: tuple[Segment, ...] = ()
-    sees_all: bool = True  # all processes of the machine, not those of one container
+    sees_all_processes: bool = True  # of the machine; False: of this container, and others may have the files open
 
 
 def read(_subject: Subject) -> SharedMemory:
@@ -57,10 +57,10 @@ def read(_subject: Subject) -> SharedMemory:
     try:
         room = os.statvfs(SHM)
     except OSError as error:
-        return SharedMemory(size=0, free=0, why=error.strerror or str(error))
+        return SharedMemory(size=0, free=0, problem=error.strerror or str(error))
     if not os.access(SHM, os.W_OK | os.X_OK):
-        return SharedMemory(size=0, free=0, why="it is not writable")
-    left = list(_of_user(SHM))
+        return SharedMemory(size=0, free=0, problem="it is not writable")
+    left = list(_left_by_user(SHM))
     if left:
         used = set(_in_use(f"{SHM}/"))
         left = [one for one in left if one.path not in used]
@@ -68,7 +68,7 @@ def read(_subject: Subject) -> SharedMemory:
         size=room.f_blocks * room.f_frsize,
         free=room.f_bavail * room.f_frsize,
         unused=tuple(sorted(left, key=lambda one: (-one.size, one.path))),
-        sees_all=_link("/proc/self/ns/pid") in ("", _HOST_PIDS),
+        sees_all_processes=_link("/proc/self/ns/pid") in ("", _HOST_PIDS),
     )
 
 
@@ -79,22 +79,21 @@ def _link(path: str) -> str:
         return ""
 
 
-def _of_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
-    """Yield this user's files that are older than `youngest` seconds, and named or made as training programs do."""
+def _left_by_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
+    """Yield this user's files that are older than `youngest` seconds, and have the name or the mode of shared memory."""
     now = time.time()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
                 found = entry.stat(follow_symlinks=False)
                 age = now - max(found.st_mtime, found.st_ctime)
-                is_chosen = _KINDS.match(entry.name) is None
-                if (
-                    stat.S_ISREG(found.st_mode)
-                    and found.st_uid == os.geteuid()
-                    and age > youngest
-                    and (not is_chosen or stat.S_IMODE(found.st_mode) == _PRIVATE)
-                ):
-                    yield Segment(path=entry.path, size=found.st_blocks * 512, age=age, is_chosen=is_chosen)
+                is_own_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+                is_named_by_program = _NAMES_OF_LIBRARIES.match(entry.name) is None
+                # files with names of their own may be anything; multiprocessing.shared_memory makes its with this mode
+                may_be_segment = not is_named_by_program or stat.S_IMODE(found.st_mode) == _MODE_OF_SEGMENTS
+                if is_own_file and may_be_segment and age > youngest:
+                    size = found.st_blocks * 512
+                    yield Segment(path=entry.path, size=size, age=age, is_named_by_program=is_named_by_program)
 
 
 def _in_use(prefix: str) -> Iterator[str]:
@@ -114,19 +113,20 @@ def _in_use(prefix: str) -> Iterator[str]:
 
 def judge(shm: SharedMemory) -> Verdict:
     """Judge the size of /dev/shm, its free room, and the files that ended programs have left there."""
-    if shm.why:
+    if shm.problem:
         finding = broken(
             f"{SHM} cannot be used",
-            f"{shm.why}\ndata loaders and NCCL share memory there",
+            f"{shm.problem}\ndata loaders and NCCL share memory there",
             "`mount -t tmpfs -o size=50% tmpfs /dev/shm` as root\na container gets one by `docker run --shm-size 8g`",
         )
-        return Verdict(shm.why, (finding,))
+        return Verdict(shm.problem, (finding,))
     facts = f"{size(shm.free)} of {size(shm.size)} free"
     unused = f", {count(len(shm.unused), 'file')} of yours without a process" if shm.unused else ""
-    return Verdict(f"{facts}{unused}", tuple(_findings(shm)))
+    return Verdict(f"{facts}{unused}", tuple(_space_findings(shm)))
 
 
-def _findings(shm: SharedMemory) -> Iterator[Finding]:
+def _space_findings(shm: SharedMemory) -> Iterator[Finding]:
+    """Yield that there is little room, that files which no process uses take it, and names that they keep from a program."""
     if shm.size < _SMALL:
         yield slow(
             f"{SHM} has {size(shm.size)} only, and {size(shm.free)} of them are free",
@@ -139,26 +139,28 @@ def _findings(shm: SharedMemory) -> Iterator[Finding]:
             "workers end with SIGBUS where they share memory",
             "`ls -lS /dev/shm` shows the largest files",
         )
-    random = [one for one in shm.unused if not one.is_chosen]
-    taken = sum(one.size for one in random)
+    with_random_names = [one for one in shm.unused if not one.is_named_by_program]
+    taken = sum(one.size for one in with_random_names)
     if taken >= _NOTABLE:
         yield Finding(
             severity="slow" if taken > (shm.size - taken) // 2 else "note",
             title=f"{size(taken)} of {SHM} belong to files of yours that a program has left",
-            evidence=_evidence(random, shm),
-            hint=_remedy(random),
+            evidence=_evidence(with_random_names, shm),
+            hint=_remedy(with_random_names),
         )
-    if chosen := [one for one in shm.unused if one.is_chosen]:
+    with_chosen_names = [one for one in shm.unused if one.is_named_by_program]
+    if with_chosen_names:
         yield note(
-            f"{count(len(chosen), 'name')} in {SHM} may be left by a program, which cannot make them again (FileExistsError)",
-            _evidence(chosen, shm),
-            f"{_remedy(chosen)}, unless a program of yours comes back to them",
+            f"{count(len(with_chosen_names), 'name')} in {SHM} may be left by a program, which cannot make them again "
+            "(FileExistsError)",
+            _evidence(with_chosen_names, shm),
+            f"{_remedy(with_chosen_names)}, unless a program of yours comes back to them",
         )
 
 
 def _evidence(left: Sequence[Segment], shm: SharedMemory) -> str:
     """Name files that no process has open."""
-    who = "no process has them open" if shm.sees_all else "no process of this container has them open"
+    who = "no process has them open" if shm.sees_all_processes else "no process of this container has them open"
     youngest = min(one.age for one in left)
     return f"{some(one.path for one in left)}: {who}, and the latest was written {duration(youngest)} ago"
 

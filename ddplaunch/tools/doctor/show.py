@@ -55,16 +55,17 @@ def _finding(finding: Finding) -> Block:
 
 
 def _summary(report: Report) -> Iterator[Piece]:
+    """Yield the last line: "gpu01: 2 findings (1 broken, 1 note); 9 of 11 checks passed in 4 s"."""
     passed = sum(one.status == "passed" for one in report.checks)
     found = Counter(one.severity for one in report.findings)
     yield f"{report.host}: ", NAME
     if not found:
         yield "nothing found", GOOD
-    else:  # behind "2 nodes: ", a mere "1 broken" would be a node
+    else:  # "findings" is said, since behind "2 nodes: " a mere "1 broken" would be read as a node
         yield f"{count(found.total(), 'finding')} ("
-        for at, severity in enumerate(one for one in SEVERITIES if found[one]):
+        for index, severity in enumerate(one for one in SEVERITIES if found[one]):
             text = count(found[severity], "note") if severity == "note" else f"{found[severity]} {severity}"
-            yield f", {text}" if at else text, _STYLES[severity]
+            yield f", {text}" if index else text, _STYLES[severity]
         yield ")"
     yield f"; {passed} of {count(len(report.checks), 'check')} passed in {duration(report.seconds)}"
 

@@ -31,11 +31,16 @@ class Cluster(Struct, frozen=True, kw_only=True):
     is_missing: bool = False  # scontrol is not installed, or knows no cluster
     settings: Mapping[str, str] = {}
     job_id: str = ""  # SLURM_JOB_ID
-    states: frozenset[str] | None = None  # of that job; None: Slurm knows no such job, or was not asked
+    states: frozenset[str] | None = (
+        None  # of that job, in Slurm's words; None: Slurm knows no such job, or was not asked
+    )
 
 
 def read(subject: Subject) -> Cluster:
-    """Ask scontrol for its settings, and for the job that the variables name."""
+    """Ask scontrol for its settings, and for the job that SLURM_JOB_ID names.
+
+    Without a scontrol that works, Slurm is here only as far as that variable is set.
+    """
     job_id = subject.env.get("SLURM_JOB_ID", "")
     job_id = job_id if _JOB.fullmatch(job_id) else ""
     try:
@@ -52,30 +57,42 @@ def read(subject: Subject) -> Cluster:
 
 
 def judge(cluster: Cluster) -> Verdict:
-    """Judge the settings and the job."""
+    """Judge whether Slurm answers, its settings, and the job."""
     if not cluster.is_here:
         return Verdict("no Slurm here")
     if cluster.problem:
-        finding = Finding(
-            severity="slow" if cluster.job_id and not cluster.is_missing else "note",
-            title="this shell belongs to a Slurm job, but scontrol does not work here"
-            if cluster.is_missing
-            else "Slurm does not answer",
-            evidence=f"{cluster.problem}\nwithout it ddplaunch knows no time limit, no preemption and no reason of an end",
-            hint="in a container, mount scontrol, its libraries, /etc/slurm and the socket of munge from the host"
-            if cluster.is_missing
-            else "`scontrol ping` shows which controller is down",
-        )
-        return Verdict(cluster.problem, (finding,))
+        return Verdict(cluster.problem, (_unanswered(cluster),))
     shown = ("SLURM_VERSION", "ProctrackType", "TaskPlugin", "KillWait")
     facts = ", ".join(f"{name} {cluster.settings[name]}" for name in shown if name in cluster.settings)
-    return Verdict(facts, (*_of_job(cluster), *_of_settings(cluster.settings)))
+    return Verdict(facts, (*_job_findings(cluster), *_setting_findings(cluster.settings)))
 
 
-def _of_job(cluster: Cluster) -> Iterator[Finding]:
-    if not cluster.job_id or (cluster.states and cluster.states & {"RUNNING", "COMPLETING", "SUSPENDED"}):
+def _unanswered(cluster: Cluster) -> Finding:
+    """Return that Slurm cannot be asked: it does not answer, or scontrol is missing where a job of Slurm runs."""
+    evidence = f"{cluster.problem}\nwithout it ddplaunch knows no time limit, no preemption and no reason of an end"
+    if cluster.is_missing:
+        return note(
+            "this shell belongs to a Slurm job, but scontrol does not work here",
+            evidence,
+            "in a container, mount scontrol, its libraries, /etc/slurm and the socket of munge from the host",
+        )
+    concerns_a_job = bool(cluster.job_id)
+    return Finding(
+        severity="slow" if concerns_a_job else "note",
+        title="Slurm does not answer",
+        evidence=evidence,
+        hint="`scontrol ping` shows which controller is down",
+    )
+
+
+def _job_findings(cluster: Cluster) -> Iterator[Finding]:
+    """Yield that the job of this shell has ended, or does not run yet."""
+    if not cluster.job_id:
         return
-    state = ", ".join(sorted(cluster.states)) if cluster.states else "unknown to Slurm"
+    states = cluster.states or frozenset()
+    if states & {"RUNNING", "COMPLETING", "SUSPENDED"}:
+        return
+    state = ", ".join(sorted(states)) or "unknown to Slurm"
     yield broken(
         f"the Slurm job of this shell, {cluster.job_id}, does not run",
         f"SLURM_JOB_ID={cluster.job_id}, whose state is {state}\nddplaunch would start a step in it",
@@ -83,7 +100,8 @@ def _of_job(cluster: Cluster) -> Iterator[Finding]:
     )
 
 
-def _of_settings(settings: Mapping[str, str]) -> Iterator[Finding]:
+def _setting_findings(settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield settings of the cluster that slow a job down, or leave it too little time to save."""
     binding = settings.get("TaskPlugin", "")
     if binding and not re.search("cgroup|affinity", binding):
         yield note(

@@ -93,12 +93,12 @@ def read(subject: Subject) -> Surroundings:
 
 
 def judge(surroundings: Surroundings) -> Verdict:
-    """Judge the variables. Only names that stand here are shown with their values."""
+    """Judge the variables. Values are shown of variables that this module names, since others may be secrets."""
     findings = [
-        *_of_launchers(surroundings.env),
-        *_settings(surroundings),
-        *_of_threads(surroundings),
-        *_hidden(surroundings),
+        *_launcher_findings(surroundings.env),
+        *_setting_findings(surroundings),
+        *_thread_findings(surroundings),
+        *_hidden_device_findings(surroundings),
     ]
     named = sorted(
         {name for name in surroundings.env if name.startswith(("NCCL_", "GLOO_", "CUDA_VISIBLE", "OMP_", "DDPLAUNCH_"))}
@@ -106,12 +106,14 @@ def judge(surroundings: Surroundings) -> Verdict:
     return Verdict(f"set: {some(named, 20)}" if named else "none that matters is set", tuple(findings))
 
 
-def _of_launchers(env: Mapping[str, str]) -> Iterator[Finding]:
-    if "DDPLAUNCH_RUN_ID" in env or "KUBERNETES_SERVICE_HOST" in env:
-        return  # a worker of ours, or a pod: there they are right
-    # a step of Slurm sets those of MPI, and mpirun more than these
-    is_started = "SLURM_STEP_ID" in env or "PRTE_LAUNCHED" in env
-    found = {name: env[name] for name in (*_OF_TORCHRUN, *(() if is_started else _OF_MPI)) if name in env}
+def _launcher_findings(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield which variables of another launcher this shell has though no launcher started it."""
+    is_worker, is_pod = "DDPLAUNCH_RUN_ID" in env, "KUBERNETES_SERVICE_HOST" in env
+    if is_worker or is_pod:  # there they are right
+        return
+    # a task of a Slurm step, or of mpirun, has MPI's variables by right
+    is_task = "SLURM_STEP_ID" in env or "PRTE_LAUNCHED" in env
+    found = {name: env[name] for name in (*_OF_TORCHRUN, *(() if is_task else _OF_MPI)) if name in env}
     if found:
         yield note(
             "this shell has variables of a worker or of another job",
@@ -132,7 +134,8 @@ def _shown(variables: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value[:_LONGEST]}" for name, value in shown.items())
 
 
-def _settings(surroundings: Surroundings) -> Iterator[Finding]:
+def _setting_findings(surroundings: Surroundings) -> Iterator[Finding]:
+    """Yield which variables are set that make a job slow."""
     for name, setting in _SETTINGS.items():
         value = surroundings.env.get(name)
         if value is not None and setting.applies(value) and (surroundings.has_accelerators or not setting.of_gpus):
@@ -141,10 +144,12 @@ def _settings(surroundings: Surroundings) -> Iterator[Finding]:
             )
 
 
-def _of_threads(surroundings: Surroundings) -> Iterator[Finding]:
+def _thread_findings(surroundings: Surroundings) -> Iterator[Finding]:
+    """Yield that OMP_NUM_THREADS, with a number for each level as "8,2", starts too many threads on the first one."""
     value = surroundings.env.get("OMP_NUM_THREADS", "")
     first = value.partition(",")[0]
-    if first.isdecimal() and len(first) < 6 and int(first) > 2 * surroundings.cpus:
+    is_number = first.isdecimal() and len(first) < 6  # longer ones no library accepts
+    if is_number and int(first) > 2 * surroundings.cpus:
         yield slow(
             f"OMP_NUM_THREADS={value[:_LONGEST]} starts more threads in each worker than there are CPUs",
             f"this process may use {surroundings.cpus}",
@@ -152,7 +157,7 @@ def _of_threads(surroundings: Surroundings) -> Iterator[Finding]:
         )
 
 
-def _hidden(surroundings: Surroundings) -> Iterator[Finding]:
+def _hidden_device_findings(surroundings: Surroundings) -> Iterator[Finding]:
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         value = surroundings.env.get(name)
         if surroundings.has_accelerators and value is not None and value.strip() in HIDES_ALL:

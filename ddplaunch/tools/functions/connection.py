@@ -17,7 +17,7 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddplaunch.record.run_socket import uid_of
 from ddplaunch.system.loop.loop import READ, WRITE, Loop
@@ -38,7 +38,7 @@ _ERROR_LIMIT = 8 << 20  # bytes of a reply that is an exception
 
 
 class WorkerListener:
-    """The socket to which workers connect."""
+    """The caller's socket to which the workers of its job connect, and the secret that they share."""
 
     def __init__(self) -> None:
         self._name = f"ddplaunch/{os.urandom(16).hex()}"
@@ -66,7 +66,7 @@ class WorkerListener:
         return connection
 
     def prove(self, role: bytes, said: bytes) -> bytes:
-        """Return the proof that this side, or a worker, knows the secret, over what both have said."""
+        """Return the proof that a side ("caller", "worker") knows the secret, over what both have said before."""
         from hmac import digest  # only functions need it
 
         return digest(self._secret, role + said, "sha256")
@@ -76,34 +76,46 @@ class WorkerListener:
         self.socket.close()
 
 
+class Reply(NamedTuple):
+    """What a worker has sent, pickled: the result of its function, or the exception."""
+
+    kind: bytes  # RESULT or ERROR
+    data: bytearray
+
+
+class WorkerCall(NamedTuple):
+    """What a worker gets: the function, and what worker/call.py has to keep to."""
+
+    payload: pickling.Payload
+    limits: dict[str, Any]  # "result_limit": bytes; "stacks_after": seconds until the worker writes its stacks, or None
+
+
 class WorkerConnection:
-    """The connection of one worker. Never blocks."""
+    """The caller's connection from one worker: hello, call, reply. Never blocks; the reply is kept, and not unpickled here."""
 
     def __init__(
         self,
         loop: Loop,
         connection: socket.socket,
-        call_for: Callable[[WorkerConnection, int, int], tuple[pickling.Payload, dict[str, Any]] | None],
-        prove: Callable[[bytes, bytes], bytes],
+        listener: WorkerListener,
+        call_for: Callable[[WorkerConnection, int, int], WorkerCall | None],
         result_limit: int,
     ) -> None:
-        """Take a connection.
-
-        `call_for` returns the call for a worker, by rank and world size, or None; `prove` is `WorkerListener.prove`.
-        """
+        """Take a connection from the listener; `call_for` returns the call for a rank in a world size, None for none."""
         self._connection = connection
         self._loop = loop
+        self._listener = listener
         self._call_for = call_for
-        self._prove = prove
         self._nonce = os.urandom(NONCE)
-        self._result_limit = result_limit
-        self._buffer = bytearray(HELLO.size)
-        self._filled = 0
-        self._kind = b""
-        self._handler: Callable[[], bool] = self._take_hello
-        self._queue: list[tuple[memoryview, tuple[int, ...]]] = []
-        self._descriptors: tuple[int, ...] = ()
-        self.reply: tuple[bytes, bytearray] | None = None
+        self._result_limit = result_limit  # bytes
+        self._buffer = bytearray(HELLO.size)  # for the part that the worker sends next
+        self._filled = 0  # bytes of it that have come
+        # called when the buffer is full; returns whether another part follows
+        self._on_part: Callable[[], bool] = self._on_hello
+        self._kind = b""  # of the reply
+        self._queue: list[tuple[memoryview, tuple[int, ...]]] = []  # for the worker: data, with descriptors beside them
+        self._descriptors: tuple[int, ...] = ()  # to be closed once they are sent
+        self.reply: Reply | None = None  # until it has come whole
         self.open = True
         loop.watch(connection, self._on_ready)
         with suppress(OSError):  # it has closed already
@@ -144,50 +156,59 @@ class WorkerConnection:
             self.close()
             return False
         self._filled += number
-        if self._filled == len(self._buffer) and not self._handler():
+        is_part_whole = self._filled == len(self._buffer)
+        if is_part_whole and not self._on_part():
             self.close()
         return True
 
-    def _take_hello(self) -> bool:
+    def _expect(self, size: int, on_part: Callable[[], bool]) -> None:
+        """Call `on_part` once the worker has sent so many bytes more."""
+        self._buffer, self._filled, self._on_part = bytearray(size), 0, on_part
+
+    def _on_hello(self) -> bool:
         """Check that the worker knows the secret, and send it its call; return whether the connection goes on."""
         from hmac import compare_digest
 
-        _, rank, world_size, proof = HELLO.unpack(self._buffer)
-        said = self._nonce + bytes(self._buffer[:-NONCE])
-        if not compare_digest(proof, self._prove(b"worker", said)) or not 0 <= rank < world_size:
+        _nonce, rank, world_size, proof = HELLO.unpack(self._buffer)
+        hello_without_proof = bytes(self._buffer[:-NONCE])
+        said = self._nonce + hello_without_proof
+        knows_secret = compare_digest(proof, self._listener.prove(b"worker", said))
+        if not knows_secret or not 0 <= rank < world_size:
             return False
         call = self._call_for(self, rank, world_size)
         if call is None:
             return False
-        self._send(self._prove(b"caller", said), *call)
-        self._buffer, self._filled, self._handler = bytearray(ANSWER.size), 0, self._take_head
+        self._send(self._listener.prove(b"caller", said), call)
+        self._expect(ANSWER.size, self._on_head)
         return True
 
-    def _take_head(self) -> bool:
-        """Take the head of the answer: its kind and its size; return whether the connection goes on."""
+    def _on_head(self) -> bool:
+        """Read the head of the reply: its kind and its size; return whether the connection goes on."""
         self._kind, size = ANSWER.unpack(self._buffer)
         limit = {RESULT: self._result_limit, ERROR: _ERROR_LIMIT}.get(self._kind, -1)
         if not 0 < size <= limit:
             return False
-        self._buffer, self._filled, self._handler = bytearray(size), 0, self._take_reply
+        self._expect(size, self._on_reply)
         return True
 
-    def _take_reply(self) -> bool:
-        """Take the answer, which is the last that a worker sends."""
-        self.reply = (self._kind, self._buffer)
+    def _on_reply(self) -> bool:
+        """Keep the reply, which is the last that a worker sends."""
+        self.reply = Reply(self._kind, self._buffer)
         return False
 
     # --- to the worker
 
-    def _send(self, proof: bytes, payload: pickling.Payload, more: dict[str, Any]) -> None:
+    def _send(self, proof: bytes, call: WorkerCall) -> None:
         """Queue the proof and the call of a worker, with the descriptors that the call holds."""
+        payload = call.payload
         self._descriptors = payload.descriptors
-        prepared = pickle.dumps({"preparation": payload.preparation, **more})
+        prepared = pickle.dumps({"preparation": payload.preparation, **call.limits})
         head = CALL.pack(len(prepared), len(payload.pickle), len(payload.descriptors))
         groups = [payload.descriptors[at : at + AT_ONCE] for at in range(0, len(payload.descriptors), AT_ONCE)]
+        carriers = ((memoryview(b"."), group) for group in groups)  # descriptors travel beside at least one byte
         self._queue = [
             (memoryview(proof + head), ()),
-            *((memoryview(b"."), group) for group in groups),
+            *carriers,
             (memoryview(prepared), ()),
             (memoryview(payload.pickle), ()),
         ]
@@ -207,7 +228,7 @@ class WorkerConnection:
                 self._queue.clear()
                 break
             if number < len(data):
-                self._queue[0] = (data[number:], ())
+                self._queue[0] = (data[number:], ())  # the descriptors have gone with the first byte
             else:
                 del self._queue[0]
         self._close_descriptors()

@@ -15,8 +15,8 @@ from ddplaunch.system.words import these_ranks
 
 E = TypeVar("E", bound="JobError")
 
-# frames of a traceback above a function, or a test
-_RUNNER = re.compile(
+# the frames above the function, or the test, in the stack of a worker
+_FRAME_OF_OURS = re.compile(
     r'  File "[^"]*/(?:ddplaunch/worker/(?:call|bootstrap|program)\.py|ddplaunch/tools/testing/[^"]*|'
     r'_pytest/[^"]*|pluggy/[^"]*)", line'
 )
@@ -72,15 +72,18 @@ class Raised(Struct, frozen=True, kw_only=True):
 
 def worker_failed(raised: Raised, report: str) -> WorkerFailed:
     """Return the exception for an exception of a worker; `report` is the failure report, "" if there is none."""
-    made = _of_both_types(*raised.parts) if raised.parts is not None else None
-    result = made or WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
+    result = None
+    if raised.parts is not None:
+        result = _with_both_types(*raised.parts)
+    if result is None:
+        result = WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
     result.rank = raised.rank
     result.traceback = raised.traceback
     where = f"This is the exception of rank {raised.rank}{f', {raised.during}' if raised.during else ''}:"
     result.add_note(f"\n{where}\n\n{raised.traceback.rstrip()}")
-    at = report.rfind(f"\n\n  rank {raised.rank}   ")
-    if at >= 0:  # the part behind the traceback: the process, the other workers, the hint
-        result.add_note("\n" + report[at:].strip("\n"))
+    behind_traceback = report.rfind(f"\n\n  rank {raised.rank}   ")  # the process, the other workers, the hint
+    if behind_traceback >= 0:
+        result.add_note("\n" + report[behind_traceback:].strip("\n"))
     return result
 
 
@@ -94,13 +97,15 @@ def from_report(kind: type[E], report: str) -> E:
 
 
 def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
-    """Return the exception for a timeout; `stacks` are those of each rank as faulthandler wrote them."""
+    """Return the exception for a timeout; `stacks` are those of each rank as faulthandler wrote them, `returned` other ranks."""
     result = JobTimeout(report)
-    result.status = 124
+    result.status = exitcodes.TIMEOUT
     ranks_by_stack: dict[str, list[int]] = {}
     for rank, text in stacks:
-        # without our frames and without thread ids
-        lines = [line for line in text.splitlines() if not _RUNNER.match(line) and not line.startswith("Timeout (")]
+        # without our frames, faulthandler's head and thread ids, so that ranks at the same line have the same text
+        lines = [
+            line for line in text.splitlines() if not _FRAME_OF_OURS.match(line) and not line.startswith("Timeout (")
+        ]
         stack = re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", r"\1", "\n".join(lines)).strip("\n")
         ranks_by_stack.setdefault(stack, []).append(rank)
     for stack, ranks in ranks_by_stack.items():
@@ -120,7 +125,7 @@ def without_result(rank: int, why: str, hint: str = "") -> WorkerFailed:
     return result
 
 
-def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> WorkerFailed | None:
+def _with_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> WorkerFailed | None:
     """Return the exception with a type derived from its own type and WorkerFailed; None if its own type forbids that.
 
     `__init__` is not called: its arguments in the worker are not known.
@@ -131,14 +136,14 @@ def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, A
         bases: tuple[type, ...] = (kind, WorkerFailed)
         if issubclass(kind, WorkerFailed):
             bases = (kind,)
-        elif issubclass(WorkerFailed, kind):  # RuntimeError, Exception
+        elif issubclass(WorkerFailed, kind):  # RuntimeError, Exception: Python allows no such bases beside each other
             bases = (WorkerFailed,)
         names = {
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
             # it may be pickled for another process, where its class is made again
-            "__reduce__": lambda self: (_of_both_types, (kind, self.args, {**attributes, **vars(self)})),
+            "__reduce__": lambda self: (_with_both_types, (kind, self.args, {**attributes, **vars(self)})),
         }
         result: Any = type(kind.__name__, bases, names)
         result = result.__new__(result, *args)
@@ -148,7 +153,7 @@ def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, A
                 setattr(result, name, value)
             except (AttributeError, TypeError):  # made from args, like the exceptions of a group
                 pass
-        str(result)
+        str(result)  # may fail without what `__init__` would have set, and would then fail in the caller's traceback
     except Exception:  # noqa: BLE001 - it is the program's code
         return None
     return result if isinstance(result, WorkerFailed) else None
@@ -158,10 +163,10 @@ class CallOutcome:
     """How the job ended, from the messages of its command."""
 
     def __init__(self) -> None:
-        self.status: int | None = None
-        self._why = ""
-        self._first: Mapping[str, Any] | None = None
-        self._report = ""
+        self.status: int | None = None  # None: the command has not said it, as when it was killed
+        self._why = ""  # the job ended: "timed_out", ...
+        self._first: Mapping[str, Any] | None = None  # the first failure of a worker
+        self._report = ""  # of the failure, or the error message
 
     def update(self, message: Mapping[str, Any]) -> None:
         """Handle a message of the command."""
@@ -183,16 +188,12 @@ class CallOutcome:
         `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout.
         """
         first = self._first
-        # with its options written as keywords of `launch()`
-        report = _OPTION.sub(
-            lambda found: name if (name := found[1].replace("-", "_")) in BY_NAME else found[0], self._report
-        )
         if self._why == "timed_out":
-            return timed_out(report, stacks(), returned)
+            return timed_out(_with_keywords(self._report), stacks(), returned)
         if first is None:
-            refused = from_report(JobError, report or _lost(status))
-            refused.status = abs(status)
-            return refused
+            no_worker_failed = from_report(JobError, _with_keywords(self._report) or _without_report(status))
+            no_worker_failed.status = abs(status)  # negative: a signal killed the command
+            return no_worker_failed
         exception = raised(first["rank"])
         error = worker_failed(exception, self._report) if exception else from_report(WorkerFailed, self._report)
         error.rank, error.status = first["rank"], status
@@ -201,7 +202,17 @@ class CallOutcome:
         return error
 
 
-def _lost(status: int) -> str:
+def _with_keywords(report: str) -> str:
+    """Return a report with options as keywords of `launch()`: "--max-restarts" becomes "max_restarts"; unknown ones stay."""
+
+    def keyword(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return name if name in BY_NAME else found[0]
+
+    return _OPTION.sub(keyword, report)
+
+
+def _without_report(status: int) -> str:
     """Return what to say of a command that ended without a report."""
     if status < 0:
         return f"ddplaunch's command was killed by {Signals(-status).name}; its workers were killed with it"

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from ddplaunch.spec.program import working_directory
 
-_MAIN = b"__main__"  # the name in a pickle that needs that module
+_NAME_OF_MAIN = b"__main__"  # the name in a pickle that needs that module
 _MAX_SOURCES = 4 << 20  # characters
 _NOT_FILES = ("<stdin>", "<string>")  # the names of code from stdin and of `python -c`
 _MOVE = "put it into a module that workers can import"
@@ -50,10 +50,15 @@ class Function:
     """A function and its arguments, pickled again for each worker: shared memory counts its readers."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._whole = (function, tuple(args), dict(kwargs))
-        self._main = imported_by(sys.modules["__main__"])
+        """Pickle the call for the first worker, before any process is started.
+
+        Raises:
+            CannotSend: the function or an argument cannot be pickled.
+        """
+        self._call = (function, tuple(args), dict(kwargs))
+        self._main_import = imported_by(sys.modules["__main__"])  # {} if workers cannot import the caller's main module
         self._by_value = False
-        self._first: Payload | None = self._try()  # before any process is started
+        self._first: Payload | None = self._pickle_first()
 
     def payload(self) -> Payload:
         """Pickle the call for one more worker.
@@ -62,49 +67,53 @@ class Function:
             CannotSend: an argument can no longer be pickled.
         """
         first, self._first = self._first, None
-        return first or self._pickled(by_value=self._by_value)
+        return first or self._pickle(by_value=self._by_value)
 
     def close(self) -> None:
         """Close the descriptors of a payload that was not used."""
         if self._first is not None:
             close(self._first.descriptors)
 
-    def _try(self) -> Payload:
-        """Pickle the call by reference; if workers could not import what it names, by value, with cloudpickle."""
+    def _pickle_first(self) -> Payload:
+        """Pickle the call by reference, or by value, with cloudpickle, if workers could not import what it names.
+
+        What is typed into an interpreter is in no file from which they could import it.
+        """
         try:
-            payload = self._pickled(by_value=False)
+            payload = self._pickle(by_value=False)
         except CannotSend:
-            if not _cloudpickle():
+            if not _has_cloudpickle():
                 raise
         else:
-            workers_import_main = self._main and not is_interactive()
-            if _MAIN not in payload.pickle or workers_import_main:
+            needs_main = _NAME_OF_MAIN in payload.pickle
+            workers_import_main = bool(self._main_import) and not is_interactive()
+            if not needs_main or workers_import_main:
                 return payload
             close(payload.descriptors)
-            if not _cloudpickle():
-                name = getattr(self._whole[0], "__qualname__", repr(self._whole[0]))
+            if not _has_cloudpickle():
+                name = getattr(self._call[0], "__qualname__", repr(self._call[0]))
                 raise CannotSend(
                     f"{name} and its arguments use definitions of this session, which workers cannot import; "
                     f"`pip install cloudpickle`, or {_MOVE}"
                 )
         self._by_value = True
-        return self._pickled(by_value=True)
+        return self._pickle(by_value=True)
 
-    def _pickled(self, *, by_value: bool) -> Payload:
+    def _pickle(self, *, by_value: bool) -> Payload:
         """Return the function and its arguments as bytes; with `by_value`, functions travel as code, not as names."""
         try:
-            data, descriptors = dumps(self._whole, by_value=by_value)
+            data, descriptors = dumps(self._call, by_value=by_value)
         except Exception as error:
-            raise CannotSend(self._reason(error, by_value=by_value)) from error
-        main = self._main if not by_value and _MAIN in data else {}
-        prepared = preparation(main)
+            raise CannotSend(self._why_unsendable(error, by_value=by_value)) from error
+        needs_main = not by_value and _NAME_OF_MAIN in data
+        prepared = preparation(self._main_import if needs_main else {})
         if by_value:
             prepared["sources"] = sources()
         return Payload(preparation=prepared, pickle=data, descriptors=descriptors)
 
-    def _reason(self, error: Exception, *, by_value: bool) -> str:
-        """Return which part cannot be pickled, and why."""
-        function, args, kwargs = self._whole
+    def _why_unsendable(self, error: Exception, *, by_value: bool) -> str:
+        """Return which part of the call cannot be pickled, found by trying each alone, and why."""
+        function, args, kwargs = self._call
         parts: list[tuple[str, Any]] = [
             ("the function", function),
             *((f"args[{number}]", value) for number, value in enumerate(args)),
@@ -113,8 +122,8 @@ class Function:
         for name, value in parts:
             try:
                 close(dumps(value, by_value=by_value)[1])
-            except Exception as own:  # noqa: BLE001 - as above
-                remedy = "" if by_value or _cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
+            except Exception as own:  # noqa: BLE001 - whatever the object's own code raises
+                remedy = "" if by_value or _has_cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
                 return f"{name} cannot be sent to workers: {_why(own, remedy)}"
         return f"the function and its arguments cannot be sent to workers: {_why(error)}"
 
@@ -125,8 +134,8 @@ def close(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-class _Descriptor:
-    """A descriptor in a pickle, by its index."""
+class _IndexOfDescriptor:
+    """A descriptor in a pickle, by its index among those that are sent beside the pickle."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -138,7 +147,7 @@ class _Collector:
     def __init__(self) -> None:
         self.descriptors: list[int] = []
 
-    DupFd = _Descriptor
+    DupFd = _IndexOfDescriptor
 
     def duplicate_for_child(self, descriptor: int) -> int:
         """Duplicate a descriptor, which its owner may close; return its index."""
@@ -147,13 +156,13 @@ class _Collector:
 
 
 def dumps(value: object, *, by_value: bool = False) -> tuple[bytes, tuple[int, ...]]:
-    """Return the pickle of a value, and its descriptors, which the caller closes.
+    """Return the pickle of a value, and descriptors of its shared memory, which the caller closes.
 
     Raises: whatever the objects' own code raises.
     """
     buffer = io.BytesIO()
     collector = _Collector()
-    with _spawning(collector):
+    with _collecting(collector):
         try:
             _pickler(buffer, by_value=by_value).dump(value)
         except BaseException:
@@ -173,12 +182,12 @@ def loads(data: bytes, descriptors: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def _spawning(collector: _Collector) -> Iterator[None]:
-    """Have multiprocessing's objects pickle themselves as for a process that is being started."""
+def _collecting(collector: _Collector) -> Iterator[None]:
+    """Have multiprocessing's objects pickle themselves as for a process that is being started; collect their descriptors."""
     from multiprocessing import context
 
     before = context.get_spawning_popen()
-    context.set_spawning_popen(collector)  # type: ignore[arg-type]  # it has all that they use
+    context.set_spawning_popen(collector)  # type: ignore[arg-type]  # it has what such objects call
     try:
         yield
     finally:
@@ -186,22 +195,25 @@ def _spawning(collector: _Collector) -> Iterator[None]:
 
 
 def _pickler(buffer: io.BytesIO, *, by_value: bool) -> pickle.Pickler:
-    """Return a pickler for multiprocessing's types; with `by_value`, functions travel as code, not as names."""
+    """Return a pickler that knows multiprocessing's types; with `by_value`, functions travel as code, not as names."""
     from multiprocessing.reduction import ForkingPickler
 
+    def persistent_id(_pickler: object, value: object) -> int | None:  # None: the value is pickled as usual
+        return value.index if type(value) is _IndexOfDescriptor else None
+
     base: Any = ForkingPickler
-    names: dict[str, Any] = {"persistent_id": lambda _, value: value.index if type(value) is _Descriptor else None}
+    names: dict[str, Any] = {"persistent_id": persistent_id}
     if by_value:
         import cloudpickle
 
         base = cloudpickle.Pickler
         registered: Any = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to know
         names["dispatch_table"] = ChainMap(registered, base.dispatch_table)
-    made: pickle.Pickler = type("Pickler", (base,), names)(buffer, pickle.HIGHEST_PROTOCOL)
-    return made
+    pickler: pickle.Pickler = type("Pickler", (base,), names)(buffer, pickle.HIGHEST_PROTOCOL)
+    return pickler
 
 
-def _cloudpickle() -> bool:
+def _has_cloudpickle() -> bool:
     try:
         import cloudpickle  # noqa: F401
     except ImportError:
@@ -241,7 +253,7 @@ def import_path() -> list[str]:
 
 
 def preparation(main: dict[str, str]) -> dict[str, Any]:
-    """Return the data for multiprocessing.spawn.prepare in a worker; `main` is from `imported_by`, or {}.
+    """Return the data for multiprocessing.spawn.prepare in a worker; `main` says how to import `__main__`: {} for not at all.
 
     multiprocessing's own get_preparation_data would fix the start method of this process for good.
     """

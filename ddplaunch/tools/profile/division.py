@@ -1,4 +1,4 @@
-"""How the steps of each rank divide, and which rank the others wait for. Pure.
+"""Divides the steps of profiled ranks into what they did, and finds the rank that the others wait for. Pure.
 
 Each moment of a rank's steps is one of: computing, communicating, waiting for the last rank to come to a collective, loading
 data, or something else. What overlaps counts once: on a device the kernels that compute hide everything else, then those of
@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from ddplaunch.record.spans import Span, Spans, beyond, common, length, union
 from ddplaunch.tools.profile.recorded import Collective, Recorded
 
-_NAMED = 3  # lines of the program
-_LEAST = 0.02  # of the time: less is not worth a sentence
+_MOST_LINES = 3  # of the program that are named
+_WORTH_SAYING = 0.02  # of the time that others wait
 
 
 class Division(Struct, frozen=True, kw_only=True):
     """How the time of one rank divides; nanoseconds."""
 
     rank: int
-    whole: int
+    whole: int  # of the steps, or of the profile where they are not known
     steps: int  # whole ones in that time; 0: not known, or less than one
     computes: int
-    communicates: int
-    waits: int
+    communicates: int  # without waiting
+    waits: int  # in a collective for the last rank to come
     loads: int
 
     @property
@@ -41,10 +41,10 @@ class Last(Struct, frozen=True, kw_only=True):
     """The rank that the others wait for most."""
 
     rank: int
-    share: float  # of the time of the others that they wait for it
+    share: float  # of the time of the others that they wait for it, on average
     per_step: int  # nanoseconds of that, of each other rank; 0: steps are not known
     times: int  # how often it was the last,
-    of: int  # of so many collectives
+    collectives: int  # of so many of its groups
     meanwhile: Mapping[str, float]  # what it did while others waited, as shares
     lines: Sequence[tuple[str, float]]  # of its program, where its main thread was then, as shares
 
@@ -52,28 +52,51 @@ class Last(Struct, frozen=True, kw_only=True):
 class Joined(Struct, frozen=True, kw_only=True):
     """A collective that several ranks came to."""
 
-    last: int  # rank
+    last: int | None  # the rank that came last; None: not all ranks of the group are known here
     calls: Mapping[int, Collective]  # by rank
 
 
-def join(found: Sequence[Recorded], *, aligned: Collection[int]) -> list[Joined]:
-    """Join the calls of ranks whose clocks are `aligned` by group and number; `last` is -1 where a rank is missing."""
-    calls: dict[tuple[str, int], dict[int, Collective]] = {}
+def join_collectives(found: Sequence[Recorded], *, aligned: Collection[int]) -> list[Joined]:
+    """Return the collectives to which several ranks with comparable clocks (`aligned`) came, in the order of time.
+
+    The calls of one collective have the same group and number; where their operations differ, the numbers do not fit.
+    """
+    calls: dict[tuple[str, int], dict[int, Collective]] = {}  # by group and number, then by rank
     for one in found:
-        for call in one.collectives if one.rank in aligned else ():
-            calls.setdefault((call.group, call.number), {})[one.rank] = call
+        if one.rank in aligned:
+            for call in one.collectives:
+                calls.setdefault((call.group, call.number), {})[one.rank] = call
     sizes: dict[str, int] = {}
     for one in found:
-        for name, number in one.groups.items():
-            sizes[name] = max(number, sizes.get(name, 0))
-    made = []
-    for (group, _), ranks in sorted(calls.items(), key=lambda item: min(call.arrived for call in item[1].values())):
-        if len(ranks) > 1 and len({call.operation for call in ranks.values()}) == 1:
-            # without one of them the last may be another
-            is_whole = len(ranks) >= sizes.get(group, 0)
-            last = max(ranks, key=lambda rank: ranks[rank].arrived) if is_whole else -1
-            made.append(Joined(last=last, calls=ranks))
-    return made
+        for group, size in one.groups.items():
+            sizes[group] = max(size, sizes.get(group, 0))
+    joined = []
+    for (group, _), by_rank in sorted(calls.items(), key=lambda item: _first_arrival(item[1])):
+        is_same_operation = len({call.operation for call in by_rank.values()}) == 1
+        if len(by_rank) > 1 and is_same_operation:
+            is_whole = len(by_rank) >= sizes.get(group, 0)  # else a rank that is not here may be the last
+            last = max(by_rank, key=lambda rank: by_rank[rank].arrived) if is_whole else None
+            joined.append(Joined(last=last, calls=by_rank))
+    return joined
+
+
+def _first_arrival(calls: Mapping[int, Collective]) -> int:
+    return min(call.arrived for call in calls.values())
+
+
+class _Window(NamedTuple):
+    """The part of a rank's profile that is divided."""
+
+    span: Span
+    steps: int  # whole ones in it; 0: not known, and it is the whole profile
+
+
+def _window(one: Recorded, begin: int, end: int) -> _Window:
+    """Return the time from the first to the last end of a step between two moments; the whole profile if there are not two."""
+    step_ends = [at for at in one.steps if begin <= at <= end]
+    if len(step_ends) < 2:
+        return _Window((one.began, one.ended), 0)
+    return _Window((step_ends[0], step_ends[-1]), len(step_ends) - 1)
 
 
 def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Division], Last | None]:
@@ -81,83 +104,81 @@ def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Di
 
     Of a rank with fewer than two such ends, the whole profile is divided.
     """
+    # a rank that records for longer does so while another begins, or makes its trace: those steps are left out
+    all_began = max((one.began for one in found), default=0)
+    first_ended = min((one.ended for one in found), default=0)
+    windows = {one.rank: _window(one, all_began, first_ended) for one in found}
     waits = _waits(joined)
-    # ranks that record for longer do so while another begins, or makes its trace
-    recorded = max((one.began for one in found), default=0), min((one.ended for one in found), default=0)
-    steps = {one.rank: [end for end in one.steps if recorded[0] <= end <= recorded[1]] for one in found}
-    windows = {
-        one.rank: (ends[0], ends[-1]) if len(ends := steps[one.rank]) > 1 else (one.began, one.ended) for one in found
-    }
     divisions = []
     for one in found:
-        window = [windows[one.rank]]
+        window = [windows[one.rank].span]
         communicates = common(one.communicates, window)
-        waiting = common(communicates, union(span for spans in waits.get(one.rank, {}).values() for span in spans))
+        waited_for_others = union(span for spans in waits.get(one.rank, {}).values() for span in spans)
+        waiting = common(communicates, waited_for_others)
         divisions.append(
             Division(
                 rank=one.rank,
                 whole=length(window),
-                steps=max(0, len(steps[one.rank]) - 1),
+                steps=windows[one.rank].steps,
                 computes=length(common(one.computes, window)),
                 communicates=length(communicates) - length(waiting),
                 waits=length(waiting),
                 loads=length(common(one.loads, window)),
             )
         )
-    per_step = [one.whole / one.steps for one in divisions if one.steps]
-    return divisions, _last(found, joined, waits, windows, statistics.median(per_step) if per_step else 0.0)
+    step_times = [one.whole / one.steps for one in divisions if one.steps]
+    step = statistics.median(step_times) if step_times else 0.0
+    return divisions, _find_last(found, joined, waits, windows, step)
 
 
 def _waits(joined: Sequence[Joined]) -> dict[int, dict[int, list[Span]]]:
     """Return when each rank waited for which other rank to come, by rank and by that other rank."""
     waits: dict[int, dict[int, list[Span]]] = {}
     for each in joined:
-        if each.last < 0:
+        if each.last is None:
             continue
-        came = each.calls[each.last].arrived
+        last_came = each.calls[each.last].arrived
         for rank, call in each.calls.items():
-            if call.arrived < came:
-                until = min(came, max(call.ended, call.arrived))
+            if call.arrived < last_came:
+                # a call may end before the last rank comes, as that of the rank that broadcasts
+                until = min(last_came, max(call.ended, call.arrived))
                 waits.setdefault(rank, {}).setdefault(each.last, []).append((call.arrived, until))
     return waits
 
 
-def _last(
+def _find_last(
     found: Sequence[Recorded],
     joined: Sequence[Joined],
     waits: Mapping[int, Mapping[int, list[Span]]],
-    windows: Mapping[int, Span],
+    windows: Mapping[int, _Window],
     step: float,
 ) -> Last | None:
     """Return the rank for which the others wait most; None if nobody waits for long. `step`: nanoseconds of a step, or 0."""
-    of_rank = {one.rank: one for one in found}
-    costs: dict[int, list[float]] = {}
-    for rank, others in waits.items():
-        for last, spans in others.items():
-            one = of_rank[rank]
-            waited = length(common(common(union(spans), one.communicates), [windows[rank]]))
-            costs.setdefault(last, []).append(waited / max(1, length([windows[rank]])))
-    if not costs:
+    by_rank = {one.rank: one for one in found}
+    waited_for: dict[int, float] = {}  # by rank: the shares of the others' windows that they waited for it, added up
+    for rank, spans_by_last in waits.items():
+        window = [windows[rank].span]
+        for last, spans in spans_by_last.items():
+            waited = length(common(common(union(spans), by_rank[rank].communicates), window))
+            waited_for[last] = waited_for.get(last, 0.0) + waited / max(1, length(window))
+    if not waited_for:
         return None
-    worst = max(costs, key=lambda rank: sum(costs[rank]))
-    share = sum(costs[worst]) / max(1, len(found) - 1)
-    if share < _LEAST:
+    worst = max(waited_for, key=lambda rank: waited_for[rank])
+    others = max(1, len(found) - 1)
+    share = waited_for[worst] / others
+    if share < _WORTH_SAYING:
         return None
-    one = of_rank[worst]
-    missed = union(
-        (min(call.arrived for call in each.calls.values()), each.calls[worst].arrived)
-        for each in joined
-        if each.last == worst
-    )
-    missed = common(missed, [windows[worst]])
+    # from when the first rank came to a collective until this one did
+    missing = union((_first_arrival(each.calls), each.calls[worst].arrived) for each in joined if each.last == worst)
+    missing = common(missing, [windows[worst].span])
     return Last(
         rank=worst,
         share=share,
         per_step=round(share * step),
         times=sum(each.last == worst for each in joined),
-        of=sum(each.last >= 0 and worst in each.calls for each in joined),
-        meanwhile=_meanwhile(one, missed),
-        lines=_lines(one, missed),
+        collectives=sum(each.last is not None and worst in each.calls for each in joined),
+        meanwhile=_meanwhile(by_rank[worst], missing),
+        lines=_lines(by_rank[worst], missing),
     )
 
 
@@ -172,10 +193,12 @@ def _meanwhile(one: Recorded, missed: Spans) -> dict[str, float]:
 
 
 def _lines(one: Recorded, missed: Spans) -> list[tuple[str, float]]:
-    """Return the lines of the program where its main thread was mostly in this time."""
-    at: dict[str, int] = {}
-    for (begin, _, where), (until, _, _) in pairwise([*one.samples, (one.ended, 0, "")]):
-        if begin < until and (inside := length(common([(begin, until)], missed))):
-            at[where] = at.get(where, 0) + inside
-    whole = max(1, sum(at.values()))
-    return [(where, spent / whole) for where, spent in sorted(at.items(), key=lambda item: -item[1])[:_NAMED]]
+    """Return the lines of the program where its main thread was mostly in this time, each with its share of it."""
+    spent_at: dict[str, int] = {}
+    for sample, begin, end in one.sampled():
+        spent = length(common([(begin, end)], missed)) if begin < end else 0
+        if spent:
+            spent_at[sample.where] = spent_at.get(sample.where, 0) + spent
+    whole = max(1, sum(spent_at.values()))
+    longest_first = sorted(spent_at.items(), key=lambda item: -item[1])
+    return [(where, spent / whole) for where, spent in longest_first[:_MOST_LINES]]

@@ -1,6 +1,7 @@
-"""Speaks with the workers that are to be profiled, all at once, each for a bounded time, and believes nothing that they say.
+"""Speaks with the workers that `ddplaunch profile` profiles, all at once, for a bounded time, and believes nothing that they say.
 
-The other side is worker/profiler.py. A rank that fails, at whatever step, is left out, and `why` says so.
+The other side is worker/profiler.py: the agent of a worker hands the connection over to it. A rank that fails, at whatever step,
+is left out, and `why` says so.
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ from ddplaunch.system.process import clock
 from ddplaunch.system.words import count, duration, size
 
 LONGEST_TRACE = 1 << 30  # bytes of one rank
-_LATE = 5.0  # seconds for the way of a reply
-_PINGS = 8
-_ASKED_AT_ONCE = 16  # ranks
+_ON_THE_WAY = 5.0  # seconds for a reply to arrive
+_PINGS = 8  # before, and after the profile: the quickest tells most about a clock
+_MOST_ASKED = 16  # ranks whose workers have not come: an agent serves no more such clients
 _BEFORE_OTHERS = 5.0  # seconds for which a rank records at most while another has not begun yet
-_MAKES = 120.0  # seconds in which a rank has to leave a call in C, and torch has to make its trace
-_MOVES = 30.0  # seconds without a byte after which a rank is given up
+_MAKES_TRACE = 120.0  # seconds in which a rank has to leave a call in C, and torch has to make its trace
+_SENDS_NOTHING = 30.0  # seconds without a byte after which a rank is given up
+_OF_TRACE, _OF_MEMORY = b"\0", b"\1"  # the first byte of a frame that is a part of a file; messages begin otherwise
+_NOT_REACHED = "runs no Python in its main thread just now"
 _CHUNK = 1 << 18  # bytes
+_DRIFT = 1_000_000  # nanoseconds by which a clock may move in a profile without having been set
 
 
 # --- what workers say
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """The worker that has come; `memory`: whether the history of its allocator is kept, or why not."""
+    """The worker that has come; `memory`, on the history of its allocator: False (not wished), "yes", or why it has none."""
 
     torch: Line
     boot: Line  # of its machine: who shares it shares a clock
@@ -70,7 +74,7 @@ class _Failed(Struct, frozen=True, tag="failed"):
     reason: Piece
 
 
-_said: Callable[[bytes], Any] = decoder(Hello | _Pong | _Began | _Finished | _Sent | _Failed)
+_message: Callable[[bytes], Any] = decoder(Hello | _Pong | _Began | _Finished | _Sent | _Failed)
 
 
 # --- clocks
@@ -103,14 +107,16 @@ class Alignment(Struct, frozen=True):
 
 
 def align(before: Sequence[Ping], after: Sequence[Ping], *, same: bool) -> Alignment:
-    """Compare the clock of a rank with ours; `same`: it is ours."""
+    """Compare the clock of a rank with ours, by pings before and after the profile; `same`: all ranks have one, which will do."""
     if same or not before:
         return Alignment()
     first = min(before, key=lambda ping: ping.round_trip)
     best = min([*before, *after], key=lambda ping: ping.round_trip)
     last = min(after, key=lambda ping: ping.round_trip) if after else first
     moved = abs(last.ahead - first.ahead)
-    return Alignment(best.ahead, best.round_trip // 2, moved <= (first.round_trip + last.round_trip) // 2 + 1_000_000)
+    uncertain = (first.round_trip + last.round_trip) // 2
+    is_steady = moved <= uncertain + _DRIFT
+    return Alignment(ahead=best.ahead, error=best.round_trip // 2, steady=is_steady)
 
 
 # --- one rank
@@ -125,27 +131,27 @@ class Wish(Struct, frozen=True):
 
 
 class Rank:
-    """The conversation with one worker. `phase` only goes forward: asked, hello, recording, made, sent; or failed."""
+    """The conversation with one worker. Its `phase` goes from asked to hello, recording, made, sent, or ends at failed."""
 
     def __init__(self, rank: int, sock: socket.socket, wish: Wish, folder: str) -> None:
-        """`folder` is where its trace is kept, in files without a name."""
+        """Ask the agent, over a new connection, for the worker; `folder` is where its trace is kept, in files without a name."""
         self.rank = rank
         self.phase = "asked"
-        self.why = ""  # it has failed
-        self.note = ""
-        self.hello = Hello("", "", 0)
-        self.size = 0  # bytes of the trace
+        self.why = ""  # why it has failed, as a predicate: "has ended"
+        self.note = ""  # on what came of the wish, as a sentence
+        self.hello = Hello("", "", 0)  # until the worker has come
+        self.size = 0  # bytes of the trace, once it is made
         self.sock = sock
-        self.before: list[Ping] = []
-        self.after: list[Ping] = []
+        self.pings_before: list[Ping] = []  # the profile
+        self.pings_after: list[Ping] = []
         self.trace: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the rank does
         self.memory: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self.received = 0  # bytes of both
+        self.received = 0  # bytes of both files
         self._wish = wish
         self._decoder = Decoder(LIMIT)
-        self._attached = False
-        self._pinged = 0  # when
-        with suppress(OSError):
+        self._is_attached = False  # to the worker: what came before is of its agent
+        self._ping_sent = 0  # nanoseconds since 1970
+        with suppress(OSError):  # its end will be read
             sock.send(pack(requests.encode(requests.Request(requests.Profile(rank)))))
 
     @property
@@ -165,7 +171,11 @@ class Rank:
             self.sock.send(json.dumps(message).encode() + b"\n")
 
     def read(self) -> None:
-        """Take what has come."""
+        """Read what has come, and handle the whole frames.
+
+        Raises:
+            LaunchError: there is no room for the trace.
+        """
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
@@ -178,7 +188,7 @@ class Rank:
         self._decoder.feed(data)
         try:
             while not self.is_over and (frame := self._decoder.take()) is not None:
-                self._take(frame)
+                self._on_frame(frame)
         except (FrameError, Malformed) as error:
             self.fail(f"says what this version does not understand: {error}")
         except OSError as error:
@@ -187,40 +197,44 @@ class Rank:
                 hint="--out FILE in a folder with more room",
             ) from None
 
-    def _take(self, frame: bytes) -> None:
-        """Take a frame: first the reply of the agent, then messages of the worker, or parts of its two files."""
-        if not self._attached:
-            self._take_reply(requests.for_client(frame))
-        elif frame[:1] in (b"\0", b"\1"):
+    def _on_frame(self, frame: bytes) -> None:
+        """Handle the reply of the agent, which comes first, then messages of the worker, and parts of its two files."""
+        if not self._is_attached:
+            self._on_reply(requests.for_client(frame))
+        elif frame[:1] in (_OF_TRACE, _OF_MEMORY):
             self.received += len(frame)
             if self.phase != "made" or self.received > LONGEST_TRACE:
                 self.fail(f"sends more than {size(LONGEST_TRACE)}")
             else:
-                (self.memory if frame[0] else self.trace).write(frame[1:])
+                file = self.trace if frame[:1] == _OF_TRACE else self.memory
+                file.write(frame[1:])
         else:
-            self._take_message(_said(frame))
+            self._on_message(_message(frame))
 
-    def _take_reply(self, reply: requests.Reply) -> None:
-        """Take the reply of the agent: the connection to the worker, or why there is none."""
+    def _on_reply(self, reply: requests.Reply) -> None:
+        """Handle the reply of the agent: from now on this is a connection to the worker, or why there is none."""
         match reply:
             case requests.RequestRefused(reason):
                 self.fail(reason.removeprefix(f"rank {self.rank} "))
             case requests.Unreached():
-                self.fail("runs no Python in its main thread just now")
+                self.fail(_NOT_REACHED)
             case requests.RunsElsewhere():
                 self.fail("cannot be reached from here")
             case requests.Attached():
-                self._attached = True
+                self._is_attached = True
                 self.tell(type="profile", steps=self._wish.steps, memory=self._wish.memory)
 
-    def _take_message(self, said: Any) -> None:
-        """Go from phase to phase as the worker reports; before and after the recording, compare the clocks by pings."""
-        match self.phase, said:
+    def _on_message(self, message: Any) -> None:
+        """Go from phase to phase as the worker reports; before and after the recording, compare the clocks by pings.
+
+        What does not fit the phase is dropped: the rank then fails for want of what does.
+        """
+        match self.phase, message:
             case "asked", Hello():
-                self.phase, self.hello = "hello", said
+                self.phase, self.hello = "hello", message
                 self._ping()
-            case "hello" | "made", _Pong(at, number) if number == len(self._pings):
-                self._pings.append(Ping(self._pinged, at, time.time_ns()))
+            case "hello" | "made", _Pong(at, number) if number == len(self._pings):  # the answer to the last ping
+                self._pings.append(Ping(self._ping_sent, at, time.time_ns()))
                 if len(self._pings) < _PINGS:
                     self._ping()
                 elif self.phase == "hello":
@@ -239,16 +253,16 @@ class Rank:
 
     @property
     def _pings(self) -> list[Ping]:
-        return self.before if self.phase == "hello" else self.after
+        return self.pings_before if self.phase == "hello" else self.pings_after
 
     def _ping(self) -> None:
-        self._pinged = time.time_ns()
+        self._ping_sent = time.time_ns()
         self.tell(type="ping", number=len(self._pings))
 
     @property
-    def has_after(self) -> bool:
+    def is_made(self) -> bool:
         """Whether its trace is made, and its clock compared again."""
-        return self.phase != "made" or len(self.after) == _PINGS
+        return self.phase == "made" and len(self.pings_after) == _PINGS
 
 
 # --- all ranks
@@ -258,75 +272,109 @@ def record(path: SocketPath, wanted: Collection[int], wish: Wish, folder: str, s
     """Profile these ranks of the run whose socket is at `path`, and return all of them, those that have failed too.
 
     `folder` is where traces are kept meanwhile, and `stack` closes what is opened.
-    """
-    selector = stack.enter_context(selectors.DefaultSelector())
-    ranks: list[Rank] = []
-    waiting = sorted(wanted)
 
-    def ask_more() -> None:
-        """Ask further ranks: an agent serves a bounded number of clients for whom no worker has come yet."""
-        while waiting and sum(rank.phase == "asked" for rank in ranks) < _ASKED_AT_ONCE:
+    Raises:
+        LaunchError: the run has ended, or there is no room for the traces.
+    """
+    profile = _Profile(path, wanted, wish, folder, stack)
+    profile.begin()
+    recording = [rank for rank in profile.ranks if rank.phase == "recording"]
+    if recording:
+        what = f"until {wish.steps} steps are done" if wish.steps else f"for {duration(wish.seconds)}"
+        say(f"profiling {count(len(recording), 'rank')} {what}")
+        profile.end()
+        profile.fetch()
+    return profile.ranks
+
+
+class _Profile:
+    """The conversations with all ranks of one profile: `begin`, `end` and `fetch` are called in this order."""
+
+    def __init__(self, path: SocketPath, wanted: Collection[int], wish: Wish, folder: str, stack: ExitStack) -> None:
+        self.ranks: list[Rank] = []  # that were asked
+        self._not_asked = sorted(wanted)
+        self._path = path
+        self._wish = wish
+        self._folder = folder
+        self._stack = stack
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+
+    def begin(self) -> None:
+        """Have all ranks record, as far as they begin soon enough after the first one."""
+        until = clock.now() + requests.reached_within(requests.Profile(0)) + _ON_THE_WAY  # the same for any rank
+        while True:
+            self._ask_more()
+            all_were_asked = not self._not_asked
+            if all_were_asked and not self._wait(0.0, _is_recording):
+                return
+            if any(map(_is_recording, self.ranks)):
+                until = min(until, clock.now() + _BEFORE_OTHERS)
+            if clock.now() >= until:
+                return
+            self._wait(0.1, _is_recording if all_were_asked else _has_come)
+
+    def _ask_more(self) -> None:
+        """Ask for further ranks, as long as few of their workers have not come."""
+        while self._not_asked and sum(rank.phase == "asked" for rank in self.ranks) < _MOST_ASKED:
             try:
-                sock = stack.enter_context(path.connect())
+                sock = self._stack.enter_context(self._path.connect())
             except (OSError, LaunchError):
                 raise LaunchError("the run has just ended, or does not answer", status=NODE_LOST) from None
             sock.setblocking(False)
-            rank = Rank(waiting.pop(0), sock, wish, folder)
-            stack.callback(rank.trace.close)
-            stack.callback(rank.memory.close)
-            ranks.append(rank)
-            selector.register(sock, selectors.EVENT_READ, rank)
+            rank = Rank(self._not_asked.pop(0), sock, self._wish, self._folder)
+            self._stack.callback(rank.trace.close)
+            self._stack.callback(rank.memory.close)
+            self.ranks.append(rank)
+            self._selector.register(sock, selectors.EVENT_READ, rank)
 
-    def wait(within: float, has_come: Callable[[Rank], bool]) -> list[Rank]:
-        """Read until it `has_come` from all ranks that have not failed; return the missing ranks once the time is up."""
+    def _wait(self, within: float, is_done: Callable[[Rank], bool]) -> list[Rank]:
+        """Read until this is so of all ranks that are not over; return those of which it is not so once the time is up."""
         until = clock.now() + within
-        while missing := [rank for rank in ranks if not rank.is_over and not has_come(rank)]:
-            if not (ready := clock.wait(selector, until)):
+        while missing := [rank for rank in self.ranks if not rank.is_over and not is_done(rank)]:
+            if not (ready := clock.wait(self._selector, until)):
                 return missing
             for key, _ in ready:
-                key.data.read()
-                if key.data.is_over:
-                    selector.unregister(key.fileobj)
+                rank: Rank = key.data
+                rank.read()
+                if rank.is_over:
+                    self._selector.unregister(key.fileobj)
         return []
 
-    until = clock.now() + requests.reached_within(requests.Profile(0)) + _LATE
-    while True:
-        ask_more()
-        if not waiting and not wait(0.0, _records):
-            break
-        if any(map(_records, ranks)):
-            until = min(until, clock.now() + _BEFORE_OTHERS)
-        if clock.now() >= until:
-            break
-        wait(0.1, lambda rank: rank.phase != "asked" if waiting else _records(rank))
-    recording = [rank for rank in ranks if rank.phase == "recording"]
-    if not recording:
-        return ranks
-    what = f"until {wish.steps} steps are done" if wish.steps else f"for {duration(wish.seconds)}"
-    say(f"profiling {count(len(recording), 'rank')} {what}")
-    wait(wish.seconds, lambda rank: rank.phase == "made")
-    for rank in ranks:
-        if rank.phase == "asked":
-            rank.fail("runs no Python in its main thread just now")
-        elif rank.phase in ("hello", "recording"):
-            if rank.phase == "recording" and wish.steps:
-                rank.note = f"recorded for {duration(wish.seconds)}: it did not do {wish.steps} steps in that time"
-            rank.tell(type="end")
-    for rank in wait(_MAKES, lambda rank: rank.phase == "made" and rank.has_after):
-        rank.fail(
-            f"has not given its trace within {duration(_MAKES)}: its main thread is in a call of C, or torch is busy"
-        )
-    made = [rank for rank in ranks if rank.phase == "made"]
-    if made:
-        say(f"fetching {size(sum(rank.size for rank in made))} of {count(len(made), 'rank')}")
-    for rank in made:  # one after the other: all at once would take as many times the memory of the agents
-        rank.tell(type="send")
-        while rank.phase == "made":
-            received = rank.received
-            if wait(_MOVES, lambda each, rank=rank, received=received: each is not rank or each.received > received):  # type: ignore[misc]
-                rank.fail(f"has sent nothing for {duration(_MOVES)}")
-    return ranks
+    def end(self) -> None:
+        """Wait until the ranks have recorded what was wished, end those that have not, and have all make their traces."""
+        self._wait(self._wish.seconds, lambda rank: rank.phase == "made")
+        for rank in self.ranks:
+            if rank.phase == "asked":
+                rank.fail(_NOT_REACHED)
+            elif rank.phase in ("hello", "recording"):
+                if rank.phase == "recording" and self._wish.steps:
+                    recorded = f"recorded for {duration(self._wish.seconds)}"
+                    rank.note = f"{recorded}: it did not do {self._wish.steps} steps in that time"
+                rank.tell(type="end")
+        for rank in self._wait(_MAKES_TRACE, lambda rank: rank.is_made):
+            why = "its main thread is in a call of C, or torch is busy"
+            rank.fail(f"has not given its trace within {duration(_MAKES_TRACE)}: {why}")
+
+    def fetch(self) -> None:
+        """Fetch the traces, one after the other: all at once would take as many times the memory of the agents."""
+        made = [rank for rank in self.ranks if rank.phase == "made"]
+        if made:
+            say(f"fetching {size(sum(rank.size for rank in made))} of {count(len(made), 'rank')}")
+        for rank in made:
+            rank.tell(type="send")
+            while rank.phase == "made":
+                self._wait_for_bytes(rank)
+
+    def _wait_for_bytes(self, fetched: Rank) -> None:
+        """Wait until something more has come of this rank's trace; the rank fails if nothing does."""
+        before = fetched.received
+        if self._wait(_SENDS_NOTHING, lambda rank: rank is not fetched or rank.received > before):
+            fetched.fail(f"has sent nothing for {duration(_SENDS_NOTHING)}")
 
 
-def _records(rank: Rank) -> bool:
+def _is_recording(rank: Rank) -> bool:
     return rank.phase == "recording"
+
+
+def _has_come(rank: Rank) -> bool:
+    return rank.phase != "asked"

@@ -1,4 +1,4 @@
-"""Reads what a rank has sent: the trace of torch, what torch's recorders know of its collectives, where its main thread was.
+"""Reads what a profiled rank has sent: torch's trace, what torch's recorders know of collectives, where its main thread was.
 
 A worker may send anything. What is malformed makes `Malformed`; what lies outside of the time of the profile is dropped.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import zlib
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from operator import itemgetter
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,20 +23,15 @@ from ddplaunch.system.fields import Malformed, Number, Piece, Size, check_densit
 _MOST = 100_000  # samples, and entries of recorders
 _PIECE = 1 << 20  # bytes
 # a trace as torch writes it has a twentieth of its size once it is packed, and an entry for each 50 bytes at most
-_RATIO, _ANY_MAY_HAVE = 64, 16 << 20  # bytes
-_OF_EVENT, _TIMES = 350, 6  # bytes that an Event takes; how many times the memory of a trace its events may take
-_LATE = 60_000_000_000  # nanoseconds beyond the end of a profile that something in it may last
-_MATCHES = 2_000_000  # nanoseconds between the calls that torch records of one collective
+_MOST_TIMES_PACKED, _ANY_MAY_HAVE = 64, 16 << 20  # bytes
+_BYTES_OF_EVENT = 350  # that an Event takes
+_TIMES_TRACE = 6  # times the memory of a trace that its events may take
+_MAY_LAST = 60_000_000_000  # nanoseconds beyond the end of a profile that something in it may last
+_MOST_APART = 2_000_000  # nanoseconds between the calls that torch records of one collective
+_FEW_COLLECTIVES = 10  # of which no pace can be told
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what a device does
-_OF_COLLECTIVES = (
-    "c10d::",
-    "record_param_comms",
-    "nccl:",
-    "gloo:",
-    "mpi:",
-    "xccl:",
-    "ucc:",
-)  # names on the side of the CPU
+# how slices on the side of the CPU begin
+_NAMES_OF_COLLECTIVES = ("c10d::", "record_param_comms", "nccl:", "gloo:", "mpi:", "xccl:", "ucc:")
 _LOADS, _STEPS = "enumerate(DataLoader)#", "Optimizer.step#"  # names that torch gives
 
 Micro = Annotated[float, Meta(ge=-1e16, le=1e16)]
@@ -63,14 +59,14 @@ class _Trace(Struct):
 
 
 class _Times(Struct):
-    """Nanoseconds of the time of day, and of CLOCK_MONOTONIC at the first and the last."""
+    """Nanoseconds of the rank's time of day, and of its CLOCK_MONOTONIC (`mono`)."""
 
-    asked: Size
+    asked: Size  # when it was to begin
     began: Size
     ended: Size
-    stopped: Size
-    saved: Size
-    mono: Size
+    stopped: Size  # when torch had stopped recording
+    saved: Size  # when its trace was written
+    mono: Size  # at `asked`
     mono_stopped: Size
 
 
@@ -93,6 +89,14 @@ class Collective(Struct, kw_only=True):
     event: Event | None = None  # in the trace
 
 
+class Sample(NamedTuple):
+    """Where the main thread was found; times in nanoseconds of the common clock."""
+
+    began: int  # to look for it there, once it had been seen elsewhere
+    seen: int  # there for the last time
+    where: str  # "/home/ada/train.py:88"
+
+
 class Recorded(Struct, kw_only=True):
     """What is known of one rank; times in nanoseconds of the common clock."""
 
@@ -101,33 +105,38 @@ class Recorded(Struct, kw_only=True):
     events: list[Event]
     began: int
     ended: int
-    starting: int  # how long the start, making the trace and writing it kept the program, or may have
-    stopping: int
-    on_device: bool
+    starting: int  # nanoseconds for which the start kept the program, or may have
+    stopping: int  # the same of making the trace and writing it
+    on_device: bool  # a device did something; else all is of the CPU
     computes: Spans
     communicates: Spans
     loads: Spans
     steps: list[int]  # the ends of optimizer steps
     collectives: list[Collective]
-    samples: list[tuple[int, int, str]]
+    samples: list[Sample]
     groups: Mapping[str, int]  # their sizes
     slowdown: float | None = None  # of collectives, against just before; 0.1: a tenth longer
     unmatched: int = 0  # collectives in the trace that no recorder has numbered
     clock_moved: int = 0  # nanoseconds by which the time of day was set meanwhile
 
+    def sampled(self) -> Iterator[tuple[Sample, int, int]]:
+        """Yield each sample, when it began, and when the next one began, the last until the end of the profile."""
+        for sample, following in zip_longest(self.samples, self.samples[1:]):
+            yield sample, sample.began, self.ended if following is None else following.began
 
-_head = decoder(_Head)
-_trace = decoder(_Trace)
+
+_decode_head = decoder(_Head)
+_decode_trace = decoder(_Trace)
 
 
 def unpacked(file: IO[bytes], most: int) -> bytearray:
-    """Return what a file holds that is compressed by zlib, up to `most` bytes, and so many times its size as a trace may have.
+    """Return what a file holds that is compressed by zlib.
 
     Raises:
-        Malformed: it is damaged, or longer.
+        Malformed: it is damaged, or is unpacked to more than `most` bytes or than a trace of its size may have.
     """
     packed = file.seek(0, os.SEEK_END)
-    most = min(most, max(_ANY_MAY_HAVE, _RATIO * packed))
+    most = min(most, max(_ANY_MAY_HAVE, _MOST_TIMES_PACKED * packed))
     file.seek(0)
     unpacker, made = zlib.decompressobj(), bytearray()
     try:
@@ -150,35 +159,17 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
     """
     end_of_head = data.find(b"\n") + 1
     first = bytes(data[:end_of_head])
-    check_density(first)
-    head: _Head = _head(first)
-    check_density(data, end_of_head, container=_OF_EVENT, times=_TIMES)
-    trace: _Trace = _trace(memoryview(data)[end_of_head:])
-    times, base = head.times, trace.baseTimeNanoseconds - ahead
+    check_density(first)  # a short text may decode to gigabytes of values
+    head: _Head = _decode_head(first)
+    check_density(data, end_of_head, container=_BYTES_OF_EVENT, times=_TIMES_TRACE)
+    trace: _Trace = _decode_trace(memoryview(data)[end_of_head:])
+    times = head.times
     began, ended = times.began - ahead, times.ended - ahead
-    events = []
-    for event in trace.traceEvents:
-        event.ts = event.ts * 1e3 + base  # nanoseconds from here on
-        event.dur = max(0.0, event.dur * 1e3)
-        is_inside = began - _LATE <= event.ts and event.ts + event.dur <= ended + _LATE
-        if event.ph == "M" or (is_inside and isinstance(event.pid, int) and event.cat != "Trace"):
-            if not (args := bytes(event.args)).isascii():  # the names of kernels and files may be in any encoding
-                event.args = msgspec.Raw(args.decode(errors="replace").encode())
-            events.append(event)
+    events = _events(trace, ahead, began, ended)
     slices = [event for event in events if event.ph == "X"]
     on_device = any(event.cat in _KERNELS for event in slices)
     collectives, unmatched = _collectives(slices, head.entries, ahead, began, ended, on_device=on_device)
-    loads = union(_span(event) for event in slices if event.name.startswith(_LOADS))
-    if on_device:
-        kernels = [event for event in slices if event.cat in _KERNELS]
-        computes = union(_span(event) for event in kernels if not _is_of_nccl(event))
-        communicates = union(_span(event) for event in kernels if _is_of_nccl(event))
-        loads = beyond(loads, computes)
-    else:
-        ours = (event for event in slices if event.cat == "cpu_op" and not event.name.startswith(_OF_COLLECTIVES))
-        computes = beyond(union(map(_span, ours)), loads)
-        calls = [_span(event) for event in slices if event.name.startswith(_OF_COLLECTIVES)]
-        communicates = union([*calls, *((one.arrived, one.ended) for one in collectives)])
+    activity = _of_device(slices) if on_device else _of_cpu(slices, collectives)
     return Recorded(
         rank=rank,
         host=host,
@@ -188,17 +179,68 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
         starting=max(0, times.began - times.asked),
         stopping=max(0, times.saved - times.ended),
         on_device=on_device,
-        computes=computes,
-        communicates=beyond(beyond(communicates, computes), [] if on_device else loads),
-        loads=loads if not on_device else beyond(loads, communicates),
+        computes=activity.computes,
+        communicates=activity.communicates,
+        loads=activity.loads,
         steps=_steps(slices),
         collectives=collectives,
-        samples=[(begin - ahead, end - ahead, where) for begin, end, where in head.samples],
+        samples=[Sample(begin - ahead, seen - ahead, where) for begin, seen, where in head.samples],
         groups=head.groups,
         slowdown=_slowdown(head.entries, times),
         unmatched=unmatched,
+        # what went by on the time of day beside what went by on the monotonic clock
         clock_moved=abs((times.stopped - times.asked) - (times.mono_stopped - times.mono)),
     )
+
+
+def _events(trace: _Trace, ahead: int, began: int, ended: int) -> list[Event]:
+    """Return the names in a trace, and the entries in the time of the profile: their times in nanoseconds of the common clock."""
+    base = trace.baseTimeNanoseconds - ahead
+    kept = []
+    for event in trace.traceEvents:
+        event.ts = event.ts * 1e3 + base
+        event.dur = max(0.0, event.dur * 1e3)
+        is_inside = began - _MAY_LAST <= event.ts and event.ts + event.dur <= ended + _MAY_LAST
+        is_of_process = isinstance(event.pid, int) and event.cat != "Trace"  # torch's own marks are of none
+        if event.ph == "M" or (is_inside and is_of_process):
+            args = bytes(event.args)
+            if not args.isascii():  # the names of kernels and files may be in any encoding
+                event.args = msgspec.Raw(args.decode(errors="replace").encode())
+            kept.append(event)
+    return kept
+
+
+class _Activity(NamedTuple):
+    """What a rank did when. What overlaps counts once, see `division`."""
+
+    computes: Spans
+    communicates: Spans
+    loads: Spans  # data
+
+
+def _of_device(slices: Sequence[Event]) -> _Activity:
+    """Return what a rank did whose device computes: kernels that compute hide collectives, and both hide the loading of data."""
+    kernels = [event for event in slices if event.cat in _KERNELS]
+    computes = union(_span(event) for event in kernels if not _is_of_nccl(event))
+    communicates = union(_span(event) for event in kernels if _is_of_nccl(event))
+    loads = beyond(beyond(_loads(slices), computes), communicates)
+    return _Activity(computes, beyond(communicates, computes), loads)
+
+
+def _of_cpu(slices: Sequence[Event], collectives: Sequence[Collective]) -> _Activity:
+    """Return what a rank did that computes on the CPU: the loading of data hides operations, and both hide collectives."""
+    loads = _loads(slices)
+    operations = (
+        event for event in slices if event.cat == "cpu_op" and not event.name.startswith(_NAMES_OF_COLLECTIVES)
+    )
+    computes = beyond(union(map(_span, operations)), loads)
+    calls = [_span(event) for event in slices if event.name.startswith(_NAMES_OF_COLLECTIVES)]
+    communicates = union([*calls, *((one.arrived, one.ended) for one in collectives)])
+    return _Activity(computes, beyond(beyond(communicates, computes), loads), loads)
+
+
+def _loads(slices: Sequence[Event]) -> Spans:
+    return union(_span(event) for event in slices if event.name.startswith(_LOADS))
 
 
 def _span(event: Event) -> Span:
@@ -217,16 +259,19 @@ def _steps(slices: Sequence[Event]) -> list[int]:
 
 
 def _slowdown(entries: Sequence[Mapping[str, Any]], times: _Times) -> float | None:
-    """Compare how fast collectives followed each other before the profile and in it; None where too few are known."""
+    """Return by how much longer collectives took to follow each other in the profile than before: 0.1 for a tenth.
 
-    def pace(low: int, high: int) -> float | None:
-        known = sorted(
-            at for entry in entries if isinstance(at := entry.get("time_created_ns"), int) and low <= at < high
-        )
-        return (known[-1] - known[0]) / (len(known) - 1) if len(known) > 10 else None
+    `entries` are torch's recorder of collectives. None where it has too few of them.
+    """
 
-    span = times.ended - times.began
-    before, during = pace(times.asked - span, times.asked), pace(times.began, times.ended)
+    def interval(begin: int, end: int) -> float | None:
+        """Return the mean time from one collective to the next between two moments."""
+        created = (entry.get("time_created_ns") for entry in entries)
+        known = sorted(at for at in created if isinstance(at, int) and begin <= at < end)
+        return (known[-1] - known[0]) / (len(known) - 1) if len(known) > _FEW_COLLECTIVES else None
+
+    length = times.ended - times.began
+    before, during = interval(times.asked - length, times.asked), interval(times.began, times.ended)
     return during / before - 1 if before and during else None
 
 
@@ -239,73 +284,80 @@ def _collectives(
     *,
     on_device: bool,
 ) -> tuple[list[Collective], int]:
-    """Join the calls in the recorder with their slices in the trace; also return how many collectives only the trace has."""
+    """Join the calls in torch's recorder (`entries`) with their slices in the trace.
+
+    Also return how many collectives only the trace has. The rank's clock, by which the recorder tells time, is `ahead`.
+    """
     found = []
     places = _Places(slices, on_device=on_device)
-    known = sorted((call.at - ahead, index) for index, entry in enumerate(entries) if (call := call_of(entry)))
-    for at, index in known:
-        call = call_of(entries[index])
-        if call is None or call.is_p2p or not began <= at < ended:
+    calls = [(call.at - ahead, call, entry) for entry in entries if (call := call_of(entry)) is not None]
+    for at, call, entry in sorted(calls, key=itemgetter(0)):
+        if call.is_p2p or not began <= at < ended:
             continue
-        place = places.take(call.operation, at)
+        place = places.next_of(call.operation, at)
         if place is None:
             continue
         begin, end = _span(place)
+        group, _title = title_of(entry.get("process_group"))
         found.append(
             Collective(
-                group=title_of(entries[index].get("process_group"))[0],
+                group=group,
                 number=call.number,
                 operation=call.operation,
                 tensors=call.inputs or call.outputs,
-                arrived=begin if on_device else min(at, begin),
+                arrived=begin if on_device else min(at, begin),  # the kernel begins later than its call
                 ended=end,
                 event=place,
             )
         )
-    return found, places.left()
+    return found, places.untaken
 
 
 class _Places:
-    """Where the collectives are in a trace: for gloo what its threads did, for NCCL the kernels."""
+    """Where the collectives of a rank are in its trace: for gloo what its threads did, for NCCL the kernels."""
 
     def __init__(self, slices: Sequence[Event], *, on_device: bool) -> None:
+        """Find the marks that torch makes for each collective ("gloo:all_reduce"), and what leads from them to kernels.
+
+        A call on the side of the CPU lies in the mark, and has a number in common with its kernel.
+        """
         self._on_device = on_device
-        self._taken = 0
-        chosen: dict[str, list[Event]] = {}
         kernels = {}
         if on_device:
-            kernels = {_external(event): event for event in slices if event.cat == "kernel" and _is_of_nccl(event)}
-        calls = []  # on the side of the CPU, each with its kernel
+            kernels = {_correlation(event): event for event in slices if event.cat == "kernel" and _is_of_nccl(event)}
+        marks: dict[str, list[Event]] = {}  # by operation
+        self._calls: list[tuple[float, Event]] = []  # when something was called, and its kernel, in the order of time
         for event in sorted(slices, key=lambda event: event.ts):
             backend, _, operation = event.name.partition(":")
             if event.cat == "user_annotation" and operation and backend in ("gloo", "nccl"):
-                chosen.setdefault(operation, []).append(event)
-            if kernels and event.name.startswith(_OF_COLLECTIVES) and (kernel := kernels.get(_external(event))):
-                calls.append((event.ts, kernel))
-        self._calls = calls
-        self._all = sum(map(len, chosen.values()))
-        self._chosen = {name: iter(events) for name, events in chosen.items()}
+                marks.setdefault(operation, []).append(event)
+            if kernels and event.name.startswith(_NAMES_OF_COLLECTIVES):
+                kernel = kernels.get(_correlation(event))
+                if kernel is not None:
+                    self._calls.append((event.ts, kernel))
+        self._marks = {operation: iter(events) for operation, events in marks.items()}
+        self.untaken = sum(map(len, marks.values()))  # marks that no call has had yet
 
-    def take(self, operation: str, at: int) -> Event | None:
-        """Return the next place of an operation that was called at this time."""
-        for event in self._chosen.get(operation, iter(())):
-            if event.ts + event.dur >= at:
-                self._taken += 1
-                return self._kernel(event.ts) if self._on_device else event
+    def next_of(self, operation: str, at: int) -> Event | None:
+        """Return the next place of an operation that was called at this time; None if the trace has none."""
+        for mark in self._marks.get(operation, iter(())):
+            if mark.ts + mark.dur >= at:
+                self.untaken -= 1
+                return self._kernel(mark.ts) if self._on_device else mark
         return None
 
     def _kernel(self, called: float) -> Event | None:
-        """Return the kernel of what was called at this time."""
-        near = bisect_left(self._calls, called, key=itemgetter(0))
-        found = min(self._calls[max(0, near - 1) : near + 1], key=lambda call: abs(call[0] - called), default=None)
-        return found[1] if found is not None and abs(found[0] - called) <= _MATCHES else None
+        """Return the kernel of what was called at this time: of the nearest call, unless that is too far."""
+        index = bisect_left(self._calls, called, key=itemgetter(0))
+        neighbours = self._calls[max(0, index - 1) : index + 1]
+        nearest = min(neighbours, key=lambda call: abs(call[0] - called), default=None)
+        if nearest is None:
+            return None
+        at, kernel = nearest
+        return kernel if abs(at - called) <= _MOST_APART else None
 
-    def left(self) -> int:
-        """Return how many were not taken."""
-        return self._all - self._taken
 
-
-def _external(event: Event) -> object:
+def _correlation(event: Event) -> object:
     """Return the number by which torch joins what was called with what the device did."""
     number = details(event).get("External id")
     return number if isinstance(number, int) else None

@@ -23,7 +23,7 @@ from ddplaunch.system.process.files import replaced
 from ddplaunch.system.process.user_files import result_file
 from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.page.trace import entries_of
-from ddplaunch.tools.profile.division import Division, Joined, Last, divide, join
+from ddplaunch.tools.profile.division import Division, Joined, Last, divide, join_collectives
 from ddplaunch.tools.profile.merged import entries
 from ddplaunch.tools.profile.ranks import LONGEST_TRACE, Alignment, Rank, Wish, align, record
 from ddplaunch.tools.profile.recorded import Recorded, read, unpacked
@@ -32,44 +32,63 @@ from ddplaunch.tools.runs.find import Known, heading
 
 SECONDS = 10.0
 _MOST_SECONDS, _MOST_STEPS = 300.0, 1000
-_STEPS_WITHIN = 60.0  # seconds
+_STEPS_WITHIN = 60.0  # seconds for the steps that --steps names
 _MOST_RANKS = 256
+_MOST_UNPACKED = LONGEST_TRACE + (64 << 20)  # bytes of a trace
 _MOVED = 1_000_000  # nanoseconds by which a clock may have been corrected in a profile
 _WORTH_SAYING = 0.05  # of the time
-_SLOWER = 0.02  # below which nothing is said
+_SLOWER = 0.02  # of the time of steps: less is within the noise
 _FAILED = 1  # the exit status where no rank could be profiled
 
 
 class _Profiled(Struct):
-    """What became of one rank: `found` where its trace could be read."""
+    """What became of one rank."""
 
-    rank: Rank
+    conversation: Rank
     host: str
     alignment: Alignment
-    found: Recorded | None = None
+    found: Recorded | None = None  # what its trace tells; None: the conversation has failed, or the trace is malformed
+
+    @property
+    def rank(self) -> int:
+        """The number of the rank."""
+        return self.conversation.rank
+
+
+class _Result(Struct, frozen=True, kw_only=True):
+    """What a profile tells, of each rank and of all together."""
+
+    profiled: Sequence[_Profiled]
+    found: Sequence[Recorded]  # of the ranks whose trace could be read, at least one
+    joined: Sequence[Joined]
+    divisions: Sequence[Division]
+    last: Last | None
 
 
 def wanted(seconds: str | None, steps: str | None, *, memory: bool) -> Wish:
-    """Return what is asked of each rank, from the options as they were typed.
+    """Return what is asked of each rank, from --seconds and --steps as they were typed; None: not typed.
 
     Raises:
         LaunchError: a number is none, or out of range.
     """
-    try:
-        number = int(steps) if steps is not None else 0
-    except ValueError:
-        number = -1
-    if steps is not None and not 1 <= number <= _MOST_STEPS:
-        raise LaunchError(f"--steps {printable(steps)}: expected a number from 1 to {_MOST_STEPS}", hint="--steps 5")
-    try:
-        within = float(seconds) if seconds is not None else _STEPS_WITHIN if steps is not None else SECONDS
-    except ValueError:
-        within = -1.0
-    if not 0.1 <= within <= _MOST_SECONDS:
-        raise LaunchError(
-            f"--seconds {printable(seconds or '')}: expected seconds from 0.1 to {_MOST_SECONDS:.0f}",
-            hint="--seconds 10",
-        )
+    number, within = 0, SECONDS
+    if steps is not None:
+        try:
+            number = int(steps)
+        except ValueError:
+            number = -1
+        if not 1 <= number <= _MOST_STEPS:
+            message = f"--steps {printable(steps)}: expected a number from 1 to {_MOST_STEPS}"
+            raise LaunchError(message, hint="--steps 5")
+        within = _STEPS_WITHIN
+    if seconds is not None:
+        try:
+            within = float(seconds)
+        except ValueError:
+            within = -1.0
+        if not 0.1 <= within <= _MOST_SECONDS:
+            message = f"--seconds {printable(seconds)}: expected seconds from 0.1 to {_MOST_SECONDS:.0f}"
+            raise LaunchError(message, hint="--seconds 10")
     return Wish(within, number, memory)
 
 
@@ -80,7 +99,10 @@ def show(
     wish: Wish,
     out: str | None,
 ) -> str:
-    """Profile ranks of the job that is meant, and return what is for stdout."""
+    """Profile ranks of the job that is meant, and return what is for stdout.
+
+    `named` is the run, `ranks` the value of -r and `out` that of --out, as they were typed; None: not typed.
+    """
     asked = find.ranks_meant(ranks)
     run = find.choose(env, named, "profile", *(["-r", ranks] if ranks is not None else []))
     assert run.replies is not None
@@ -93,31 +115,20 @@ def show(
     with after_cleanup(), result_file(path, "name another file: --out FILE") as file, ExitStack() as stack:
         say(heading(run))
         recorded = record(run.replies.socket_path, chosen, wish, os.path.dirname(path), stack)
-        profiled = _read(recorded, hosts)
-        found = [one.found for one in profiled if one.found is not None]
-        if not found:
-            problems = [f"{who} {why}" for who, why in _failures(profiled)]
-            raise LaunchError(
-                f"no rank could be profiled: {'; '.join(problems)}",
-                hint=f"`ddplaunch stacks {run.name}` shows where the ranks are",
-                status=_FAILED,
-            )
-        aligned = {one.rank.rank for one in profiled if one.found is not None and one.alignment.steady}
-        joined = join(found, aligned=aligned)
-        divisions, last = divide(found, joined)
+        result = _result(run, _read(recorded, hosts))
         about = {
             "run": run.run_id,
-            "clocks": _clocks(profiled),
-            "left out": {str(one.rank.rank): one.rank.why for one in profiled if one.rank.why},
+            "clocks": _clocks(result.profiled),
+            "left out": {str(one.rank): one.conversation.why for one in result.profiled if one.conversation.why},
         }
-        ours = entries_of(run.folder) if run.folder else ()
-        trace.write(file, entries(found, joined, ours), about, packed=path.endswith(".gz"))
-        memory = _keep_memory(profiled, path) if wish.memory else []
+        of_run = entries_of(run.folder) if run.folder else ()
+        trace.write(file, entries(result.found, result.joined, of_run), about, packed=path.endswith(".gz"))
+        memory = _keep_memory(result.profiled, path) if wish.memory else []
     look = Look.of_stdout(env)
     parts = [
-        _table(divisions, hosts, look),
-        *([_sentences(_about_last(last), look)] if last is not None else []),
-        _sentences(_notes(profiled, found, divisions, joined, wish), look),
+        _table(result.divisions, hosts, look),
+        *([_sentences(_about_last(result.last), look)] if result.last is not None else []),
+        _sentences(_notes(result, wish), look),
         section(
             line((path, NAME)),
             line((f"{size(os.path.getsize(path))}, to be opened in https://ui.perfetto.dev", NOTE)),
@@ -127,20 +138,43 @@ def show(
     return written(parts, look)
 
 
+def _result(run: Known, profiled: Sequence[_Profiled]) -> _Result:
+    """Return what the ranks tell together; raise LaunchError if no rank could be profiled."""
+    found = [one.found for one in profiled if one.found is not None]
+    if not found:
+        problems = [f"{who} {why}" for who, why in _failures(profiled)]
+        raise LaunchError(
+            f"no rank could be profiled: {'; '.join(problems)}",
+            hint=f"`ddplaunch stacks {run.name}` shows where the ranks are",
+            status=_FAILED,
+        )
+    aligned = {one.rank for one in profiled if one.found is not None and one.alignment.steady}
+    joined = join_collectives(found, aligned=aligned)
+    divisions, last = divide(found, joined)
+    return _Result(profiled=profiled, found=found, joined=joined, divisions=divisions, last=last)
+
+
 def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str], silent: Sequence[str]) -> list[int]:
-    """Return the ranks to be profiled."""
+    """Return the ranks to be profiled: those `asked` for, None for all.
+
+    `hosts` has the ranks whose nodes have answered, and `silent` says which nodes have not.
+
+    Raises:
+        LaunchError: no rank can be reached, or one that was asked for cannot, or there are too many.
+    """
     assert run.replies is not None
-    told = run.replies.run
     if not hosts:
         why = run.replies.problem or "; ".join(silent) or "has no worker now"
         raise LaunchError(f"run {run.name} {below(why)}", status=NODE_LOST)
-    if asked is not None and (unknown := set(asked) - hosts.keys()):
-        world_size = told.world_size if told is not None else len(hosts)
-        if never := {rank for rank in unknown if rank >= world_size}:
+    unknown = set(asked or ()) - hosts.keys()
+    if unknown:
+        about_run = run.replies.run
+        world_size = about_run.world_size if about_run is not None else len(hosts)
+        never = {rank for rank in unknown if rank >= world_size}
+        if never:
             raise find.no_such_ranks(run.name, never, world_size)
-        raise LaunchError(
-            f"{these_ranks(unknown)} of {run.name} cannot be reached: {'; '.join(silent)}", status=NODE_LOST
-        )
+        unreached = f"{these_ranks(unknown)} of {run.name} cannot be reached"
+        raise LaunchError(f"{unreached}: {'; '.join(silent)}", status=NODE_LOST)
     chosen = sorted(hosts if asked is None else asked)
     if len(chosen) > _MOST_RANKS:
         raise LaunchError(
@@ -157,20 +191,21 @@ def _path(run: Known) -> str:
 
 
 def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]:
-    """Read what the ranks have sent, with times on the clock of the first rank; a rank whose trace is malformed has failed."""
-    made = [rank for rank in recorded if rank.phase == "sent"]
-    boots = {rank.hello.boot for rank in made}
+    """Read what the ranks have sent, with times on our clock; a rank whose trace is malformed has failed."""
+    sent = [rank for rank in recorded if rank.phase == "sent"]
+    are_on_one_machine = len({rank.hello.boot for rank in sent}) == 1  # whose clock then is the common one
     profiled = []
     for rank in recorded:
-        # of several machines, each is compared with ours by all its ranks; the best comparison counts
-        peers = [one for one in made if one.hello.boot and one.hello.boot == rank.hello.boot] or [rank]
-        best = min((align(one.before, one.after, same=len(boots) == 1) for one in peers), key=lambda each: each.error)
+        # all ranks of a machine have the same clock: the best of their comparisons with ours counts
+        same_machine = [other for other in sent if other.hello.boot and other.hello.boot == rank.hello.boot] or [rank]
+        alignments = [align(one.pings_before, one.pings_after, same=are_on_one_machine) for one in same_machine]
+        best = min(alignments, key=lambda alignment: alignment.error)
         one = _Profiled(rank, hosts.get(rank.rank, ""), best)
         profiled.append(one)
         if rank.phase != "sent":
             continue
         try:
-            data = unpacked(rank.trace, LONGEST_TRACE + (64 << 20))
+            data = unpacked(rank.trace, _MOST_UNPACKED)
             one.found = read(data, rank=rank.rank, host=one.host, ahead=best.ahead)
         except Malformed as error:
             rank.phase, rank.why = "failed", f"has sent a trace that {below(str(error))}"
@@ -181,15 +216,17 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
 
 
 def _keep_memory(profiled: Sequence[_Profiled], path: str) -> list[str]:
-    """Write the history of each allocator beside the trace, unread; return lines about that."""
+    """Write the history of each rank's allocator beside the trace, as it came, for its viewer; return lines about that."""
     base = path.removesuffix(".gz").removesuffix(".json")
     lines = []
     for one in profiled:
-        if one.rank.memory.tell():
-            one.rank.memory.seek(0)
-            name = f"{base}-memory-{one.rank.rank}.pickle"
+        memory = one.conversation.memory
+        has_come = memory.tell() > 0
+        if has_come:
+            memory.seek(0)
+            name = f"{base}-memory-{one.rank}.pickle"
             with replaced(name) as file:
-                shutil.copyfileobj(one.rank.memory, file)
+                shutil.copyfileobj(memory, file)
             lines.append(f"{name}, to be opened in https://pytorch.org/memory_viz")
     return lines
 
@@ -198,7 +235,7 @@ def _keep_memory(profiled: Sequence[_Profiled], path: str) -> list[str]:
 
 
 def _table(divisions: Sequence[Division], hosts: Mapping[int, str], look: Look, *, has_times: bool = True) -> Block:
-    """Return how the steps divide: as shares, and unless there is no room, in time per step where steps are known."""
+    """Return how the steps divide: as times per step and shares, or as shares alone if there is no room for both."""
     header = ("rank", "host", "steps", "step", "compute", "communication", "waiting", "data", "other")
     rows = []
     for one in divisions:
@@ -209,7 +246,8 @@ def _table(divisions: Sequence[Division], hosts: Mapping[int, str], look: Look, 
         step = _short(one.whole / one.steps) if one.steps else "?"
         rows.append((str(one.rank), hosts.get(one.rank, ""), str(one.steps or "?"), step, *cells))
     made = table(rows, header=header, styles=(NAME,), right=set(header) - {"host"})
-    return made if not has_times or fits(made, look) else _table(divisions, hosts, look, has_times=False)
+    is_too_wide = not fits(made, look)
+    return _table(divisions, hosts, look, has_times=False) if has_times and is_too_wide else made
 
 
 def _short(nanoseconds: float) -> str:
@@ -224,10 +262,10 @@ def _sentences(told: Iterable[tuple[str, str]], look: Look) -> Block:
 
 
 def _about_last(last: Last) -> Iterator[tuple[str, str]]:
-    """Say which rank the others wait for, and what it did meanwhile, each sentence with its style."""
+    """Say which rank the others wait for, and what it did meanwhile, each sentence with its style ("": plain)."""
     per_step = f", {_short(last.per_step)} of each step" if last.per_step else ""
     head = f"the others wait for rank {last.rank} for {last.share:.0%} of the time{per_step}: "
-    yield f"{head}it is the last in {last.times} of {count(last.of, 'collective')}", ODD
+    yield f"{head}it is the last in {last.times} of {count(last.collectives, 'collective')}", ODD
     does = ", ".join(f"{name} {share:.0%}" for name, share in last.meanwhile.items() if share >= _WORTH_SAYING)
     yield f"  meanwhile it {does}", ""
     cwd = working_directory() or ""
@@ -238,11 +276,16 @@ def _about_last(last: Last) -> Iterator[tuple[str, str]]:
 
 def _failures(profiled: Sequence[_Profiled]) -> list[tuple[str, str]]:
     """Return which ranks failed, and why, each reason once."""
-    by_reason: dict[str, list[int]] = {}
-    for one in profiled:
-        if one.found is None:
-            by_reason.setdefault(one.rank.why, []).append(one.rank.rank)
-    return [(_each(ranks), why) for why, ranks in by_reason.items()]
+    reasons = _by_text((one.rank, one.conversation.why) for one in profiled if one.found is None)
+    return [(_each(ranks), why) for why, ranks in reasons.items()]
+
+
+def _by_text(told: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    """Return the ranks of which each text is told."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in told:
+        ranks.setdefault(text, []).append(rank)
+    return ranks
 
 
 def _each(ranks: Collection[int]) -> str:
@@ -250,62 +293,73 @@ def _each(ranks: Collection[int]) -> str:
     return f"{'each of ' if len(ranks) > 1 else ''}{these_ranks(ranks)}"
 
 
-def _notes(
-    profiled: Sequence[_Profiled],
-    found: Sequence[Recorded],
-    divisions: Sequence[Division],
-    joined: Sequence[Joined],
-    wish: Wish,
-) -> Iterator[tuple[str, str]]:
+def _notes(result: _Result, wish: Wish) -> Iterator[tuple[str, str]]:
     """Say what is to be known about the figures, each sentence with its style."""
+    profiled = result.profiled
     for who, why in _failures(profiled):
         yield f"{who} {why}", ODD
-    for note in dict.fromkeys(one.rank.note for one in profiled if one.found is not None and one.rank.note):
-        yield f"{these_ranks([one.rank.rank for one in profiled if one.rank.note == note])}: {note}", ODD
+    notes = _by_text((one.rank, one.conversation.note) for one in profiled if one.conversation.note)
+    have_trace = {one.rank for one in profiled if one.found is not None}
+    for note, ranks in notes.items():
+        if not have_trace.isdisjoint(ranks):
+            yield f"{these_ranks(ranks)}: {note}", ODD
     if wish.memory:
-        reasons = {one.rank.hello.memory for one in profiled if isinstance(one.rank.hello.memory, str)} - {"yes"}
-        for why in reasons:
-            without = [one.rank.rank for one in profiled if one.rank.hello.memory == why]
-            yield f"no history of memory: {_each(without)} {why}", ODD
-    known = [call for one in found for call in one.collectives]
-    everything = len(known) + sum(one.unmatched for one in found)
-    together = sum(len(each.calls) for each in joined)
-    if not any(one.steps for one in divisions):
+        kept = [(one.rank, one.conversation.hello.memory) for one in profiled]
+        why_not = _by_text((rank, why) for rank, why in kept if isinstance(why, str) and why != "yes")
+        for why, ranks in why_not.items():
+            yield f"no history of memory: {_each(ranks)} {why}", ODD
+    if not any(one.steps for one in result.divisions):
         yield "no step of an optimizer began and ended in that time, so all of it is divided", ODD
-    if everything and len(found) > 1 and not any(each.last >= 0 for each in joined):
+    yield from _about_joining(result)
+    yield f"clocks: {_clocks(profiled)}", NOTE
+    yield _overhead(result.found), NOTE
+
+
+def _about_joining(result: _Result) -> Iterator[tuple[str, str]]:
+    """Say of how many collectives it is not known who came last: in these, communication includes waiting."""
+    numbered = sum(len(one.collectives) for one in result.found)
+    all_calls = numbered + sum(one.unmatched for one in result.found)
+    together = sum(len(each.calls) for each in result.joined)
+    if not all_calls or len(result.found) == 1:
+        return
+    if all(each.last is None for each in result.joined):
         why = (
             "not all ranks of their groups are here"
-            if known
+            if numbered
             else "torch has not numbered them (of gloo it does from 2.13 on)"
         )
         yield f"communication includes waiting: no collective could be joined, since {why}", ODD
-    elif everything > together and len(found) > 1:
+    elif all_calls > together:
         yield (
-            f"{together} of {everything} calls of collectives are joined, and in the others communication includes waiting",
+            f"{together} of {all_calls} calls of collectives are joined, and in the others communication includes waiting",
             NOTE,
         )
-    yield f"clocks: {_clocks(profiled)}", NOTE
-    stood = max(one.stopping for one in found) / 1e9, max(one.starting for one in found) / 1e9
-    cost = f"overhead: each rank was held for at most {duration(stood[1])} at the start and {duration(stood[0])} at the end"
-    slower = [one.slowdown for one in found if one.slowdown is not None]
-    if slower:
-        share = statistics.median(slower)
-        is_small = share < _SLOWER
-        between = (
-            "its steps took no longer than before" if is_small else f"steps took about {share:.0%} longer than before"
-        )
-        cost += f"; in between {between}"
-    yield cost, NOTE
+
+
+def _overhead(found: Sequence[Recorded]) -> str:
+    """Say what the profile has cost the ranks."""
+    at_start = duration(max(one.starting for one in found) / 1e9)
+    at_end = duration(max(one.stopping for one in found) / 1e9)
+    cost = f"overhead: each rank was held for at most {at_start} at the start and {at_end} at the end"
+    slowdowns = [one.slowdown for one in found if one.slowdown is not None]
+    if not slowdowns:
+        return cost
+    share = statistics.median(slowdowns)
+    if share < _SLOWER:
+        return f"{cost}; in between its steps took no longer than before"
+    return f"{cost}; in between steps took about {share:.0%} longer than before"
 
 
 def _clocks(profiled: Sequence[_Profiled]) -> str:
     """Say how far the clocks of the ranks can be compared."""
-    read_ones = [one for one in profiled if one.found is not None]
-    machines = {one.rank.hello.boot for one in read_ones}
-    moved = [one.rank.rank for one in read_ones if not one.alignment.steady]
+    with_trace = [one for one in profiled if one.found is not None]
+    moved = [one.rank for one in with_trace if not one.alignment.steady]
     if moved:
         return f"the clock of {these_ranks(moved)} was set meanwhile, so these are not compared with the others"
-    if len(machines) == 1:
+    error_of_machine = {one.conversation.hello.boot: one.alignment.error for one in with_trace}
+    if len(error_of_machine) == 1:
         return "one, since all ranks are on one machine"
-    error = sum(sorted({one.rank.hello.boot: one.alignment.error for one in read_ones}.values())[-2:])
-    return f"{len(machines)} machines, aligned to within {error / 1e6:.2f} ms (half of the quickest round trips)"
+    error = sum(sorted(error_of_machine.values())[-2:])  # of the two worst ones: each is compared with ours
+    return (
+        f"{len(error_of_machine)} machines, aligned to within {error / 1e6:.2f} ms (half of the quickest round trips)"
+    )

@@ -36,18 +36,26 @@ if TYPE_CHECKING:
     from ddplaunch.tools.submit.follow import Submitted
 
 
-# parses the arguments behind --: gives how many of them are SCRIPT and its arguments, and the job
+# parses the arguments behind --, with the variables of the job: gives how many of them are SCRIPT and its arguments, and the job
 ParseJob = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
 
 
 # variables of a job, which must not come from another job in which it is submitted: a batch script with SLURM_STEP_ID looks like
 # a step, and what an outer job asked for (SLURM_CPUS_PER_TASK, SLURM_TRES_PER_TASK, ...) srun takes for options of the inner one
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "_SLURM_", "SBATCH_CPU_BIND", "SBATCH_MEM_BIND", "SBATCH_THREADS_PER_CORE")
-_NOT_OF_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
+_PREFIXES_OF_JOB = (
+    "SLURM_",
+    "SLURMD_",
+    "SRUN_",
+    "_SLURM_",
+    "SBATCH_CPU_BIND",
+    "SBATCH_MEM_BIND",
+    "SBATCH_THREADS_PER_CORE",
+)
+_OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
 # what Slurm granted to the outer job on that host
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+_DEVICES_OF_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 _ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
-_PATIENCE = 5.0  # seconds
+_SCONTROL_TIMEOUT = 5.0  # seconds
 _JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
 
 
@@ -65,27 +73,32 @@ class Draft(Struct, frozen=True, kw_only=True):
 def draft(
     request: SubmitRequest, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
 ) -> Draft:
-    """Check the request and write the script, in which `command` starts ddplaunch, which has these verbs."""
+    """Check the request and write the script, in which `command` starts ddplaunch; `verbs` are the words that it may begin with.
+
+    Raises:
+        LaunchError: the job would fail, or an option is wrong.
+    """
     folder = request.value("chdir")
     if folder is not None and not os.path.isdir(folder):
         hint = None if os.path.isabs(folder) else f"looked in {os.getcwd()}"
         raise LaunchError(f"--chdir {folder}: there is no such folder", hint=hint)
     with chdir(folder or os.curdir):
         job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
-        job = request.job[1:] if request.job[:1] == ("run",) and not os.path.lexists("run") else request.job
+        has_verb = request.job[:1] == ("run",) and not os.path.lexists("run")  # else a script is called so
+        job = request.job[1:] if has_verb else request.job
         try:
-            program, spec = parse_job(job, job_env)
+            program_words, spec = parse_job(job, job_env)
         except LaunchError as error:
             raise _misplaced(error) from None
-        request = _avoiding(request, spec, env)
-        asked = script.options(request, spec)
+        request = _avoid_bad_nodes(request, spec, env)
+        asked = script.options_in_script(request, spec)
         made = Draft(
             # a script with the name of a verb would be taken for the verb
-            script=script.text(asked, command, ("run", *job) if job[0] in verbs else job, program),
+            script=script.text(asked, command, ("run", *job) if job[0] in verbs else job, program_words),
             folder=os.getcwd(),
-            output=tuple(filter(None, (_given(name, asked, request, env) for name in ("output", "error")))),
-            name=_given("job-name", asked, request, env),
-            append=_given("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch reads no more of it
+            output=tuple(filter(None, (_value_for_sbatch(name, asked, request, env) for name in ("output", "error")))),
+            name=_value_for_sbatch("job-name", asked, request, env),
+            append=_value_for_sbatch("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch reads no more of it
             options=request.options,
         )
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
@@ -108,8 +121,8 @@ def _warn_of_secrets(job: Sequence[str]) -> None:
         )
 
 
-def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> SubmitRequest:
-    """Exclude the nodes that have failed lately in jobs of Slurm, if that is asked for; else warn of them."""
+def _avoid_bad_nodes(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> SubmitRequest:
+    """Return the request without the nodes that have failed lately in jobs of Slurm, if that is asked for; else warn of them."""
     path = bad_nodes_file(env)
     now = time.time()
     try:
@@ -122,26 +135,32 @@ def _avoiding(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> 
         if spec.verbosity >= 0:
             say(f"warning: {error.message}")
         return request
-    hosts = dict.fromkeys(one.host for one in failures)
-    if spec.avoid_bad_nodes and hosts:
-        # sbatch refuses a name that it does not know
-        bad = bad_nodes.among(failures, _known_nodes(request, env) or hosts)
-        typed = [option for option in request.options if option.name != "exclude"]
-        names = ",".join(filter(None, (request.value("exclude"), *bad)))
-        return replace(request, options=(*typed, SbatchOption("exclude", names))) if bad else request
-    if hosts and spec.verbosity >= 0:
-        say(f"warning: {bad_nodes.warning(bad_nodes.among(failures, hosts), now)}")
-    return request
+    failed_hosts = dict.fromkeys(one.host for one in failures)
+    if not failed_hosts:
+        return request
+    if not spec.avoid_bad_nodes:
+        if spec.verbosity >= 0:
+            say(f"warning: {bad_nodes.warning(bad_nodes.among(failures, failed_hosts), now)}")
+        return request
+    # sbatch refuses a name that it does not know; if Slurm does not tell the names, all are taken for known
+    known = _known_nodes(request, env) or failed_hosts
+    bad = bad_nodes.among(failures, known)
+    if not bad:
+        return request
+    others = [option for option in request.options if option.name != "exclude"]
+    names = ",".join(filter(None, (request.value("exclude"), *bad)))
+    return replace(request, options=(*others, SbatchOption("exclude", names)))
 
 
 def _known_nodes(request: SubmitRequest, env: Mapping[str, str]) -> Collection[str]:
-    """Return the nodes of the cluster to which the job is submitted; none if Slurm does not say them."""
+    """Return the nodes of the cluster to which the job is submitted; none if Slurm does not tell them."""
     from ddplaunch.reach.slurm.scontrol import ScontrolError, parse_nodes, scontrol
 
-    clusters = _given("clusters", (), request, env)
+    no_defaults: tuple[SbatchOption, ...] = ()
+    clusters = _value_for_sbatch("clusters", no_defaults, request, env)
     where = (f"--clusters={clusters}",) if clusters else ()
     try:
-        return parse_nodes(scontrol(environment(env), (*where, "--all", "show", "nodes", "-o"), _PATIENCE))
+        return parse_nodes(scontrol(environment(env), (*where, "--all", "show", "nodes", "-o"), _SCONTROL_TIMEOUT))
     except ScontrolError:
         return ()
 
@@ -150,22 +169,26 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     """Submit the job, print its id, wait if that is asked, and give the exit status; `show` prints to stdout."""
     from ddplaunch.tools.submit import follow  # --print needs none of it
 
-    # output files whose paths do not depend on the id of the job may exist already
-    paths = [output.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output if request.follow]
-    fixed = [os.path.join(made.folder, path) for path in paths if output.is_complete(path)]
-    noted = [output.before(path, append=made.append) for path in fixed]
-    # once more on the command line, where they override SBATCH_ variables
+    tails = []  # of output files whose paths do not depend on the id of the job, and that may exist already
+    if request.follow:
+        paths = [output.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output]
+        fixed = [os.path.join(made.folder, path) for path in paths if output.is_complete(path)]
+        tails = [output.before(path, append=made.append) for path in fixed]
+    # the options of the script once more on the command line, where they override SBATCH_ variables
     job = _sbatch(made.script, [option.argument for option in made.options], env)
-    if job is None:
+    if job is None:  # --test-only
         return OK
     known = {"A": job.id, "a": "*", "j": job.id, "x": made.name, "%": "%"}
-    path = output.shown(os.path.join(made.folder, output.expand(made.output[0], known)), os.getcwd())
+    stdout = output.expand(made.output[0], known)
+    path = output.shown(os.path.join(made.folder, stdout), os.getcwd())
     message = f"ddplaunch: job {job.id} is submitted; its output goes to {path}"
     if request.follow:
         follow.notify(message)
     else:
         show(job.parsable if request.parsable else message)
-    return follow.wait(job, tails=noted, follow=request.follow) if request.wait or request.follow else OK
+    if not (request.wait or request.follow):
+        return OK
+    return follow.wait(job, tails=tails, follow=request.follow)
 
 
 def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
@@ -181,7 +204,7 @@ def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
     return kept
 
 
-def _given(name: str, asked: Sequence[SbatchOption], request: SubmitRequest, env: Mapping[str, str]) -> str:
+def _value_for_sbatch(name: str, asked: Sequence[SbatchOption], request: SubmitRequest, env: Mapping[str, str]) -> str:
     """Return the value that sbatch will use: the command line's, else its variable's, else the script's."""
     default = next((option.value for option in asked if option.name == name), None)
     return request.value(name) or env.get(f"SBATCH_{name.upper().replace('-', '_')}") or default or ""
@@ -223,19 +246,21 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
     # a site may print messages at each submission
     if message := f"{done.stderr}{_JOB.sub('', done.stdout)}".strip():
         notify(message)
-    return Submitted(id=found[-1][0], cluster=found[-1][1] or None) if found else None
+    if not found:
+        return None
+    job_id, cluster = found[-1]
+    return Submitted(id=job_id, cluster=cluster or None)
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for sbatch, which it exports to the job: none of a job, task or worker in which this is run."""
-    kept = without_other_places(without_worker_place(env), None, 0)
-    if "SLURM_JOB_ID" not in env and "SLURM_JOBID" not in env:
+    kept = without_other_places(without_worker_place(env), None, 0)  # for no cluster, and no world
+    is_in_job = "SLURM_JOB_ID" in env or "SLURM_JOBID" in env
+    if not is_in_job:
         return kept
-    return {
-        name: value
-        for name, value in kept.items()
-        if name in _NOT_OF_A_JOB or not (name.startswith(_OF_A_JOB) or name in _DEVICES)
-    }
+    of_job = {name for name in kept if name.startswith(_PREFIXES_OF_JOB) or name in _DEVICES_OF_JOB}
+    of_job -= {*_OF_THE_CLUSTER}
+    return {name: value for name, value in kept.items() if name not in of_job}
 
 
 def _reason(stderr: str) -> str:
@@ -250,25 +275,29 @@ _NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None:
-    """Check the job and the options of sbatch, in the working directory of the job."""
-    _together(request)
+    """Check the job and the options of sbatch, in the working directory of the job.
+
+    Raises:
+        LaunchError: the job would fail, hours later, when it runs.
+    """
+    _refuse_contradictions(request)
     check_program(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     for name in ("hostfile", "token_file"):
         if (path := getattr(spec, name)) is not None:
             try:
-                with open(path, "rb"):
+                with open(path, "rb"):  # it can be read
                     pass
             except OSError as error:
                 raise LaunchError(f"{spec.typed(name, path)}: {why_failed(error)}") from None
-    _nodes(request, spec)
+    _check_nodes(request, spec)
     if spec.requeue_on and request.has("no-requeue"):
         raise LaunchError(
             f"--no-requeue of sbatch and {spec.origin('requeue_on')} do not go together",
             hint="leave one out: --requeue-on needs a job that may be requeued",
         )
-    if asked := spec.wants_terminal:
+    if option := spec.wants_terminal:
         raise LaunchError(
-            f"{asked}: a batch job has no terminal",
+            f"{option}: a batch job has no terminal",
             hint="debug it in an allocation of `salloc`, or of `srun --pty bash`",
         )
 
@@ -276,8 +305,8 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
 def check_output(path: str, pattern: str) -> None:
     """Check the folder of an output file, which Slurm does not create: the job would fail without a message."""
     folder = os.path.dirname(path) or os.curdir
-    if not is_complete(folder):
-        return  # it depends on the job's id
+    if not is_complete(folder):  # it depends on the job's id
+        return
     if not os.path.isdir(folder):
         raise LaunchError(
             f"output {pattern}: the folder {folder} does not exist, and Slurm does not create it",
@@ -290,7 +319,7 @@ def check_output(path: str, pattern: str) -> None:
         )
 
 
-def _together(request: SubmitRequest) -> None:
+def _refuse_contradictions(request: SubmitRequest) -> None:
     """Refuse options of `ddplaunch submit` that contradict each other."""
     for first, second, hint in (
         ("follow", "parsable", "both write to stdout: leave one out"),
@@ -308,8 +337,8 @@ def _together(request: SubmitRequest) -> None:
         )
 
 
-def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
-    """Refuse a --nodes of sbatch that contradicts the number of nodes of the job."""
+def _check_nodes(request: SubmitRequest, spec: JobSpec) -> None:
+    """Refuse a --nodes of sbatch that contradicts the number of nodes of the job (--nnodes, and spares in reserve)."""
     found = _NODES.fullmatch(request.value("nodes") or "")
     if found is None:
         return
@@ -320,14 +349,14 @@ def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
             hint="--standalone means one node: leave one out",
         )
     least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]
-    is_asked = has_nnodes_given(spec)
+    has_nnodes = has_nnodes_given(spec)  # typed, or from a file or variable
     if spec.spares and given < least:
-        asked = nnodes_as_typed(spec) if is_asked else spec.typed("spares", spec.spares)
+        option = nnodes_as_typed(spec) if has_nnodes else spec.typed("spares", spec.spares)
         raise LaunchError(
-            f"--nodes {found[0]} of sbatch is too few for {asked}",
+            f"--nodes {found[0]} of sbatch is too few for {option}",
             hint=f"type `--nodes {least}`: it counts the spares, too",
         )
-    if is_asked and not least <= given <= most:
+    if has_nnodes and not least <= given <= most:
         raise LaunchError(
             f"--nodes {found[0]} of sbatch and {nnodes_as_typed(spec)} do not go together",
             hint="leave --nnodes out: the job has all nodes that Slurm gives it",

@@ -61,15 +61,15 @@ def wait(job: Submitted, *, tails: Sequence[Tail] = (), follow: bool = False) ->
     `tails` are its output files that existed before it.
     """
     for signum in _SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
             signal.signal(signum, _interrupt)
     watch = _Watch(job, tails, follow)
     try:
         return watch.run()
-    except _Interrupted as left:
-        for signum in _SIGNALS:
+    except _Interrupted as interrupted:
+        for signum in _SIGNALS:  # another one would end this command before its last line
             signal.signal(signum, signal.SIG_IGN)
-        status = of_signal(left.signum)
+        status = of_signal(interrupted.signum)
     except BrokenPipeError:  # the reader of our stdout has closed it
         status = of_signal(signal.SIGPIPE)
     watch.print_below(f"job {job.id} goes on; `{job.cancel}` ends it")
@@ -81,32 +81,37 @@ def _interrupt(signum: int, _frame: FrameType | None) -> NoReturn:
 
 
 class _Watch:
+    """Watches a submitted job: polls scontrol for its state and reports changes, and with --follow shows its output files."""
+
     def __init__(self, job: Submitted, tails: Sequence[Tail], follow: bool) -> None:
-        """Watch a submitted job; with `follow`, show the files of `tails` as they grow."""
+        """Prepare; `tails` are output files that existed before the job."""
         self._job = job
         self._tails = {tail.path: tail for tail in tails}
-        self._shown: Mapping[str, int] = {}  # the job's output files, and the stream for each
+        self._output_files: Mapping[str, int] = {}  # the job's output files, and the stream for each
         self._follow = follow
         self._observed = Observation()  # the last that Slurm has said of the job
         self._slurm_responds = True
-        self._ran = False  # then its output files appear soon
-        self._mid_line = False  # what was shown last has no newline at its end
-        self._dropped: set[int] = set()  # streams that cannot be written
+        self._was_started = False  # the job: only then its output files appear
+        self._is_mid_line = False  # what was shown last has no newline at its end
+        self._dropped: set[int] = set()  # streams (1 stdout, 2 stderr) that cannot be written
 
     def run(self) -> int:
         """Report each change of the job's state, and show its output, until the job is over; return the exit status."""
-        pause, query_at = FIRST_INTERVAL, 0.0
+        interval = FIRST_INTERVAL  # seconds between queries, more and more of them as long as nothing changes
+        query_at = 0.0  # monotonic
         while True:
             now = time.monotonic()
             if now >= query_at:
-                if self._query(now):
-                    pause = FIRST_INTERVAL
-                if self._observed.over:
+                has_changed = self._query(now)
+                if has_changed:
+                    interval = FIRST_INTERVAL
+                if self._observed.is_over:
                     return self._observed.status
-                query_at = time.monotonic() + pause
-                pause = min(1.5 * pause, LONGEST_INTERVAL)
-            if self._show() and " running" not in self._observed.line:
-                query_at = 0.0  # output: the job is running
+                query_at = time.monotonic() + interval
+                interval = min(1.5 * interval, LONGEST_INTERVAL)
+            has_output = self._show()
+            if has_output and " running" not in self._observed.line:  # it runs, and the user is to read that soon
+                query_at = 0.0
             with waiting():
                 time.sleep(POLL_INTERVAL if self._follow else max(query_at - time.monotonic(), 0))
 
@@ -116,7 +121,7 @@ class _Watch:
             jobs = show_jobs(os.environ, self._job.id, POLL_TIMEOUT, cluster=self._job.cluster)
         except UnknownJob:
             observed = forgotten(self._observed)
-            lines: tuple[str, ...] = (observed.ended[""].text,)
+            lines: tuple[str, ...] = (_FORGOTTEN,)
         except ScontrolError as error:
             if self._slurm_responds:
                 self._slurm_responds = False
@@ -125,11 +130,11 @@ class _Watch:
         else:
             self._slurm_responds = True
             if self._follow and jobs:
-                self._shown = output_files(jobs[0])
-                self._ran = has_run(jobs[0])
+                self._output_files = output_files(jobs[0])
+                self._was_started = has_run(jobs[0])
             observed, lines = update(self._observed, jobs, now)
-        if observed.over:
-            self._show_the_rest()
+        if observed.is_over:
+            self._show_the_rest()  # before the line about the end
         self._observed = observed
         for line in lines:
             # a line about an element of an array begins with the element's id
@@ -139,7 +144,7 @@ class _Watch:
     def _show(self, *, end: bool = False) -> bool:
         """Show new output; return whether there was any."""
         anything = False
-        for path, stream in self._shown.items():
+        for path, stream in self._output_files.items():
             tail = self._tails.setdefault(path, Tail(path))
             while data := tail.read(end=end):
                 self._write(stream, data)
@@ -151,11 +156,11 @@ class _Watch:
         deadline = time.monotonic() + FILE_TIMEOUT
         while True:
             self._show(end=True)
-            missing = [path for path in self._shown if not self._tails[path].is_there]
-            if not missing or not self._ran or time.monotonic() > deadline:
+            missing = [path for path in self._output_files if not self._tails[path].is_there]
+            if not missing or not self._was_started or time.monotonic() > deadline:
                 break
             time.sleep(POLL_INTERVAL)
-        if self._ran:
+        if self._was_started:
             for path in missing:
                 self.print_below(f"{path} cannot be seen from here")
 
@@ -163,7 +168,7 @@ class _Watch:
         """Write all of `data` to stdout or stderr; a stream that fails is named, and dropped from then on."""
         if stream in self._dropped:
             return
-        self._mid_line = not data.endswith(b"\n")
+        self._is_mid_line = not data.endswith(b"\n")
         view = memoryview(data)
         while view:
             try:
@@ -181,9 +186,9 @@ class _Watch:
 
     def print_below(self, text: str) -> None:
         """Print a message on a line of its own."""
-        if self._mid_line and os.isatty(2) and os.isatty(1):
+        if self._is_mid_line and os.isatty(2) and os.isatty(1):
             write_stderr("\n")
-        self._mid_line = False
+        self._is_mid_line = False
         notify(f"ddplaunch: {below(text)}")
 
 
@@ -200,7 +205,7 @@ RETURN_TIME = 10.0  # seconds after which a job that may be requeued, but was no
 FAILED = 1  # of a job that Slurm could not start, or whose exit status is unknown
 _SIGTERM, _SIGKILL = 15, 9
 # states of a job that is over (squeue(1), JOB STATE CODES), and its exit status if the script has none
-_ENDS = {
+_STATUS_OF_END = {
     "BOOT_FAIL": NODE_LOST,
     "CANCELLED": of_signal(_SIGTERM),
     "COMPLETED": OK,
@@ -213,7 +218,7 @@ _ENDS = {
     "TIMEOUT": TIMEOUT,
 }
 _REQUEUEABLE = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
-_WORDS = {
+_WORDS_OF_END = {
     "BOOT_FAIL": "ended because a node did not boot",
     "CANCELLED": "was cancelled",
     "COMPLETED": "completed",
@@ -224,10 +229,13 @@ _WORDS = {
     "TIMEOUT": "reached its time limit",
 }
 # in other states, ExitCode is the signal by which Slurm ended the job, or a number of its own
-_WITH_A_STATUS = ("CANCELLED", "COMPLETED", "FAILED")
+_WITH_STATUS_OF_SCRIPT = ("CANCELLED", "COMPLETED", "FAILED")
 _LAST_SIGNAL = 64
 _LAUNCH_FAILURE = "JobLaunchFailure"
 _FORGOTTEN = "is no longer known to Slurm, so its exit status is unknown"
+
+
+_NO_ARRAY = ""  # what JobRecord.element is of a job that is no array
 
 
 class JobEnding(Struct, frozen=True, kw_only=True):
@@ -241,9 +249,11 @@ class Observation(Struct, frozen=True, kw_only=True):
     """What was observed of a job so far."""
 
     line: str = ""  # the state that was reported last
-    ended: Mapping[str, JobEnding] = {}  # by element
-    may_return: Mapping[str, float] = {}  # by element: since when it is in a state from which it may be requeued
-    over: bool = False
+    ended: Mapping[str, JobEnding] = {}  # by element of an array: "84_3"; of a job that is no array by `_NO_ARRAY`
+    may_requeue_since: Mapping[
+        str, float
+    ] = {}  # in the same way: since when it is in a state from which Slurm may requeue it
+    is_over: bool = False
 
     @property
     def status(self) -> int:
@@ -252,43 +262,56 @@ class Observation(Struct, frozen=True, kw_only=True):
 
 
 def update(observed: Observation, jobs: Sequence[JobRecord], at: float) -> tuple[Observation, tuple[str, ...]]:
-    """Take what scontrol shows now; give the lines to report, without the job's id."""
-    ended, may_return, lines = dict(observed.ended), {}, []
+    """Take what scontrol shows now (`at`: monotonic seconds); give the lines to report, without the job's id.
+
+    `jobs` has one record for each element of an array. An element that has ended stays so, though Slurm forgets it, until it
+    runs again.
+    """
+    ended, may_requeue_since, lines = dict(observed.ended), {}, []
     alive = []
     for job in jobs:
-        name = job.element
-        since = observed.may_return.get(name, at)
+        element = job.element
+        since = observed.may_requeue_since.get(element, at)
         may_be_requeued = job.state in _REQUEUEABLE and job.may_requeue and at - since < RETURN_TIME
-        if job.state in _ENDS and not may_be_requeued:
-            if name not in ended:
-                ended[name] = end_of(job)
-                if name and ended[name].status:
-                    lines.append(f"{name} {ended[name].text}")
+        has_ended = job.state in _STATUS_OF_END and not may_be_requeued
+        if has_ended:
+            if element not in ended:
+                ended[element] = end_of(job)
+                if element != _NO_ARRAY and ended[element].status != OK:
+                    lines.append(f"{element} {ended[element].text}")
             continue
         if job.state in _REQUEUEABLE:
-            may_return[name] = since
+            may_requeue_since[element] = since
         else:
-            ended.pop(name, None)  # it was requeued
+            ended.pop(element, None)  # it was requeued
         alive.append(job)
     line = _state(alive) if alive else ""
     if line and line != observed.line:
         lines.append(line)
-    over = bool(ended) and not alive
-    found = Observation(line=line or observed.line, ended=ended, may_return=may_return, over=over)
-    if over and "" in ended:
-        lines.append(ended[""].text)
-    elif over and found.status:
-        lines.append(f"ended, with {found.status} as the worst status of its elements")
-    elif over:
-        lines.append("completed with all of its elements")
-    return found, tuple(lines)
+    now = Observation(
+        line=line or observed.line,
+        ended=ended,
+        may_requeue_since=may_requeue_since,
+        is_over=bool(ended) and not alive,
+    )
+    if now.is_over:
+        lines.append(_end(now))
+    return now, tuple(lines)
+
+
+def _end(observed: Observation) -> str:
+    """Return how a job that is over ended, to follow the job's id in a sentence."""
+    if _NO_ARRAY in observed.ended:
+        return observed.ended[_NO_ARRAY].text
+    if observed.status != OK:
+        return f"ended, with {observed.status} as the worst status of its elements"
+    return "completed with all of its elements"
 
 
 def forgotten(observed: Observation) -> Observation:
-    """Take that slurmctld knows the job no more: it forgets jobs some minutes after their end."""
-    return Observation(
-        line=observed.line, ended={**observed.ended, "": JobEnding(status=FAILED, text=_FORGOTTEN)}, over=True
-    )
+    """Take that slurmctld knows the job no more, as some minutes after its end: the job is over, with an unknown status."""
+    ended = {**observed.ended, _NO_ARRAY: JobEnding(status=FAILED, text=_FORGOTTEN)}
+    return Observation(line=observed.line, ended=ended, is_over=True)
 
 
 def has_run(job: JobRecord) -> bool:
@@ -302,28 +325,34 @@ def end_of(job: JobRecord) -> JobEnding:
     if job.reason == _LAUNCH_FAILURE:
         text = "could not be started: the folder or the file of its output cannot be written, or the node is broken"
         return JobEnding(status=FAILED, text=text)
-    status = 0
-    if state in _WITH_A_STATUS:  # as a shell shows it
-        code, _, number = job.exit_code.partition(":")
-        status = of_signal(int(number)) if 0 < int(number or 0) <= _LAST_SIGNAL else int(code)
-    status = status or _ENDS.get(state, FAILED)
-    text = _WORDS.get(state, f"failed with status {status}")
+    status = OK
+    if state in _WITH_STATUS_OF_SCRIPT:
+        code, _, number = job.exit_code.partition(":")  # "3:0"; behind the colon the signal that ended the script
+        signum = int(number or 0)
+        status = of_signal(signum) if 0 < signum <= _LAST_SIGNAL else int(code)
+    if status == OK:  # the script has none, or has caught the signal by which Slurm ended it
+        status = _STATUS_OF_END.get(state, FAILED)
+    text = _WORDS_OF_END.get(state, f"failed with status {status}")
     took = "" if job.run_time == "00:00:00" else f" after {job.run_time}"
     return JobEnding(status=status, text=f"{text}{took}")
 
 
 def _state(jobs: Sequence[JobRecord]) -> str:
-    """Return the state of a job, to follow the job's id in a sentence; "" if Slurm reports none."""
+    """Return the state of a job, of an array that of an element which runs if there is one; "" if there is nothing to say.
+
+    It follows the job's id in a sentence.
+    """
     running = [job for job in jobs if job.state == "RUNNING"]
     job = running[0] if running else jobs[0]
-    if job.array_id and running:
+    is_array = bool(job.array_id)
+    if is_array and running:
         return "is running"
-    state, reason = job.state, job.reason
     again = f", restart {job.restarts}" if job.restarts else ""
-    if state == "RUNNING":
+    if job.state == "RUNNING":
         return f"is running on {job.nodes}{again}"
-    if state == "PENDING":  # without a reason, the scheduler has not considered it yet
-        return "" if reason == "None" else f"is pending ({reason}){again}"
-    return (
-        "" if state in ("COMPLETING", "CONFIGURING", *_REQUEUEABLE) else f"is {state.lower().replace('_', ' ')}{again}"
-    )
+    if job.state == "PENDING":
+        is_considered = job.reason != "None"  # by the scheduler
+        return f"is pending ({job.reason}){again}" if is_considered else ""
+    if job.state in ("COMPLETING", "CONFIGURING", *_REQUEUEABLE):  # short ones
+        return ""
+    return f"is {job.state.lower().replace('_', ' ')}{again}"

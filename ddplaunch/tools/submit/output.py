@@ -1,10 +1,11 @@
-"""The files to which Slurm writes the output of a job: their paths, from the patterns, and what they hold, as they grow."""
+"""The files to which Slurm writes the output of a job: finds their paths from sbatch's patterns, and reads them as they grow."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ddplaunch.reach.slurm.scontrol import JobRecord
 
@@ -37,13 +38,15 @@ def is_complete(pattern: str) -> bool:
 def output_files(job: JobRecord) -> dict[str, int]:
     """Return the output files of a job whose paths are known, and what goes there: 1 stdout, or both; 2 stderr.
 
-    scontrol expands most, but not the node, padded numbers and %%.
+    scontrol expands most symbols of the patterns, but not the node, padded numbers and %%.
     """
+    # a batch script is task 0 (%t) on node 0 (%n) of its job
     known = {"j": job.id, "n": "0", "t": "0", "x": job.name, "%": "%", "A": job.array_id or job.id}
     if job.array_index.isdecimal():
         known["a"] = job.array_index
-    if node := job.batch_host.partition(".")[0]:
-        known["N"] = node
+    short_host_name = job.batch_host.partition(".")[0]
+    if short_host_name:
+        known["N"] = short_host_name
     found: dict[str, int] = {}
     for stream, pattern in ((1, job.stdout), (2, job.stderr)):
         path = expand(pattern, known)
@@ -61,29 +64,36 @@ def shown(path: str, folder: str) -> str:
 # --- what they hold
 
 
+class _Version(NamedTuple):
+    """What tells whether a file was written."""
+
+    size: int
+    changed_at: int  # nanoseconds
+
+
 class Tail:
     """A file that is read as it grows.
 
     It is opened for each read: a network file system guarantees to show what other hosts wrote only after an open.
     """
 
-    def __init__(self, path: str, begin: int = 0, unless: tuple[int, int] | None = None) -> None:
-        """Read from this offset; nothing while the file has this size and this time (ns) of its last change."""
+    def __init__(self, path: str, begin: int = 0, nothing_while: _Version | None = None) -> None:
+        """Read from this offset; nothing while the file is as it was before the job: then Slurm will truncate it."""
         self.path = path
-        self._at = begin
-        self._unless = unless
-        self._inode: int | None = None
-        self._rest = b""
+        self._offset = begin
+        self._nothing_while = nothing_while
+        self._inode: int | None = None  # of the file that was read last
+        self._held_back = b""
 
     def read(self, *, end: bool = False) -> bytes:
         """Return new data, up to _PIECE bytes; an incomplete last character is held back unless this is the end."""
-        new = self._new()  # which may find that the file was replaced
-        data = self._rest + new
+        new = self._read_new()  # which may find that the file was replaced
+        data = self._held_back + new
         cut = len(data) if end else whole(data)
-        self._rest = data[cut:]
+        self._held_back = data[cut:]
         return data[:cut]
 
-    def _new(self) -> bytes:
+    def _read_new(self) -> bytes:
         """Return what was appended to the file since the last call; start again if another file has its name."""
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,18 +101,20 @@ class Tail:
             return b""
         try:
             now = os.fstat(file)
-            if self._unless == (now.st_size, now.st_mtime_ns):
+            if self._nothing_while == _Version(now.st_size, now.st_mtime_ns):
                 return b""
-            self._unless = None
-            if now.st_size < self._at or self._inode not in (None, now.st_ino):
-                self._at, self._rest = 0, b""
+            self._nothing_while = None
+            was_truncated = now.st_size < self._offset
+            was_replaced = self._inode is not None and self._inode != now.st_ino
+            if was_truncated or was_replaced:
+                self._offset, self._held_back = 0, b""
             self._inode = now.st_ino
-            data = os.pread(file, _PIECE, self._at)
+            data = os.pread(file, _PIECE, self._offset)
         except OSError:  # a folder, a terminal, a file server that went away
             return b""
         finally:
             os.close(file)
-        self._at += len(data)
+        self._offset += len(data)
         return data
 
     @property
@@ -129,4 +141,6 @@ def before(path: str, *, append: bool) -> Tail:
         now = os.stat(path)
     except OSError:
         return Tail(path)
-    return Tail(path, begin=now.st_size) if append else Tail(path, unless=(now.st_size, now.st_mtime_ns))
+    if append:
+        return Tail(path, begin=now.st_size)
+    return Tail(path, nothing_while=_Version(now.st_size, now.st_mtime_ns))

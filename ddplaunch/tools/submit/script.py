@@ -93,20 +93,20 @@ _BREAK = " \\\n" + _INDENT
 # about the output of sbatch itself, not about the job
 _NOT_IN_SCRIPT = ("quiet", "verbose", "test-only")
 _ABOUT_TASKS = ("ntasks-per-node", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket")
-_GIVE_NODES = ("nodelist", "nodefile", "ntasks", "gpus")  # from which Slurm derives how many
+_TELL_NODES = ("nodelist", "nodefile", "ntasks", "gpus")  # from which Slurm derives how many
 _PLAIN = frozenset(string.ascii_letters + string.digits + "@%+=:,./_-[]*")
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F)} | str.maketrans({
     "\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'",
 })  # fmt: skip
 
 
-def options(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
+def options_in_script(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
     """Return the options in the script: those that were typed, and defaults."""
-    least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]
+    least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]  # Slurm gives the spares (nodes in reserve), too
     nodes = f"{least}" if least >= most else f"{least}-{most}"
-    is_open = spec.spares and not request.has(*_GIVE_NODES)  # then Slurm would give one node
+    would_lack_spares = spec.spares and not request.has(*_TELL_NODES)  # since Slurm would give one node
     defaults = [
-        *([SbatchOption("nodes", nodes)] if "nnodes" in spec.origins or is_open else []),
+        *([SbatchOption("nodes", nodes)] if "nnodes" in spec.origins or would_lack_spares else []),
         *([SbatchOption("ntasks-per-node", "1")] if not request.has(*_ABOUT_TASKS) else []),
         SbatchOption("output", "%x-%A_%a.out" if request.has("array") else "%x-%j.out"),
         # else Slurm ends the whole job with the first node that is lost
@@ -120,15 +120,15 @@ def options(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
     return (*name, *typed, *(option for option in defaults if not request.has(option.name)))
 
 
-def text(asked: Sequence[SbatchOption], command: Sequence[str], job: Sequence[str], program: int) -> str:
-    """Write the script: `command` starts ddplaunch with the arguments `job`, of which the last `program` are the script's."""
+def text(asked: Sequence[SbatchOption], command: Sequence[str], job: Sequence[str], program_words: int) -> str:
+    """Write the script: `command` starts ddplaunch with the arguments `job`, which end with the `program_words` of SCRIPT."""
     lines = [
         "#!/bin/bash",
         *(_directive(option) for option in asked),
         "",
         "# ddplaunch starts the workers on all nodes of the job, stops them together, and ends with their status.",
         "# exec: it takes the place of this script, so that it gets the signals that Slurm sends.",
-        _command(["exec", *command], job, program),
+        _command(["exec", *command], job, program_words),
     ]
     return "\n".join(lines) + "\n"
 
@@ -154,19 +154,22 @@ def _directive(option: SbatchOption) -> str:
     return f"{line}{between}{value}"
 
 
-def _command(command: Sequence[str], job: Sequence[str], program: int) -> str:
-    """Return the command line of the job; a long line is broken between arguments, never behind an option's flag."""
+def _command(command: Sequence[str], job: Sequence[str], program_words: int) -> str:
+    """Return the command line of the job; a long line is broken between arguments, never behind an option's flag.
+
+    The program and its arguments, the last `program_words` of `job`, begin on a line of their own.
+    """
     whole = " ".join(map(quote, (*command, *job)))
     if len(whole) <= WIDTH:
         return whole
     lines = [" ".join(map(quote, command))]
-    of_script = len(job) - program
-    for part in (job[:of_script], job[of_script:]):
-        lines += _filled(_groups(part))
+    program_at = len(job) - program_words
+    for part in (job[:program_at], job[program_at:]):
+        lines += _fill_lines(_with_values(part))
     return _BREAK.join(lines)
 
 
-def _groups(argv: Sequence[str]) -> list[str]:
+def _with_values(argv: Sequence[str]) -> list[str]:
     """Return the quoted arguments, an option and its value in one."""
     groups: list[str] = []
     for at, argument in enumerate(argv):
@@ -177,7 +180,7 @@ def _groups(argv: Sequence[str]) -> list[str]:
     return groups
 
 
-def _filled(groups: Sequence[str]) -> list[str]:
+def _fill_lines(groups: Sequence[str]) -> list[str]:
     """Return them filled into lines."""
     lines: list[str] = []
     for group in groups:

@@ -24,8 +24,8 @@ _ABOUT = (
     "the command ddplaunch, with _ for -"
 )
 # a worker imports this plugin before pytest does; the warning would be an error under `-W error`
-_IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
-_FAILED = pytest.StashKey["JobError"]()
+_NO_WARNING_OF_IMPORT = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
+_FIRST_FAILURE = pytest.StashKey["JobError"]()  # of a test that has failed on some rank
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,15 +43,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     from ddplaunch.tools.functions.exceptions import JobError
     from ddplaunch.tools.testing.rank import RankOutcome, run
 
-    options = _options(marker)
-    request = _request(pyfuncitem)
-    wrong = ""
+    options = _options_of(marker)
+    request = _request_for(pyfuncitem)
+    wrong = ""  # shown outside of `except`, so that pytest shows no traceback of ours
     try:
         launch(run, (request,), **options)
     except RankOutcome as outcome:
         raise outcome.exception() from None
     except JobError as error:
-        pyfuncitem.stash[_FAILED] = error
+        pyfuncitem.stash[_FIRST_FAILURE] = error
         raise
     except (TypeError, ValueError) as error:
         wrong = str(error).replace("launch()", f"@pytest.mark.{NAME}")
@@ -64,27 +64,28 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the report of the rank that failed first, in place of the caller's traceback."""
+    """Show the report of the rank that failed first, which its exception has brought along, in place of our traceback."""
     report = yield
-    error = item.stash.get(_FAILED, None)
+    error = item.stash.get(_FIRST_FAILURE, None)
     if error is None or call.when != "call":
         return report
     from ddplaunch.tools.testing.rank import REPORT
 
-    data = getattr(error, REPORT, None)
+    data = getattr(error, REPORT, None)  # set in the worker, see `rank`
     first = None if data is None else item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
     notes = list(getattr(error, "__notes__", ()))
-    if not isinstance(first, pytest.TestReport):  # that rank left none
+    if not isinstance(first, pytest.TestReport):  # that rank left none: it was killed, say
         report.longrepr = "\n".join([f"{type(error).__name__}: {error}", *notes])
         return report
     report.longrepr = first.longrepr
     rank = getattr(error, "rank", "?")
     report.sections += [(f"{name} of rank {rank}", text) for name, text in first.sections]
-    report.sections.append((NAME, "\n".join([f"rank {rank} failed first", *(note.strip("\n") for note in notes[1:])])))
+    notes_behind_traceback = [note.strip("\n") for note in notes[1:]]  # the first note is the worker's traceback
+    report.sections.append((NAME, "\n".join([f"rank {rank} failed first", *notes_behind_traceback])))
     return report
 
 
-def _options(marker: pytest.Mark) -> dict[str, Any]:
+def _options_of(marker: pytest.Mark) -> dict[str, Any]:
     """Return the options for `launch()` from a marker."""
     if marker.args:
         pytest.fail(f"@pytest.mark.{NAME} takes keywords only: nproc={marker.args[0]!r}?", pytrace=False)
@@ -95,19 +96,19 @@ def _options(marker: pytest.Mark) -> dict[str, Any]:
     return options
 
 
-def _request(item: pytest.Function) -> RankRequest:
-    """Return the request for each rank to run the same test."""
+def _request_for(item: pytest.Function) -> RankRequest:
+    """Return the request for each rank to run the same test with the values that its fixtures have here."""
     from ddplaunch.tools.functions.pickling import close, dumps
     from ddplaunch.tools.testing.rank import Deferred, RankRequest
 
     params = item.callspec.params if hasattr(item, "callspec") else {}
     names = item._fixtureinfo.argnames  # noqa: SLF001 - as pytest itself does where it calls a test
     given = {name: item.funcargs[name] for name in names}
-    # a worker that collects the test again has the parameters
+    # a worker that collects the test again has the parameters that no fixture has changed
     values = {name: value for name, value in given.items() if name not in params or params[name] is not value}
     if item.instance is not None:
         values |= {f"self.{name}": value for name, value in vars(item.instance).items()}
-    wrong = ""
+    wrong = ""  # shown outside of `except`, so that pytest shows no traceback of ours
     for name, value in values.items():
         try:
             close(dumps(value)[1])
@@ -120,10 +121,10 @@ def _request(item: pytest.Function) -> RankRequest:
             break
     if wrong:
         pytest.fail(wrong, pytrace=False)
-    return RankRequest(arguments=_arguments(item), values={name: Deferred(value) for name, value in values.items()})
+    return RankRequest(arguments=_command_line(item), values={name: Deferred(value) for name, value in values.items()})
 
 
-def _arguments(item: pytest.Function) -> list[str]:
+def _command_line(item: pytest.Function) -> list[str]:
     """Return the command line with which pytest in a worker collects this test again, and reports it as here."""
     config, option = item.config, item.config.option
     argv = [f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
@@ -131,7 +132,7 @@ def _arguments(item: pytest.Function) -> list[str]:
     argv += [one for pair in option.override_ini or () for one in ("-o", pair) if not pair.startswith("addopts")]
     argv += [one for name in option.plugins or () for one in ("-p", name)]
     argv += [one for warning in option.pythonwarnings or () for one in ("-W", warning)]
-    argv += ["-W", _IMPORTED]
+    argv += ["-W", _NO_WARNING_OF_IMPORT]
     argv += [f"--import-mode={option.importmode}", f"--assert={option.assertmode}", f"--tb={option.tbstyle}"]
     argv += ["-v"] * option.verbose + ["--showlocals"] * bool(option.showlocals)
     # its output goes to the console of the job, which pytest captures here

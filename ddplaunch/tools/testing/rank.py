@@ -1,4 +1,4 @@
-"""Runs a test in a worker: pytest collects it again and runs it with the fixture values of the calling session."""
+"""Runs a test in a worker: pytest there collects it again and runs it with the fixture values of the session that was typed."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def run(request: RankRequest) -> None:
 
 
 class _Rank:
-    """The hooks of the session in a worker."""
+    """The hooks of pytest's session in a worker: fixtures have the values that were sent, and `error` is to be sent back."""
 
     def __init__(self, values: Mapping[str, PickledValue]) -> None:
         self._values = values
         self.error: Exception | None = None
-        self.has_run = False
+        self.has_run = False  # the test itself, beyond its fixtures
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -122,13 +122,14 @@ class _Rank:
         self.has_run = self.has_run or call.when == "call"
         if call.excinfo is not None and self.error is None:
             self.error = error = _sendable(call.excinfo.value)
-            trace = call.excinfo.value.__traceback__
-            while trace is not None and trace.tb_frame.f_code.co_filename != str(item.path):  # frames of pytest
-                trace = trace.tb_next
-            error.__traceback__ = trace or call.excinfo.value.__traceback__
+            whole = call.excinfo.value.__traceback__
+            from_test = whole
+            while from_test is not None and from_test.tb_frame.f_code.co_filename != str(item.path):  # frames of pytest
+                from_test = from_test.tb_next
+            error.__traceback__ = from_test or whole
             data = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
             try:
-                setattr(self.error, REPORT, data)
+                setattr(error, REPORT, data)  # travels with the exception to the session that was typed
             except (AttributeError, TypeError):  # its class allows no attributes
                 pass
         return report

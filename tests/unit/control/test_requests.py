@@ -30,6 +30,8 @@ RUN = {
     "restarts": 1,
     "max_restarts": 3,
     "ddplaunch": "0.1.0",
+    "idle_for": 61.5,
+    "idle_why": "rank 3 has not reached all_reduce",
     "steps_per_second": 2.5,
     "steps": 412,
     "straggler": "rank 3 comes last",

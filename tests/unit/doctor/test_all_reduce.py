@@ -4,6 +4,7 @@ import pytest
 
 from ddplaunch.system.process.command import Ended
 from ddplaunch.tools.doctor.all_reduce import judge, parse
+from tests.verdicts import found
 
 IMPORTED = '{"at": "imported", "seconds": 2.0, "torch": "2.13.0"}\n'
 JOINED = f'a library prints\n{IMPORTED}{{"at": "joined", "seconds": 2.1}}\n'
@@ -15,7 +16,7 @@ END = '{"at": "end"}\n'
 
 def said(status: int | None, out: str, err: str = "") -> tuple[str, list[tuple[str, str]]]:
     verdict = judge(parse(Ended(status=status, out=out, err=err)))
-    return verdict.facts, [(one.severity, one.title) for one in verdict.findings]
+    return verdict.facts, found(verdict)
 
 
 def test_a_job_that_ends_well_gives_latency_and_bandwidth():

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from ddplaunch.plan.devices import Device, Hardware
 from ddplaunch.plan.devices.gpu_health import Health, Holder, Machine, Pair
 from ddplaunch.plan.devices.interpreter import TorchBuild
-from ddplaunch.tools.doctor.gpus import Gpus, User, judge
+from ddplaunch.tools.doctor.gpus import Gpus, UsingProcess, judge
+from tests import verdicts
 
 GIB = 1 << 30
 DEVICES = tuple(Device(kind="cuda", index=at, token=str(at), uuid=f"GPU-{at}", name="H200") for at in range(2))
@@ -15,11 +16,11 @@ HEALTHY = tuple(Health(index=at, uuid=f"GPU-{at}", name="H200", memory=80 * GIB,
 MACHINE = Machine(driver="580.95", cuda=(13, 0), gpus=HEALTHY, pairs=(Pair(0, 1, True),))
 BUILD = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)
 GPUS = Gpus(hardware=HARDWARE, machine=MACHINE, build=BUILD)
-OURS = User(is_ours=True, uid=1000, command="python train.py", seconds=7200.0, is_orphan=False)
+OURS = UsingProcess(is_ours=True, uid=1000, command="python train.py", seconds=7200.0, is_orphan=False)
 
 
 def found(gpus: Gpus) -> list[tuple[str, str]]:
-    return [(one.severity, one.title) for one in judge(gpus).findings]
+    return verdicts.found(judge(gpus))
 
 
 def with_first(**changes: object) -> Gpus:
@@ -71,7 +72,7 @@ def test_gpus_that_the_job_would_not_get_are_no_finding():
 
 
 def test_a_stale_process_of_yours_is_named_with_the_line_that_ends_it():
-    gpus = replace(with_first(holders=(Holder(4711, 20 * GIB),)), users={4711: replace(OURS, is_orphan=True)})
+    gpus = replace(with_first(holders=(Holder(4711, 20 * GIB),)), processes={4711: replace(OURS, is_orphan=True)})
     (finding,) = judge(gpus).findings
     assert (finding.severity, finding.title) == ("slow", "GPU 0 is in use by pid 4711")
     assert finding.evidence == (
@@ -83,7 +84,7 @@ def test_a_stale_process_of_yours_is_named_with_the_line_that_ends_it():
 def test_a_process_that_somebody_waits_for_or_of_another_user_is_not_to_be_killed():
     holders = with_first(holders=(Holder(4711, GIB), Holder(4712, None)))
     for user in (OURS, replace(OURS, is_ours=False, is_orphan=True), None):
-        (finding,) = judge(replace(holders, users={} if user is None else {4711: user})).findings
+        (finding,) = judge(replace(holders, processes={} if user is None else {4711: user})).findings
         assert finding.severity == "note"
         assert "kill" not in finding.hint
     assert "pid 4712 has 0 B of GPU 0: of another container, or hidden from you" in finding.evidence
@@ -122,7 +123,7 @@ def test_a_variable_that_names_too_many_gpus_is_noted_and_a_gpu_that_is_left_out
 
 
 def test_pairs_without_peer_to_peer_and_cpus_on_the_other_socket_are_found():
-    apart = replace(GPUS, machine=replace(MACHINE, pairs=(Pair(0, 1, False),)), far=(1,))
+    apart = replace(GPUS, machine=replace(MACHINE, pairs=(Pair(0, 1, False),)), far_from_cpus=(1,))
     assert found(apart) == [
         ("note", "in 1 of 1 pair of GPUs neither reads the other's memory"),
         ("slow", "this process may not use the CPUs near GPU 1"),

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from ddplaunch.system.process.command import Ended
 from ddplaunch.tools.doctor import Subject, Verdict
 from ddplaunch.tools.doctor.interpreter import Asked, Interpreter, Package, judge, parse, read, release, satisfies
+from tests import verdicts
 
 TORCH = Package(version="2.13.0+cpu", path="/env/lib/python3.11/site-packages")
 PYTHON = Interpreter(version="3.11.7", prefix="/env", packages={"torch": TORCH})
 
 
 def found(python: Interpreter) -> list[tuple[str, str]]:
-    return [(one.severity, one.title) for one in judge(Asked(path="/env/bin/python", found=python)).findings]
+    return verdicts.found(judge(Asked(path="/env/bin/python", found=python)))
 
 
 def test_an_interpreter_with_torch_has_no_finding():

@@ -6,36 +6,37 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.plan.devices.sysfs import GroupLimit, group_limit
-from ddplaunch.tools.doctor import Subject, Verdict
-from ddplaunch.tools.doctor.limits import Groups, Ulimits, judge_groups, judge_ulimits, read_groups, read_ulimits
+from ddplaunch.tools.doctor import Subject
+from ddplaunch.tools.doctor.limits import Groups, Limit, Ulimits, judge_groups, judge_ulimits, read_groups, read_ulimits
+from tests.verdicts import found
 
 GIB = 1 << 30
-ENDLESS = (-1, -1)
+ENDLESS = Limit(-1, -1)
 ULIMITS = Ulimits(
-    files=(1024, 1 << 20), locked=(8 << 20, 8 << 20), processes=(96365, 96365), core=(0, -1), address_space=ENDLESS
+    files=Limit(1024, 1 << 20),
+    locked=Limit(8 << 20, 8 << 20),
+    processes=Limit(96365, 96365),
+    core=Limit(0, -1),
+    address_space=ENDLESS,
 )
 GROUPS = Groups(memory=64 * GIB, available=60 * GIB, machine_cpus=8, cpus=8)
-
-
-def found(verdict: Verdict) -> list[tuple[str, str]]:
-    return [(one.severity, one.title) for one in verdict.findings]
 
 
 @pytest.mark.parametrize(
     ("limits", "title"),
     [
         (ULIMITS, ""),  # the soft limit of files is raised by ddplaunch
-        (replace(ULIMITS, files=(256, 256)), "a process may have 256 open files only"),
+        (replace(ULIMITS, files=Limit(256, 256)), "a process may have 256 open files only"),
         (replace(ULIMITS, has_rdma=True), "a process may lock 8 MiB of memory only, and this machine has RDMA devices"),
         (replace(ULIMITS, has_rdma=True, locked=ENDLESS), ""),
-        (replace(ULIMITS, processes=(100, 100)), "you may have 100 processes and threads only"),
-        (replace(ULIMITS, processes=(100, 100), is_root=True), ""),
-        (replace(ULIMITS, address_space=(99 * GIB, 99 * GIB)), ""),
+        (replace(ULIMITS, processes=Limit(100, 100)), "you may have 100 processes and threads only"),
+        (replace(ULIMITS, processes=Limit(100, 100), is_root=True), ""),
+        (replace(ULIMITS, address_space=Limit(99 * GIB, 99 * GIB)), ""),
         (
-            replace(ULIMITS, has_nvidia=True, address_space=(99 * GIB, 99 * GIB)),
+            replace(ULIMITS, has_nvidia=True, address_space=Limit(99 * GIB, 99 * GIB)),
             "a process may have 99 GiB of address space only",
         ),
-        (replace(ULIMITS, address_space=(GIB, GIB)), "a process may have 1 GiB of address space only"),
+        (replace(ULIMITS, address_space=Limit(GIB, GIB)), "a process may have 1 GiB of address space only"),
     ],
 )
 def test_a_limit_is_a_finding_only_where_it_matters(limits, title):

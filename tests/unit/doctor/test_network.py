@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.tools.doctor import Subject, Verdict
+from ddplaunch.tools.doctor import Subject
 from ddplaunch.tools.doctor.network import (
     Clock,
     Interfaces,
@@ -19,21 +19,21 @@ from ddplaunch.tools.doctor.network import (
     read_name,
     read_ports,
 )
+from tests.verdicts import found
 
 HERE = Subject(env={}, python="python")
-
-
-def found(verdict: Verdict) -> list[tuple[str, str]]:
-    return [(one.severity, one.title) for one in verdict.findings]
 
 
 @pytest.mark.parametrize(
     ("name", "finding"),
     [
-        (Name(name="a", found=("10.0.0.5",), own=("10.0.0.5",), usable=("10.0.0.5",)), None),
-        (Name(name="a", found=("127.0.1.1",), own=("127.0.1.1",)), None),  # no other host can reach this one anyway
+        (Name(name="a", found=("10.0.0.5",), own_addresses=("10.0.0.5",), usable=("10.0.0.5",)), None),
         (
-            Name(name="a", found=("127.0.1.1",), own=("127.0.1.1",), usable=("10.0.0.5",)),
+            Name(name="a", found=("127.0.1.1",), own_addresses=("127.0.1.1",)),
+            None,
+        ),  # no other host can reach this one anyway
+        (
+            Name(name="a", found=("127.0.1.1",), own_addresses=("127.0.1.1",), usable=("10.0.0.5",)),
             ("note", "the name of this host, a, resolves to loopback: 127.0.1.1"),
         ),
         (
@@ -41,11 +41,11 @@ def found(verdict: Verdict) -> list[tuple[str, str]]:
             ("note", "the name of this host, a, resolves to the address of another one: 10.9.9.9"),
         ),
         (
-            Name(name="a", why="name or service not known"),
+            Name(name="a", problem="name or service not known"),
             ("note", "the name of this host, a, does not resolve: name or service not known"),
         ),
         (
-            Name(name="a", found=("::1",), own=("::1",), seconds=5.0),
+            Name(name="a", found=("::1",), own_addresses=("::1",), seconds=5.0),
             ("slow", "to look up the name of this host takes 5 s"),
         ),
     ],
@@ -75,7 +75,9 @@ def test_a_variable_that_leaves_no_interface_breaks_a_job(variable, value, fits)
 
 
 def test_a_loopback_that_does_not_work_breaks_a_job():
-    ((severity, title),) = found(judge_interfaces(Interfaces(states={"lo": "down"}, loopback="network is unreachable")))
+    ((severity, title),) = found(
+        judge_interfaces(Interfaces(states={"lo": "down"}, loopback_problem="network is unreachable"))
+    )
     assert (severity, title) == (
         "broken",
         "processes of this host cannot reach each other at 127.0.0.1: network is unreachable",
@@ -111,7 +113,7 @@ def test_the_ports_of_proc_are_counted(tmp_path: Path):
 def test_this_machine_can_be_read():
     assert read_name(HERE).name
     assert "lo" in read_interfaces(HERE).states
-    assert read_interfaces(HERE).loopback == ""
+    assert read_interfaces(HERE).loopback_problem == ""
 
 
 @pytest.mark.parametrize(

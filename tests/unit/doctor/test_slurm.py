@@ -3,6 +3,7 @@
 from ddplaunch.reach.slurm.scontrol import parse_config
 from ddplaunch.tools.doctor import Subject, Verdict
 from ddplaunch.tools.doctor.slurm import Cluster, judge, read
+from tests.verdicts import found
 
 # cut from Slurm 22.05's `scontrol show config`
 CONFIG = """\
@@ -19,10 +20,6 @@ Cgroup Support Configuration:
 AllowedRAMSpace         = 100.0%
 """
 GOOD = parse_config(CONFIG)
-
-
-def found(verdict: Verdict) -> list[tuple[str, str]]:
-    return [(one.severity, one.title) for one in verdict.findings]
 
 
 def test_settings_are_read_by_name():

@@ -3,11 +3,11 @@
 import pytest
 
 from ddplaunch.tools.doctor.variables import Surroundings, judge
+from tests import verdicts
 
 
 def found(has_accelerators: bool = False, **env: str) -> list[tuple[str, str]]:
-    verdict = judge(Surroundings(env=env, has_accelerators=has_accelerators, cpus=4))
-    return [(one.severity, one.title) for one in verdict.findings]
+    return verdicts.found(judge(Surroundings(env=env, has_accelerators=has_accelerators, cpus=4)))
 
 
 def test_a_quiet_shell_has_no_finding():

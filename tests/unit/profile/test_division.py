@@ -4,8 +4,8 @@ import pytest
 
 from ddplaunch.record.spans import beyond, common, length, union
 from ddplaunch.system.console.tables import Look, written
-from ddplaunch.tools.profile.division import Division, Last, divide, join
-from ddplaunch.tools.profile.recorded import Collective, Recorded
+from ddplaunch.tools.profile.division import Division, Last, divide, join_collectives
+from ddplaunch.tools.profile.recorded import Collective, Recorded, Sample
 from ddplaunch.tools.profile.verb import _about_last, _sentences, _table
 
 
@@ -57,15 +57,21 @@ def test_spans_that_touch_or_overlap_become_one():
 
 
 def test_a_rank_waits_until_the_last_one_comes_and_communicates_then():
-    late = rank(1, call(70, 90), computes=[(0, 30)], loads=[(30, 40)], samples=[(0, 20, "a.py:1"), (20, 60, "a.py:2")])
+    late = rank(
+        1,
+        call(70, 90),
+        computes=[(0, 30)],
+        loads=[(30, 40)],
+        samples=[Sample(0, 20, "a.py:1"), Sample(20, 60, "a.py:2")],
+    )
     found = [rank(0, call(10, 90)), late]
-    divisions, last = divide(found, join(found, aligned={0, 1}))
+    divisions, last = divide(found, join_collectives(found, aligned={0, 1}))
     assert [(one.computes, one.waits, one.communicates, one.loads, one.other) for one in divisions] == [
         (10, 60, 20, 0, 10),
         (30, 0, 20, 10, 40),
     ]
     assert last is not None
-    assert (last.rank, last.share, last.per_step, last.times, last.of) == (1, 0.6, 60, 1, 1)
+    assert (last.rank, last.share, last.per_step, last.times, last.collectives) == (1, 0.6, 60, 1, 1)
     assert last.meanwhile["computes"] == pytest.approx(20 / 60)
     assert last.meanwhile["loads data"] == pytest.approx(10 / 60)
     assert last.lines[0][0] == "a.py:2"
@@ -81,21 +87,21 @@ def test_a_rank_waits_until_the_last_one_comes_and_communicates_then():
 )
 def test_nobody_waits_in_what_is_not_the_same_collective_or_on_another_clock(second, aligned):
     found = [rank(0, call(10, 90)), rank(1, second)]
-    divisions, last = divide(found, join(found, aligned=aligned))
+    divisions, last = divide(found, join_collectives(found, aligned=aligned))
     assert (divisions[0].waits, divisions[0].communicates, last) == (0, 80, None)
 
 
 def test_who_is_the_last_is_not_known_where_a_rank_of_the_group_was_left_out():
     found = [rank(0, call(10, 90), groups={"0": 3}), rank(1, call(70, 90))]
-    (joined,) = join(found, aligned={0, 1})
-    assert joined.last == -1
+    (joined,) = join_collectives(found, aligned={0, 1})
+    assert joined.last is None
     assert divide(found, [joined])[1] is None
 
 
 def test_what_ranks_record_while_another_makes_its_trace_does_not_count():
     early = rank(1, call(70, 90), steps=[0, 50, 100], ended=60)
     found = [rank(0, call(10, 90), steps=[0, 50, 100]), early]
-    divisions, _ = divide(found, join(found, aligned={0, 1}))
+    divisions, _ = divide(found, join_collectives(found, aligned={0, 1}))
     assert [(one.whole, one.steps) for one in divisions] == [(50, 1), (50, 1)]
 
 
@@ -104,7 +110,7 @@ def test_a_screen_of_80_columns_has_room_for_each_row_and_breaks_sentences_betwe
     ms = 1_000_000
     parts = {"computes": 300 * ms, "communicates": 200 * ms, "waits": 2000 * ms, "loads": 0}
     divisions = [Division(rank=rank, whole=3000 * ms, steps=1, **parts) for rank in range(2)]
-    last = Last(rank=1, share=0.5, per_step=36 * ms, times=50, of=56, meanwhile={"loads data": 0.7}, lines=[])
+    last = Last(rank=1, share=0.5, per_step=36 * ms, times=50, collectives=56, meanwhile={"loads data": 0.7}, lines=[])
     look = Look(width=width)
     rows, said = (
         written([block], look) for block in (_table(divisions, {0: "gpu01"}, look), _sentences(_about_last(last), look))

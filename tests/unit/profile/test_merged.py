@@ -4,7 +4,7 @@ import msgspec
 
 from ddplaunch.tools.profile.division import Joined
 from ddplaunch.tools.profile.merged import entries
-from ddplaunch.tools.profile.recorded import Collective, Event, Recorded
+from ddplaunch.tools.profile.recorded import Collective, Event, Recorded, Sample
 from tests.recorded import traced
 
 NANOSECONDS = 1_000_000_000
@@ -33,7 +33,7 @@ def rank(number: int, arrived: int, ended: int) -> tuple[Recorded, Collective]:
         loads=[],
         steps=[],
         collectives=[call],
-        samples=[(NANOSECONDS, NANOSECONDS, "/a/train.py:7")],
+        samples=[Sample(NANOSECONDS, NANOSECONDS, "/a/train.py:7")],
         groups={},
     ), call
 

@@ -52,7 +52,7 @@ def test_a_worker_is_asked_for_its_time_begins_makes_its_trace_and_sends_it(rank
     assert says({"type": "began"}).phase == "recording"
     assert says({"type": "finished", "size": 5}).phase == "made"
     pongs(its, says)
-    assert made.has_after
+    assert made.is_made
     assert says(b"\0trace", b"\1memory", {"type": "sent"}).phase == "sent"
     made.trace.seek(0)
     made.memory.seek(0)
@@ -84,7 +84,7 @@ def test_what_comes_in_a_wrong_order_changes_nothing(rank):
     made = says(
         {"type": "sent"}, {"type": "finished", "size": 1}, {"type": "began"}, {"type": "pong", "at": 1, "number": 0}
     )
-    assert (made.phase, made.before) == ("asked", [])
+    assert (made.phase, made.pings_before) == ("asked", [])
 
 
 def test_a_worker_that_ends_is_left_out(rank):

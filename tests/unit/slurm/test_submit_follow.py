@@ -45,7 +45,7 @@ def test_each_change_is_told_once() -> None:
         (), ("is pending (Priority)",), ("is pending (Resources)",), (), (), ("is running on node[1-2]",), (),
         ("completed after 00:01:02",),
     ]  # fmt: skip
-    assert (observed.over, observed.status) == (True, 0)
+    assert (observed.is_over, observed.status) == (True, 0)
 
 
 def test_a_job_that_comes_back_is_not_over() -> None:
@@ -61,17 +61,17 @@ def test_a_job_that_comes_back_is_not_over() -> None:
         ("is running on node[1-2]",), (), ("is pending (BeginTime), restart 1",),
         ("is running on node[1-2], restart 1",), ("failed with status 3",),
     ]  # fmt: skip
-    assert (observed.over, observed.status) == (True, 3)
+    assert (observed.is_over, observed.status) == (True, 3)
 
 
 def test_a_job_that_could_come_back_but_does_not_is_over_after_a_while() -> None:
     lost = [job("NODE_FAIL")]
     lines, observed = reported([job("RUNNING")], lost, lost, every=RETURN_TIME - 1)
-    assert (observed.over, lines[-1]) == (False, ())
+    assert (observed.is_over, lines[-1]) == (False, ())
     lines, observed = reported([job("RUNNING")], lost, lost, every=RETURN_TIME)
-    assert (observed.over, observed.status, lines[-1]) == (True, 122, ("ended because a node failed",))
+    assert (observed.is_over, observed.status, lines[-1]) == (True, 122, ("ended because a node failed",))
     _, observed = reported([job("NODE_FAIL", Requeue="0")])
-    assert observed.over
+    assert observed.is_over
 
 
 ENDS = [
@@ -115,7 +115,7 @@ def test_an_array_is_over_with_its_last_element_and_has_the_worst_status() -> No
         ("is pending (Priority)",), ("is running",), ("7_1 failed with status 2 after 00:00:09",),
         ("7_3 failed with status 1", "ended, with 2 as the worst status of its elements"),
     ]  # fmt: skip
-    assert (observed.over, observed.status) == (True, 2)
+    assert (observed.is_over, observed.status) == (True, 2)
     lines, observed = reported([element(1, "COMPLETED"), element(2, "COMPLETED")])
     assert (lines, observed.status) == ([("completed with all of its elements",)], 0)
 
@@ -123,14 +123,14 @@ def test_an_array_is_over_with_its_last_element_and_has_the_worst_status() -> No
 def test_a_job_that_slurm_has_forgotten_did_not_end_well_as_far_as_one_knows() -> None:
     _, observed = reported([job("RUNNING")])
     observed = forgotten(observed)
-    assert (observed.over, observed.status) == (True, FAILED)
+    assert (observed.is_over, observed.status) == (True, FAILED)
     _, observed = reported([element(1, "FAILED", ExitCode="5:0"), element(2, "RUNNING")])
     assert forgotten(observed).status == 5
 
 
 def test_an_empty_answer_says_nothing() -> None:
     lines, observed = reported([job("RUNNING")], [])
-    assert (lines[1], observed.over) == ((), False)
+    assert (lines[1], observed.is_over) == ((), False)
 
 
 def test_what_scontrol_says_is_read() -> None:

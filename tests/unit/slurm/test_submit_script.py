@@ -10,18 +10,20 @@ from ddplaunch.reach.slurm.scontrol import parse_jobs
 from ddplaunch.spec.job import JobSpec, ProgramKind
 from ddplaunch.tools.submit import environment, exported
 from ddplaunch.tools.submit.output import expand, is_complete, output_files, shown
-from ddplaunch.tools.submit.script import WIDTH, job_name, options, quote, text
+from ddplaunch.tools.submit.script import WIDTH, job_name, options_in_script, quote, text
 from tests.unit.builders import spec
 from tests.unit.slurm.test_submit_args import split
 
 
 def directives(line: str, job: JobSpec | None = None) -> list[str]:
-    return [option.argument for option in options(split([*shlex.split(line), "--", "train.py"]), job or spec())]
+    return [
+        option.argument for option in options_in_script(split([*shlex.split(line), "--", "train.py"]), job or spec())
+    ]
 
 
 def test_a_script_is_what_a_colleague_would_write() -> None:
     request = split(shlex.split("-p gpu --comment 'say \"hi\" # \\' -N 2 --gpus-per-node=4 -Z 1 -v -- train.py"))
-    assert text(options(request, spec()), ["/opt/venv/bin/ddplaunch"], ["train.py", "--name", "a b"], 3) == (
+    assert text(options_in_script(request, spec()), ["/opt/venv/bin/ddplaunch"], ["train.py", "--name", "a b"], 3) == (
         "#!/bin/bash\n"
         "#SBATCH --job-name=train\n"
         "#SBATCH --partition=gpu\n"

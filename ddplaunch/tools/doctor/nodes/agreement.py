@@ -1,4 +1,7 @@
-"""Where nodes differ that should not: versions, script, folders, clocks, the name of node 0; and who is lost. Pure."""
+"""Judges where nodes differ that should not: versions, script, folders, clocks, the name of node 0; and who is lost. Pure.
+
+Nodes are given by rank; `names` are what they are called, in the order of ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from msgspec.structs import replace
 from ddplaunch.plan.cluster import hostlist
 from ddplaunch.reach.diagnose import HostError
 from ddplaunch.system.words import duration
-from ddplaunch.tools.doctor import SEVERITIES, Finding, Report, Severity
+from ddplaunch.tools.doctor import Finding, Report, Severity
 from ddplaunch.tools.doctor.nodes import Concern
 from ddplaunch.tools.doctor.nodes.messages import Facts, Met, Shared
 
@@ -24,11 +27,13 @@ _CLOCK_BREAKS = 300.0  # seconds: beyond these munge, and so Slurm, and Kerberos
 
 def judge_lost(names: Sequence[str], lost: Mapping[int, HostError], least: int) -> Iterator[Concern]:
     """Yield a finding for each reason why nodes did not start, or stopped answering; the job needs `least` nodes."""
-    severity: Severity = "broken" if len(names) - len(lost) < least else "note"
-    reasons: dict[HostError, list[int]] = {}
+    are_too_few = len(names) - len(lost) < least
+    severity: Severity = "broken" if are_too_few else "note"
+    nodes_by_reason: dict[HostError, list[int]] = {}
     for node, why in sorted(lost.items()):
-        reasons.setdefault(replace(why, status=0), []).append(node)
-    for why, nodes in reasons.items():
+        without_status = replace(why, status=0)  # the exit status is not shown, and would tell equal reasons apart
+        nodes_by_reason.setdefault(without_status, []).append(node)
+    for why, nodes in nodes_by_reason.items():
         message, _, evidence = why.message.partition("\n")
         hint = (why.hint or "").replace("{host}", names[nodes[0]])
         yield _concern("nodes", severity, f"{_named(names, nodes)}: {message}", nodes, evidence=evidence, hint=hint)
@@ -41,40 +46,53 @@ def failed(names: Sequence[str], check: str, nodes: Sequence[int], why: str) -> 
 
 def judge_facts(names: Sequence[str], facts: Mapping[int, Facts]) -> Iterator[Concern]:
     """Yield what a job would not find on some nodes, and what is not the same on all."""
-    without = [node for node, one in facts.items() if not one.torch]
-    if without:
+    yield from _judge_versions(names, facts)
+    yield from _judge_script(names, facts)
+
+
+def _judge_versions(names: Sequence[str], facts: Mapping[int, Facts]) -> Iterator[Concern]:
+    """Yield where torch, its NCCL or Python is missing, or another one than on most nodes."""
+    without_torch = [node for node, one in facts.items() if not one.torch]
+    if without_torch:
+        title = f"{_named(names, without_torch)}: the workers' python has no torch"
         hint = "install the same torch there, or name the interpreter that has it: `--python PROGRAM`"
-        yield _concern(
-            "versions", "broken", f"{_named(names, without)}: the workers' python has no torch", without, hint=hint
-        )
+        yield _concern("versions", "broken", title, without_torch, hint=hint)
     torch = {node: one.torch for node, one in facts.items() if one.torch}
-    # 2.13.0+cu130: another release or another CUDA speaks another protocol, or has another NCCL
+    # 2.13.0+cu130: another release or another CUDA speaks another protocol, or has another NCCL; a patch is only noted
     builds = {re.sub(r"^(\d+\.\d+)[^+]*", r"\1", text) for text in torch.values()}
     hint = "the ranks of a job have to run the same torch: install it on all nodes, or name the interpreter: `--python PROGRAM`"
     yield from _differing(names, "versions", "broken" if len(builds) > 1 else "note", "torch", torch, hint)
     without_nccl = [node for node, one in facts.items() if one.torch and not one.nccl]
-    if 0 < len(without_nccl) < len(torch):
+    have_others_nccl = len(without_nccl) < len(torch)
+    if without_nccl and have_others_nccl:
         title = f"{_named(names, without_nccl)}: its torch has no NCCL, that of others has"
         yield _concern("versions", "broken", title, without_nccl, hint=hint)
     python = {node: re.sub(r"(\d+\.\d+).*", r"\1", one.python) for node, one in facts.items()}
     hint = "objects that one node pickles may be unreadable on another: install the same Python"
     yield from _differing(names, "versions", "note", "Python", python, hint)
-    for reason, nodes in by_value({node: one.folder for node, one in facts.items() if one.folder}).items():
+
+
+def _judge_script(names: Sequence[str], facts: Mapping[int, Facts]) -> Iterator[Concern]:
+    """Yield where the folder of the command or its script is missing, and where the script is another one."""
+    for reason, nodes in by_value(
+        {node: one.folder_problem for node, one in facts.items() if one.folder_problem}
+    ).items():
         hint = "ddplaunch runs on each host in the folder where it was typed: change to one that all nodes have"
         yield _concern("files", "broken", f"{_named(names, nodes)}: {reason}", nodes, hint=hint)
-    for reason, nodes in by_value({node: one.no_script for node, one in facts.items() if one.no_script}).items():
+    for reason, nodes in by_value(
+        {node: one.script_problem for node, one in facts.items() if one.script_problem}
+    ).items():
         title = f"{_named(names, nodes)}: the script cannot be read: {reason}"
-        yield _concern(
-            "files", "broken", title, nodes, hint="copy it there, or keep it on a file system that all nodes share"
-        )
-    scripts = {node: one.script for node, one in facts.items() if one.script}
+        hint = "copy it there, or keep it on a file system that all nodes share"
+        yield _concern("files", "broken", title, nodes, hint=hint)
+    digests = {node: one.script for node, one in facts.items() if one.script}
     hint = "ranks that run different code may wait for each other forever: copy the script to all nodes again"
-    yield from _differing(names, "files", "broken", "script", scripts, hint)
+    yield from _differing(names, "files", "broken", "script", digests, hint)
 
 
 def judge_folders(names: Sequence[str], shared: Mapping[int, Shared]) -> Iterator[Concern]:
     """Yield which nodes do not share node 0's folders: they do not see the file that node 0 has made in each."""
-    for text, found, hint in (
+    for text, is_seen, hint in (
         (
             "the current folder",
             {node: one.current for node, one in shared.items()},
@@ -86,13 +104,13 @@ def judge_folders(names: Sequence[str], shared: Mapping[int, Shared]) -> Iterato
             "each node keeps the logs of its own ranks, unless `--log-dir` names a folder that all nodes share",
         ),
     ):
-        if not found.get(0):  # node 0 could not write there, which its own checks say
+        was_made = is_seen.get(0)  # if node 0 could not write there, its own checks say so
+        if not was_made:
             continue
-        others = [node for node, seen in found.items() if seen is False]
+        others = [node for node, seen in is_seen.items() if seen is False]  # None: the folder fails there, or is none
         if others:
-            yield _concern(
-                "files", "note", f"{_named(names, others)}: {text} is another one than on {names[0]}", others, hint=hint
-            )
+            title = f"{_named(names, others)}: {text} is another one than on {names[0]}"
+            yield _concern("files", "note", title, others, hint=hint)
 
 
 class Clock(Struct, frozen=True):
@@ -103,7 +121,7 @@ class Clock(Struct, frozen=True):
 
 
 def clock_of(sent_at: float, showed: float, came_at: float) -> Clock:
-    """Return what a clock that `showed` a time between two moments of ours says."""
+    """Return what a clock says that `showed` a time between two moments of ours, in seconds since 1970."""
     return Clock(showed - (sent_at + came_at) / 2, max(0.0, came_at - sent_at) / 2)
 
 
@@ -114,11 +132,11 @@ def judge_clocks(names: Sequence[str], clocks: Mapping[int, Clock]) -> Iterator[
     usual = median_low(one.ahead for one in clocks.values())
     for node, one in clocks.items():
         off = one.ahead - usual
-        least = abs(off) - one.uncertain
-        if least > _CLOCK_DIFFERS:
+        least_off = abs(off) - one.uncertain
+        if least_off > _CLOCK_DIFFERS:
             yield _concern(
                 "clocks",
-                "broken" if least > _CLOCK_BREAKS else "note",
+                "broken" if least_off > _CLOCK_BREAKS else "note",
                 f"{names[node]}: its clock is {duration(abs(off))} {'ahead of' if off > 0 else 'behind'} the others",
                 [node],
                 evidence=f"measured to {duration(one.uncertain)}",
@@ -153,17 +171,18 @@ def judge_names(
 
 def merged(names: Sequence[str], reports: Mapping[int, Report]) -> Iterator[Concern]:
     """Yield what the checks of single nodes have found; what several have in common, once."""
-    alike: dict[tuple[str, Severity, str, str], list[int]] = {}
-    evidence: dict[tuple[str, Severity, str, str], str] = {}
+    nodes_with: dict[Finding, list[int]] = {}
+    evidence: dict[Finding, str] = {}  # of the first node
     for node, report in sorted(reports.items()):
-        for one in report.findings:
-            key = (one.check, one.severity, one.title, one.hint)
-            if node not in alike.setdefault(key, []):
-                alike[key].append(node)
-            evidence.setdefault(key, one.evidence)
-    for key, nodes in alike.items():
-        check, severity, title, hint = key
-        yield _concern(check, severity, f"{_named(names, nodes)}: {title}", nodes, evidence=evidence[key], hint=hint)
+        for finding in report.findings:
+            same = replace(finding, evidence="", hosts=())  # figures differ between nodes that have the same fault
+            nodes = nodes_with.setdefault(same, [])
+            if node not in nodes:
+                nodes.append(node)
+            evidence.setdefault(same, finding.evidence)
+    for one, nodes in nodes_with.items():
+        title = f"{_named(names, nodes)}: {one.title}"
+        yield _concern(one.check, one.severity, title, nodes, evidence=evidence[one], hint=one.hint)
 
 
 def faulty_nodes(
@@ -188,19 +207,15 @@ def faulty_nodes(
 
 def good_nodes(number: int, concerns: Sequence[Concern]) -> list[int]:
     """Return the nodes of so many that are not lost and of which nothing broken or slow is known; of a bad link the first."""
-    out = {node for one in concerns if one.finding.check == "nodes" for node in one.nodes}
-    links = []
-    for one in concerns:
-        if one.finding.severity == SEVERITIES[-1]:
-            continue
-        if one.is_link:
-            links.append(one.nodes)
-        else:
-            out.update(one.nodes)
-    for nodes in links:
-        if out.isdisjoint(nodes):
-            out.add(max(nodes))
-    return [node for node in range(number) if node not in out]
+    bad = {node for one in concerns if one.finding.check == "nodes" for node in one.nodes}  # lost, be it only a note
+    matter = [one for one in concerns if one.finding.severity != "note"]
+    for one in matter:
+        if not one.is_link:
+            bad.update(one.nodes)
+    for one in matter:
+        if one.is_link and bad.isdisjoint(one.nodes):  # both ends are good but for this link: one of them is left out
+            bad.add(max(one.nodes))
+    return [node for node in range(number) if node not in bad]
 
 
 def _differing(
@@ -218,7 +233,7 @@ def _differing(
 
 
 def by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the nodes that have each value."""
+    """Return the nodes that have each value, by value."""
     found: dict[str, list[int]] = {}
     for node, value in sorted(values.items()):
         found.setdefault(value, []).append(node)

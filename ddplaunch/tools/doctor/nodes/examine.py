@@ -1,4 +1,7 @@
-"""Examines the nodes of a job, and the network between them: asks, has pairs measure, and judges. Waits for none forever."""
+"""The doctor on node 0, or where hosts are named: examines all nodes of a job, and the network between them.
+
+It asks the program on each node, has pairs of nodes measure, and judges. It waits for none forever.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch import __version__
@@ -29,22 +33,23 @@ from ddplaunch.system.net.addresses import is_loopback
 from ddplaunch.system.process.files import replaced
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration, some, why_failed
-from ddplaunch.tools.doctor import SEVERITIES, CheckResult, NodesReport, Report
+from ddplaunch.tools.doctor import SEVERITIES, CheckResult, NodesReport
 from ddplaunch.tools.doctor.examine import ALL_CHECKS, presentable
 from ddplaunch.tools.doctor.nodes import Concern, agreement, joined, messages, network
 from ddplaunch.tools.doctor.nodes.agreement import Clock
-from ddplaunch.tools.doctor.nodes.network import Pair, doubtful, halves
+from ddplaunch.tools.doctor.nodes.network import Direction, Pair, doubtful, halves
 from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes
 
 _MODULE = "ddplaunch.tools.doctor.nodes.host"
-_START, _START_EACH = 20.0, 0.05  # seconds: a login may take 10, and of many hosts 64 start at once
-_FACTS = 8.0  # seconds; with 64 simulated nodes on two processors it takes 2
-_CHECKS = 20.0  # seconds; the checks of one machine end within 10 by themselves
-_TIMES = 3  # that clocks are asked, since the quickest answer tells most
-_QUICK = 5.0  # seconds for what takes milliseconds
-_MEASURE = 8.0  # seconds; a way on which everything is lost takes 7
-_CONVICTING = 2  # rounds
-# seconds; most networks are at full speed after a few ms, and this machine's speed says nothing
+# seconds for a node to do what is requested
+_START, _START_EACH = 20.0, 0.05  # and for each node: a login may take 10, and of many hosts 64 start at once
+_FACTS = 8.0  # with 64 simulated nodes on two processors it takes 2
+_CHECKS = 20.0  # the checks of one machine end within 10 by themselves
+_QUICK = 5.0  # for what takes milliseconds
+_MEASURE = 8.0  # a way on which everything is lost takes 7
+_CLOCK_ROUNDS = 3  # the quickest answer tells most about a clock
+_DOUBTFUL_ROUNDS = 2  # see `doubtful`
+# seconds in which data are sent; most networks are at full speed after a few ms, and this machine's speed says nothing
 _SEND, _SEND_HERE = 0.15, 0.01
 
 R = TypeVar("R", bound=messages.Reply)
@@ -53,7 +58,7 @@ R = TypeVar("R", bound=messages.Reply)
 def examine_nodes(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation, only: str | None
 ) -> tuple[NodesReport, list[Host]]:
-    """Examine all nodes of an allocation; return the report, and the hosts that are good.
+    """Examine all nodes of an allocation; return the report, and the hosts that are good. `only`: names of checks, None for all.
 
     Raises:
         LaunchError: this node should listen for others, and cannot.
@@ -62,8 +67,8 @@ def examine_nodes(
     named = _with_hosts(allocation)
     if allocation.start:
         agents, variables = _agents(spec, env, allocation)
-    else:
-        agents, variables = _joining(spec, env, named), token.public(env)
+    else:  # somebody else has started the doctor on all nodes: the others will join
+        agents, variables = _agent_of_this_node(spec, env, named), token.public(env)
     with closing(Loop()) as loop, ExitStack() as stack:
         python = spec.remote_python or sys.executable
         nodes = Nodes(loop, agents, starter=allocation.starter, python=python, env=variables)
@@ -73,9 +78,10 @@ def examine_nodes(
             stack.callback(gathering.close)
             gathering.expect(nodes.joining)
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
-    if allocation.rendezvous is None or len(allocation.hosts) == len(named.start):
-        return report, [named.start[node] for node in good]  # who has started the nodes has named them
-    # where a later job is to run is no word of these nodes: another host could have the name that one gives itself
+    nodes_name_themselves = allocation.rendezvous is not None and len(allocation.hosts) != len(named.start)
+    if not nodes_name_themselves:
+        return report, [named.start[node] for node in good]
+    # such a name may be another host's, and later jobs would run there: the address from which the node has joined is safe
     addresses = {node: one.address for node, one in nodes.joining.items()}
     return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
 
@@ -89,10 +95,10 @@ def _with_hosts(allocation: Allocation) -> Allocation:
     return replace(allocation, start=tuple(Host(name=name) for name in names))
 
 
-def _joining(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Sequence[AgentStart]:
-    """Return what is started for this node; nothing is for the others."""
+def _agent_of_this_node(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Sequence[AgentStart]:
+    """Return what is started for this node; those of the others have no command, since they join."""
     own = joined.rank_of(allocation) or 0
-    here = replace(allocation, starter="simulate")
+    here = replace(allocation, starter="simulate")  # as a process on this machine
     agents = starting.agents(spec, env, here, sys.executable, "doctor", token=os.urandom(32).hex(), module=_MODULE)
     return [agent if agent.node_rank == own else replace(agent, argv=()) for agent in agents]
 
@@ -100,12 +106,12 @@ def _joining(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> S
 def _agents(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation
 ) -> tuple[Sequence[AgentStart], Mapping[str, str]]:
-    """Return what is started for each node, and the variables of that command."""
+    """Return what is started for each node by ssh, srun or as a simulated node, and the variables of that command."""
     python = spec.remote_python or sys.executable
     agents = starting.agents(spec, env, allocation, python, "doctor", token=os.urandom(32).hex(), module=_MODULE)
     if allocation.starter != "srun":
         return agents, token.public(env)
-    from ddplaunch.reach.slurm import step  # few have Slurm
+    from ddplaunch.reach.slurm import step  # imported here, since few have Slurm
 
     # a step for each node: one that does not start keeps no other from it
     command = (python, "-P", "-m", _MODULE)
@@ -116,104 +122,133 @@ def _agents(
     return steps, step.public_environment(env)
 
 
+class _Replies(Struct, frozen=True, kw_only=True):
+    """What the nodes have replied, by node rank; a node that did not reply is missing."""
+
+    facts: Mapping[int, messages.Facts]
+    clocks: Mapping[int, Clock]
+    shared: Mapping[int, messages.Shared]
+    met: Mapping[int, messages.Met]  # what the name of node 0 leads to
+    ways: network.Ways
+    examined: Mapping[int, messages.Examined]
+
+
 class _Examination:
     """One examination, from the start of the nodes to the report."""
 
     def __init__(
         self, loop: Loop, nodes: Nodes, spec: JobSpec, env: Mapping[str, str], allocation: Allocation, only: str | None
     ) -> None:
+        """Prepare; `allocation` names all nodes, and `only` the checks of each machine, None for all."""
         self._loop = loop
         self._nodes = nodes
         self._spec = spec
         self._env = env
         self._allocation = allocation
         self._only = only
-        self._names = [host.address for host in allocation.start]  # nodes that join say what they are called
-        self._is_shared = bool(spec.simulate)
+        self._names = [host.address for host in allocation.start]  # by node rank; nodes that join tell theirs later
+        self._have_joined = allocation.rendezvous is not None  # somebody else starts the nodes
+        self._share_machine = bool(spec.simulate)  # all nodes do, so that clocks and speeds of the network tell nothing
         self._began = time.monotonic()
-        self._failed: list[Concern] = []  # of requests that had no answer
-        self._seconds: dict[str, float] = {}  # by check: until it had ended
+        self._failed: list[Concern] = []  # requests that had no answer
+        self._seconds: dict[str, float] = {}  # from the beginning to the end of a check, by the check's name
 
     def run(self) -> tuple[NodesReport, list[int]]:
-        """Ask for everything, one after the other, and judge it all in the end."""
-        nodes = self._nodes
-        joins = self._allocation.rendezvous is not None
-        limit = _START + _START_EACH * len(self._names)
-        nodes.start(min(self._spec.rdzv_timeout, joined.WITHIN) if joins else limit)
-        if joins:
-            self._names = nodes.names
-        self._note("nodes")
-        facts = self._ask(
-            messages.Facts, "nodes", dict.fromkeys(nodes.alive, messages.Introduce(self._ports())), _FACTS
-        )
-        facts = self._as_connected(facts)
-        self._note("versions")
-        examined = self._post_examine()
+        """Ask for everything, one after the other, and judge it all in the end; return the report and the ranks of good nodes."""
+        self._start()
+        self._end_check("nodes")
+        facts = self._ask_facts()
+        self._end_check("versions")
+        posted = self._post_examine()
         clocks = self._ask_clocks()
-        self._note("clocks")
-        shared = self._share()
-        self._note("files")
-        # nodes of one machine meet while that is examined, since their speed says nothing
-        reports = {} if self._is_shared else self._collect(messages.Examined, "nodes", nodes.wait(examined))
-        name = self._allocation.endpoint.address or self._name_of_first()
-        met = self._meet(name, facts)
-        self._note("names")
+        self._end_check("clocks")
+        shared = self._ask_shared()
+        self._end_check("files")
+        # the checks of a machine would slow down what it measures, unless all share one, where the speed tells nothing
+        examined = {} if self._share_machine else self._wait_for_examined(posted)
+        met = self._ask_met(facts)
+        self._end_check("names")
         ways = self._measure(facts)
-        self._note("network")
-        if self._is_shared:
-            reports = self._collect(messages.Examined, "nodes", nodes.wait(examined))
-        alive = set(nodes.alive)
-        concerns = [
-            *agreement.judge_lost(self._names, nodes.lost, self._allocation.nnodes[0]),
-            *self._failed,
-            *agreement.judge_facts(self._names, facts),
-            *agreement.judge_folders(self._names, shared),
-            *agreement.judge_clocks(self._names, {} if self._is_shared else clocks),
-            *agreement.judge_names(self._names, met, facts, name, is_needed=self._allocation.endpoint.address == name),
-            # what was measured with a node that is lost says nothing of the other one
-            *network.judge(
-                self._names,
-                facts,
-                {way: one for way, one in ways.items() if alive.issuperset(way)},
-                is_shared=self._is_shared,
-            ),
-            *agreement.merged(self._names, {node: one.report for node, one in reports.items()}),
-        ]
+        self._end_check("network")
+        if self._share_machine:
+            examined = self._wait_for_examined(posted)
+        replies = _Replies(facts=facts, clocks=clocks, shared=shared, met=met, ways=ways, examined=examined)
+        concerns = self._judge(replies)
         good = agreement.good_nodes(len(self._names), concerns)
-        # nodes that somebody else has started are called what they call themselves
-        if not self._is_shared and not joins:
-            self._remember(agreement.faulty_nodes(len(self._names), nodes.lost, concerns), good)
-        return self._report(facts, clocks, ways, reports, concerns), good
+        # a node that has joined is called what it calls itself, which may be another host's name
+        if not self._share_machine and not self._have_joined:
+            self._remember(agreement.faulty_nodes(len(self._names), self._nodes.lost, concerns), good)
+        return self._report(replies, concerns), good
+
+    def _start(self) -> None:
+        """Start the program on all nodes, or wait until they have joined."""
+        if self._have_joined:
+            self._nodes.start(min(self._spec.rdzv_timeout, joined.WITHIN))
+            self._names = self._nodes.names
+        else:
+            self._nodes.start(_START + _START_EACH * len(self._names))
+
+    def _judge(self, replies: _Replies) -> list[Concern]:
+        """Return all that is wrong with nodes, between them, and on the machine of each."""
+        names, alive = self._names, set(self._nodes.alive)
+        # what was measured with a node that is lost says nothing of the other one
+        ways = {direction: way for direction, way in replies.ways.items() if alive.issuperset(direction)}
+        name = self._name_of_first()
+        # it was typed, as by --master-addr, so that workers get this name
+        is_needed = self._allocation.endpoint.address == name
+        return [
+            *agreement.judge_lost(names, self._nodes.lost, self._allocation.nnodes[0]),
+            *self._failed,
+            *agreement.judge_facts(names, replies.facts),
+            *agreement.judge_folders(names, replies.shared),
+            *agreement.judge_clocks(names, {} if self._share_machine else replies.clocks),
+            *agreement.judge_names(names, replies.met, replies.facts, name, is_needed=is_needed),
+            *network.judge(names, replies.facts, ways, share_machine=self._share_machine),
+            *agreement.merged(names, {node: one.report for node, one in replies.examined.items()}),
+        ]
 
     def _as_connected(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Facts]:
-        """Return the facts with the addresses from which nodes have joined: others connect to no address that a node names."""
+        """Return the facts with the addresses from which nodes have joined: others connect to no address that a node claims."""
         own = facts[0].addresses if 0 in facts else ()
-        addresses = {
-            node: (*own, one.address)[-messages.MAX_ADDRESSES :] if is_loopback(one.address) else (one.address,)
-            for node, one in self._nodes.joining.items()
-        }
+        addresses: dict[int, tuple[str, ...]] = {}
+        for node, one in self._nodes.joining.items():
+            addresses[node] = (one.address,)
+            if is_loopback(one.address):  # it is on this host: others reach it at the addresses of this host
+                addresses[node] = (*own, one.address)[-messages.MAX_ADDRESSES :]
         return {node: replace(one, addresses=addresses.get(node, one.addresses)) for node, one in facts.items()}
 
     def _name_of_first(self) -> str:
-        """Return the name by which the others look for node 0."""
+        """Return the name by which the others look for node 0: as typed, else as it is listed, else that of the rendezvous."""
         rendezvous = self._allocation.rendezvous
-        return self._names[0] if rendezvous is None else rendezvous.addresses[0]
+        listed = self._names[0] if rendezvous is None else rendezvous.addresses[0]
+        return self._allocation.endpoint.address or listed
 
-    def _note(self, check: str) -> None:
+    def _end_check(self, check: str) -> None:
+        """Note when all that this check needs has been asked."""
         self._seconds[check] = time.monotonic() - self._began
 
     # --- questions
 
     def _ask(self, kind: type[R], check: str, requests: Mapping[int, messages.Request], within: float) -> dict[int, R]:
+        """Send requests for a check, by node rank; return the replies, which are of this kind."""
         return self._collect(kind, check, self._nodes.ask(requests, within))
 
     def _collect(self, kind: type[R], check: str, replies: Mapping[int, messages.Reply]) -> dict[int, R]:
-        """Return the replies of this kind; what else came is why there is none."""
-        for why, nodes in agreement.by_value(
-            {node: one.why for node, one in replies.items() if isinstance(one, messages.Failed)}
-        ).items():
+        """Return the replies of this kind; where a node says instead why it has none, keep that as a finding of the check."""
+        failed = {node: one.why for node, one in replies.items() if isinstance(one, messages.Failed)}
+        for why, nodes in agreement.by_value(failed).items():
             self._failed.append(agreement.failed(self._names, check, nodes, why))
         return {node: one for node, one in replies.items() if isinstance(one, kind)}
+
+    def _ask_facts(self) -> dict[int, messages.Facts]:
+        """Have each node say what it is, and listen for the others."""
+        introduce = messages.Introduce(self._ports())
+        facts = self._ask(messages.Facts, "nodes", dict.fromkeys(self._nodes.alive, introduce), _FACTS)
+        return self._as_connected(facts)
+
+    def _wait_for_examined(self, posted: Batch) -> dict[int, messages.Examined]:
+        """Return what the checks of each machine say, which were posted before."""
+        return self._collect(messages.Examined, "nodes", self._nodes.wait(posted))
 
     def _ports(self) -> tuple[int, ...]:
         """Return the fixed ports that a job here would use, apart from those that the kernel chooses."""
@@ -221,12 +256,12 @@ class _Examination:
         if self._allocation.starter == "srun":
             job = self._env.get("SLURM_JOB_ID", "")
             ports.append(endpoints.ports_of(int(job) if job.isdecimal() else 0)[0])
-        return () if self._is_shared else tuple(port for port in ports if port)
+        return () if self._share_machine else tuple(port for port in ports if port)
 
     def _post_examine(self) -> Batch:
-        """Have the nodes examine themselves; of those that share a machine only the first."""
+        """Have the nodes examine themselves, but wait for none; of those that share a machine only the first."""
         chosen, only = self._nodes.alive, self._only
-        if self._is_shared:
+        if self._share_machine:
             # the job of two workers would be late beside all that starts here
             others = ",".join(check.id for check in ALL_CHECKS if check.id != "all-reduce")
             chosen, only = chosen[:1], only or others
@@ -235,7 +270,7 @@ class _Examination:
     def _ask_clocks(self) -> dict[int, Clock]:
         """Ask each node a few times what time it is; return the most certain reading of each clock."""
         clocks: dict[int, Clock] = {}
-        for _ in range(_TIMES):
+        for _ in range(_CLOCK_ROUNDS):
             batch = self._nodes.post(dict.fromkeys(self._nodes.alive, messages.TellTime()), _QUICK)
             for node, reply in self._nodes.wait(batch).items():
                 if isinstance(reply, messages.Time):
@@ -243,64 +278,63 @@ class _Examination:
                     clocks[node] = min(clocks.get(node, now), now, key=lambda clock: clock.uncertain)
         return clocks
 
-    def _share(self) -> dict[int, messages.Shared]:
-        """Have node 0 make a file, and the others look for it."""
-        if self._is_shared or 0 not in self._nodes.alive:
+    def _ask_shared(self) -> dict[int, messages.Shared]:
+        """Have node 0 make a file, and the others look for it; return where each node sees the file."""
+        if self._share_machine or 0 not in self._nodes.alive:
             return {}
-        made = self._ask(messages.Shared, "files", {0: messages.Make()}, _QUICK)
+        made = self._ask(messages.Shared, "files", {0: messages.HandleFile("make")}, _QUICK)
         if not made:
             return {}
-        look = messages.Look(made[0].digits)
-        seen = self._ask(messages.Shared, "files", {node: look for node in self._nodes.alive if node}, _QUICK)
-        self._ask(messages.Shared, "files", {0: messages.Remove()}, _QUICK)
+        look = messages.HandleFile("look", made[0].digits)
+        seen = self._ask(messages.Shared, "files", {node: look for node in self._nodes.alive if node != 0}, _QUICK)
+        self._ask(messages.Shared, "files", {0: messages.HandleFile("remove")}, _QUICK)
         return made | seen
 
-    def _meet(self, name: str, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
-        """Have all others look for node 0 under its name."""
-        if self._is_shared or 0 not in facts or is_numeric(name):
+    def _ask_met(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
+        """Have all others look for node 0 under its name; a number is no name that could be wrong."""
+        if self._share_machine or 0 not in facts or is_numeric(self._name_of_first()):
             return {}
-        others = {node: messages.Meet(facts[0].port) for node in facts if node}
+        others = {node: messages.Meet(facts[0].port) for node in facts if node != 0}
         return self._ask(messages.Met, "names", others, _QUICK)
 
-    def _measure(self, facts: Mapping[int, messages.Facts]) -> dict[tuple[int, int], messages.Way]:
+    def _measure(self, facts: Mapping[int, messages.Facts]) -> network.Ways:
         """Have pairs of nodes measure the ways between them, round by round, then the doubtful ones again."""
-        ways: dict[tuple[int, int], messages.Way] = {}
+        ways: dict[Direction, messages.Way] = {}
         for pairs in halves([node for node in self._nodes.alive if node in facts]):
-            self._round(pairs, facts, ways)
-        for _ in range(_CONVICTING):
-            speeds, bad = network.bad_pairs(ways, is_shared=self._is_shared)
-            self._round(doubtful(speeds, bad), facts, ways)
+            self._measure_pairs(pairs, facts, ways)
+        for _ in range(_DOUBTFUL_ROUNDS):
+            speeds, bad = network.bad_pairs(ways, share_machine=self._share_machine)
+            self._measure_pairs(doubtful(speeds, bad), facts, ways)
         return ways
 
-    def _round(
-        self, pairs: Sequence[Pair], facts: Mapping[int, messages.Facts], ways: dict[tuple[int, int], messages.Way]
+    def _measure_pairs(
+        self, pairs: Sequence[Pair], facts: Mapping[int, messages.Facts], ways: dict[Direction, messages.Way]
     ) -> None:
         """Measure all pairs at once in one direction, then in the other; put the better of two measurements into `ways`.
 
         One direction will do on one machine, where both take the same way.
         """
-        seconds = _SEND_HERE if self._is_shared else _SEND
-        back = [] if self._is_shared else [(there, here) for here, there in pairs]
-        for turn in (list(pairs), back):
-            targets = dict(turn)
-            requests = {
-                here: messages.Measure(there, facts[there].addresses, (facts[there].port, *facts[there].ports), seconds)
-                for here, there in targets.items()
-            }
+        seconds = _SEND_HERE if self._share_machine else _SEND
+        back = [] if self._share_machine else [(there, here) for here, there in pairs]
+        for directions in (pairs, back):
+            requests = {}
+            for here, there in directions:
+                target = facts[there]
+                requests[here] = messages.Measure(there, target.addresses, (target.port, *target.ports), seconds)
             for here, reply in self._nodes.ask(requests, _MEASURE).items():
-                there = targets[here]
-                failed = (
-                    messages.Way(blocked=(messages.Blocked(facts[there].port, reply.why),))
-                    if isinstance(reply, messages.Failed)
-                    else None
-                )
-                way = reply if isinstance(reply, messages.Way) else failed
-                if way is not None:
-                    ways[here, there] = network.best_of(ways.get((here, there)), way)
+                there = requests[here].node_rank
+                if isinstance(reply, messages.Way):
+                    way = reply
+                elif isinstance(reply, messages.Failed):  # as if the port that the kernel chose did not answer
+                    way = messages.Way(blocked=(messages.Blocked(facts[there].port, reply.why),))
+                else:
+                    continue
+                ways[here, there] = network.best_of(ways.get((here, there)), way)
 
     def _remember(self, faulty: Mapping[int, tuple[str, str]], good: Sequence[int]) -> None:
-        """Remember which machines are slow or out of reach, for the next jobs; those that are no longer so are forgotten."""
-        path, now, in_slurm = bad_nodes_file(self._env), time.time(), self._allocation.starter == "srun"
+        """Remember which machines are slow or out of reach, and why, for the next jobs; forget those that are `good`."""
+        path, now = bad_nodes_file(self._env), time.time()
+        in_slurm = self._allocation.starter == "srun"  # then the names are Slurm's, and only jobs of Slurm are warned
         failures = [
             bad_nodes.Failure(
                 host=host(self._names[node]), kind=kind, at=now, why=piece(Redactor().text(why)), in_slurm=in_slurm
@@ -316,31 +350,26 @@ class _Examination:
 
     # --- the report
 
-    def _report(
-        self,
-        facts: Mapping[int, messages.Facts],
-        clocks: Mapping[int, Clock],
-        ways: Mapping[tuple[int, int], messages.Way],
-        reports: Mapping[int, messages.Examined],
-        concerns: Sequence[Concern],
-    ) -> NodesReport:
-        found = {one.finding.check for one in concerns}
-        texts = {
+    def _report(self, replies: _Replies, concerns: Sequence[Concern]) -> NodesReport:
+        """Return the report: the checks with their facts, the findings with names of nodes, what each machine says."""
+        facts = replies.facts
+        with_findings = {one.finding.check for one in concerns}
+        facts_of_check = {
             "nodes": f"{len(self._nodes.alive)} of {count(len(self._names), 'node')} answered to the end",
             "versions": ", ".join(sorted({f"torch {one.torch or 'missing'}" for one in facts.values()})),
-            "clocks": _of_clocks(clocks),
+            "clocks": _of_clocks(replies.clocks),
             "files": ", ".join(sorted({f"script {one.script}" for one in facts.values() if one.script})),
             "names": "",
-            "network": network.summary(ways),
+            "network": network.summary(replies.ways),
         }
         results = [
             CheckResult(
                 id=check,
-                status="found" if check in found else "passed" if facts else "failed",
-                facts=texts[check] if facts else "no node answered",
+                status="found" if check in with_findings else "passed" if facts else "failed",
+                facts=text if facts else "no node answered",
                 seconds=round(self._seconds[check], 3),
             )
-            for check in texts
+            for check, text in facts_of_check.items()
         ]
         findings = [replace(one.finding, hosts=tuple(self._names[node] for node in one.nodes)) for one in concerns]
         report = NodesReport(
@@ -350,16 +379,13 @@ class _Examination:
             seconds=round(time.monotonic() - self._began, 3),
             checks=tuple(results),
             findings=tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))),
-            nodes=tuple(_shown(one.report) for _, one in sorted(reports.items())),
+            nodes=tuple(presentable(one.report, "") for _, one in sorted(replies.examined.items())),
         )
         return presentable(report, self._env.get("HOME", ""))
 
 
-def _shown(report: Report) -> Report:
-    return presentable(report, "")
-
-
 def _of_clocks(clocks: Mapping[int, Clock]) -> str:
+    """Return the facts about the clocks."""
     if not clocks:
         return ""
     ahead = [one.ahead for one in clocks.values()]

@@ -1,4 +1,4 @@
-"""What examines a node: `python -m ddplaunch.tools.doctor.nodes.host`, started there as an agent is. Not for people to type.
+"""The program that examines a node for the doctor: `python -m ddplaunch.tools.doctor.nodes.host`, started there as an agent is.
 
 It gets an agent's order, then requests, each of which a child answers within its time: what hangs there hangs nothing here.
 """
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Literal, TypeAlias
 
 from ddplaunch.reach.messages import HostOrder
 from ddplaunch.reach.messages import order as order_in
@@ -34,57 +35,77 @@ from ddplaunch.system.words import duration, why_failed
 from ddplaunch.tools.doctor.nodes import measure, messages
 
 _ORDER_TIMEOUT = 60.0  # seconds
-_AT_ONCE = 8  # questions; the doctor has two
+_MOST_UNANSWERED = 8  # requests; the doctor has two at a time
 _MARGIN = 0.2  # seconds in which the kernel ends a late child, before its process is left behind
 
 
 class Examinee:
-    """This node, as the doctor sees it."""
+    """This node while the doctor, on node 0, examines it: answers each request in a child, which may hang."""
 
     def __init__(
         self, loop: Loop, order: HostOrder, send: Callable[[bytes], None], *, may_listen: Collection[int] | None = None
     ) -> None:
-        """Prepare; `send` sends an answer to the doctor. Of the ports that he asks for, those of `may_listen` are listened at."""
+        """Prepare; `send` sends an answer to the doctor.
+
+        Of the ports that the doctor names, only those of `may_listen` are listened at; None: all of them.
+        """
         self._loop = loop
         self._order = order
         self._send = send
         self._may_listen = may_listen
         self._is_listening = False
         self._unanswered = 0
-        self._digits = os.urandom(8).hex()  # of the file that this node makes, if it is node 0
+        self._own_digits = os.urandom(8).hex()  # in the name of the file that this node makes, if it is node 0
 
-    def take(self, data: bytes) -> None:
-        """Have a child answer a request.
+    def on_request(self, data: bytes) -> None:
+        """Have a child answer a request; say that there is no answer if the child does not end in time.
 
         Raises:
-            Malformed: it is none, or more than the doctor asks at once.
+            Malformed: it is none, or not one that the doctor sends to this node now.
         """
         asked = messages.asked(data)
         assert isinstance(asked, messages.Asked)
-        question: Callable[[], messages.Reply]
-        if isinstance(asked.request, messages.TellTime):  # a child would be late
-            return self._reply(asked.number, messages.Time(time.time()))
-        if self._unanswered == _AT_ONCE:
+        request = asked.request
+        if isinstance(request, messages.TellTime):  # at once: a child would be late
+            self._reply(asked.number, messages.Time(time.time()))
+            return
+        if self._unanswered == _MOST_UNANSWERED:
             raise Malformed("asks too much at once")
-        if isinstance(asked.request, messages.Introduce):
-            if self._is_listening:
-                raise Malformed("asks twice to listen")
-            question = partial(facts_of, self._order, *self._listen(asked.request))
-        elif isinstance(asked.request, messages.Make | messages.Remove):
-            if self._order.node_rank != 0:
-                raise Malformed("has a node that is not node 0 make a file")
-            question = partial(share, self._order, self._digits, type(asked.request))
-        else:
-            question = partial(answer, asked.request, self._order)
-        otherwise: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
+        find_answer = partial(_in_words, self._answering(request))
+        too_late: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
         self._unanswered += 1
-        reply = partial(self._on_answered, asked.number)
-        pending = self._loop.ask(partial(_in_words, question), otherwise, reply, within=asked.within)
-        # the kernel cannot end a process in uninterruptible sleep, as on a dead file server
+        pending = self._loop.ask(find_answer, too_late, partial(self._on_answer, asked.number), within=asked.within)
+        # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
         self._loop.timer(self._loop.now() + asked.within + _MARGIN, pending.give_up)
-        return None
 
-    def _on_answered(self, number: int, reply: messages.Reply) -> None:
+    def _answering(self, request: messages.Request) -> Callable[[], messages.Reply]:
+        """Return what finds the answer in a child; listen for other nodes if that is requested.
+
+        Raises:
+            Malformed: the doctor does not request this here, or not again.
+        """
+        match request:
+            case messages.Introduce():
+                if self._is_listening:
+                    raise Malformed("asks twice to listen")
+                return partial(facts_of, self._order, *self._listen(request))
+            case messages.HandleFile("look", digits) if digits is not None:
+                return partial(handle_file, self._order, "look", digits)
+            case messages.HandleFile("make" | "remove" as step):
+                if self._order.node_rank != 0:
+                    raise Malformed("has a node that is not node 0 make a file")
+                return partial(handle_file, self._order, step, self._own_digits)
+            case messages.Measure():
+                return partial(measure.measure, request, self._order.token)
+            case messages.Meet(port):
+                name = self._order.endpoint.address or self._order.hosts[0]  # of node 0: as typed, else as it is listed
+                return partial(measure.meet, name, port, self._order.token)
+            case messages.Examine():
+                return partial(examine, request, self._order)
+        raise Malformed("looks for a file without a name")
+
+    def _on_answer(self, number: int, reply: messages.Reply) -> None:
+        """Send what the child has found, or that it was too late. Called by the loop."""
         self._unanswered -= 1
         self._reply(number, reply)
 
@@ -92,28 +113,33 @@ class Examinee:
         self._send(messages.encode(messages.Answered(number, reply)))
 
     def _listen(self, request: messages.Introduce) -> tuple[int, tuple[int, ...]]:
-        """Listen on a free port and on those of the request that are free, and have a child serve them; return the ports."""
-        listening = [measure.listen()]
-        for port in request.ports if self._may_listen is None else {*request.ports} & {*self._may_listen}:
-            with suppress(OSError):  # taken; what matters is whether others get there
-                listening.append(measure.listen(port))
-        chosen, *ports = (stream.getsockname()[1] for stream in listening)
-        serve = partial(_serve, len(listening), self._order.token, self._order.node_rank)
-        self._loop.ask(serve, None, descriptors=tuple(stream.fileno() for stream in listening))
-        for stream in listening:
-            stream.close()
+        """Listen on a port that the kernel chooses, and on those of the request that may be and are free; return the ports.
+
+        A child of its own serves them from then on, until the loop is closed.
+        """
+        listeners = [measure.listen()]
+        for port in request.ports:
+            if self._may_listen is None or port in self._may_listen:
+                with suppress(OSError):  # taken by a program, at which others will find out whether the port is open
+                    listeners.append(measure.listen(port))
+        chosen_by_kernel, *ports = (listener.getsockname()[1] for listener in listeners)
+        serve = partial(_serve, len(listeners), self._order.token, self._order.node_rank)
+        self._loop.ask(serve, None, descriptors=tuple(listener.fileno() for listener in listeners))
+        for listener in listeners:
+            listener.close()  # in this process
         self._is_listening = True
-        return chosen, tuple(ports)
+        return chosen_by_kernel, tuple(ports)
 
 
-def _serve(streams: int, token: str, node_rank: int) -> None:
-    measure.serve([socket.socket(fileno=FIRST + index) for index in range(streams)], token, node_rank)
+def _serve(listeners: int, token: str, node_rank: int) -> None:
+    """Serve at so many sockets, in the child, which gets their descriptors from FIRST on."""
+    measure.serve([socket.socket(fileno=FIRST + index) for index in range(listeners)], token, node_rank)
 
 
-def _in_words(question: Callable[[], messages.Reply]) -> messages.Reply:
+def _in_words(find_answer: Callable[[], messages.Reply]) -> messages.Reply:
     """Answer, in the child; an error is an answer too, and says what it is."""
     try:
-        return question()
+        return find_answer()
     except LaunchError as error:
         return messages.Failed(line(error.message))
     except Exception as error:  # noqa: BLE001 - the doctor names it, and goes on
@@ -123,33 +149,20 @@ def _in_words(question: Callable[[], messages.Reply]) -> messages.Reply:
 # --- answers, each in a child
 
 
-def answer(request: messages.Request, order: HostOrder) -> messages.Reply:
-    """Return the answer to a request that needs nothing but the order of this node."""
-    match request:
-        case messages.Measure():
-            return measure.measure(request, order.token)
-        case messages.Meet():
-            return measure.meet(order.endpoint.address or order.hosts[0], request.port, order.token)
-        case messages.Look():
-            return share(order, request.digits, messages.Look)
-        case messages.Examine():
-            return examine(request, order)
-    raise ValueError(f"{type(request).__name__} is no request of this kind")
-
-
 def facts_of(order: HostOrder, port: int, ports: tuple[int, ...]) -> messages.Facts:
-    """Return what this node is."""
+    """Return what this node is, and that it listens at the port that the kernel chose, and at `ports`."""
     from ddplaunch.plan.devices.interpreter import find_torch
 
     spec = order.job.spec()
     build = find_torch(spec.program.python or sys.executable)
-    script, no_script = "", ""
-    folder = _enter(order)
-    if not folder and spec.program.target != "-" and spec.program.kind is ProgramKind.SCRIPT:
+    digest, script_problem = "", ""
+    folder_problem = _enter_folder(order)
+    has_script = spec.program.kind is ProgramKind.SCRIPT and spec.program.target != "-"
+    if has_script and not folder_problem:
         try:
-            script = _digest(spec.program.target)
+            digest = _digest(spec.program.target)
         except OSError as error:
-            no_script = why_failed(error)
+            script_problem = why_failed(error)
     return messages.Facts(
         host=host_name(os.uname().nodename),
         addresses=_addresses(order),
@@ -158,14 +171,14 @@ def facts_of(order: HostOrder, port: int, ports: tuple[int, ...]) -> messages.Fa
         python=line(sys.version.partition(" ")[0]),
         torch=line(build.version) if build is not None else "",
         nccl=build is not None and build.nccl,
-        folder=line(folder),
-        script=script,
-        no_script=line(no_script),
+        folder_problem=line(folder_problem),
+        script=digest,
+        script_problem=line(script_problem),
     )
 
 
 def _addresses(order: HostOrder) -> tuple[str, ...]:
-    """Return the numeric addresses under which others may reach this node, the likeliest first."""
+    """Return the numeric addresses under which other nodes may reach this one, the likeliest first."""
     if order.simulated:
         from ddplaunch.plan.cluster.endpoints import LOOPBACK
 
@@ -173,11 +186,11 @@ def _addresses(order: HostOrder) -> tuple[str, ...]:
     from ddplaunch.system.net.addresses import is_loopback, usable_addresses
 
     connection = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
-    reached = [address for address in connection[2:3] if not is_loopback(address)]
+    reached = [address for address in connection[2:3] if not is_loopback(address)]  # where ssh got here
     return tuple(dict.fromkeys((*reached, *usable_addresses())))[: messages.MAX_ADDRESSES]
 
 
-def _enter(order: HostOrder) -> str:
+def _enter_folder(order: HostOrder) -> str:
     """Change into the folder where the command was typed; return why that fails, "" if it does not."""
     try:
         os.chdir(os.fsdecode(order.cwd))
@@ -191,25 +204,29 @@ def _digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def share(order: HostOrder, digits: str, what: type[messages.Request]) -> messages.Shared:
-    """Make the file with these digits, look for it, or remove it."""
+Step: TypeAlias = Literal["make", "look", "remove"]
+
+
+def handle_file(order: HostOrder, step: Step, digits: str) -> messages.Shared:
+    """Make the file with these digits in the run folder and the current one, look for it, or remove it."""
     from ddplaunch.record.folders import runs_folder
 
     runs = order.job.spec().log_dir or runs_folder(_variables(order))
-    in_runs, in_current = (
-        _is_seen(folder, digits, what) if folder else None for folder in (runs, os.fsdecode(order.cwd))
+    return messages.Shared(
+        runs=_handle_in(runs, step, digits) if runs else None,
+        current=_handle_in(os.fsdecode(order.cwd), step, digits),
+        digits=digits,
     )
-    return messages.Shared(runs=in_runs, current=in_current, digits=digits)
 
 
-def _is_seen(folder: str, digits: str, what: type[messages.Request]) -> bool | None:
+def _handle_in(folder: str, step: Step, digits: str) -> bool | None:
     """Make, look for, or remove the file in a folder; return whether it is there now, None if the folder fails."""
     path = os.path.join(folder, f".ddplaunch-doctor-{digits}")
     try:
-        if what is messages.Make:
+        if step == "make":
             os.makedirs(folder, mode=0o700, exist_ok=True)
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        elif what is messages.Remove:
+        elif step == "remove":
             os.unlink(path)
         elif os.path.isdir(folder):
             os.listdir(folder)  # a client of NFS asks its server again
@@ -233,7 +250,7 @@ def examine(request: messages.Examine, order: HostOrder) -> messages.Examined:
     """
     from ddplaunch.tools.doctor import examine as doctor
 
-    _enter(order)
+    _enter_folder(order)
     chosen = doctor.chosen(doctor.ALL_CHECKS, request.only)
     report = doctor.examine(chosen, doctor.subject_of(order.job.spec(), _variables(order)))
     return messages.Examined(doctor.presentable(report, ""))  # no longer than the doctor takes
@@ -246,12 +263,15 @@ def main() -> int:
     """Get the order and answer requests until the doctor closes our stdin; return the exit status."""
     requests, replies = reserve_stdio()
     frame = requests.wait(_ORDER_TIMEOUT)
-    if frame is None or frame[0] != ORDER:
+    if frame is None:  # the doctor has gone, or is late
+        return NODE_LOST
+    tag, order = frame
+    if tag != ORDER:
         return NODE_LOST
     loop = Loop()
     replies.attach(loop)
     try:
-        examinee = Examinee(loop, order_in(frame[1]), partial(replies.put, CONTROL))
+        examinee = Examinee(loop, order_in(order), partial(replies.put, CONTROL))
         return _serve_doctor(loop, requests, examinee)
     except (Malformed, FrameError):
         return NODE_LOST
@@ -264,15 +284,16 @@ def _serve_doctor(loop: Loop, requests: InputPipe, examinee: Examinee) -> int:
     ended: list[bool] = []
 
     def on_input() -> None:
-        if not requests.read():
+        has_ended = not requests.read()
+        if has_ended:
             ended.append(True)
         while (frame := requests.take()) is not None:
             tag, data = frame
             if tag == REQUEST:
-                examinee.take(data)
+                examinee.on_request(data)
 
     loop.watch(requests, on_input)
-    on_input()  # what came with the order
+    on_input()  # the first requests may have been read with the order
     while not ended:
         loop.run_once()
     return OK

@@ -1,10 +1,11 @@
-"""Nodes on which mpirun, srun or their user has started the doctor. They connect to node 0, which examines all."""
+"""Nodes on which mpirun, srun or their user has started the doctor: each connects to node 0, where the doctor examines all."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Annotated, Protocol
 
@@ -16,8 +17,8 @@ from ddplaunch import __version__
 from ddplaunch.plan.cluster import Allocation, Rendezvous
 from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.plan.cluster.hostlist import Host as HostOfList
-from ddplaunch.reach.channel.dialer import Dialer
-from ddplaunch.reach.channel.handshake import key
+from ddplaunch.reach.channel.dialer import Dialer, Target
+from ddplaunch.reach.channel.handshake import Key, key
 from ddplaunch.reach.channel.listener import MAX_REFUSALS, Listener
 from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, Peer
 from ddplaunch.reach.connections import AgentStart, HostPhase
@@ -42,11 +43,11 @@ from ddplaunch.tools.doctor.nodes.host import Examinee
 WITHIN = 60.0  # seconds in which all nodes have to be there, unless --rdzv-timeout says less
 _IDLE = 300.0  # seconds without a question; with thousands of nodes a round of measurements may take that long
 _MOST_SILENT = 256  # connections that have proved the key and not said hello
-_SILENT = 60.0  # seconds without a confirmed packet after which the kernel gives a connection up
+_UNCONFIRMED = 60.0  # seconds without a confirmed packet after which the kernel gives a connection up
 
 
 class _Hello(Struct, frozen=True):
-    """The first message of a node to node 0."""
+    """The first message of a node to node 0, which sends the node its order then."""
 
     ddplaunch: Line
     host: Host
@@ -72,7 +73,7 @@ def is_first_here(allocation: Allocation) -> bool:
 
 
 def is_coordinator(rendezvous: Rendezvous) -> bool:
-    """Return whether this node examines the others; may look up a name."""
+    """Return whether this is node 0, where the doctor examines the others; may look up a name."""
     if rendezvous.coordinator is not None:
         return rendezvous.coordinator
     from ddplaunch.system.net.addresses import is_own  # few jobs need it
@@ -86,7 +87,7 @@ def is_coordinator(rendezvous: Rendezvous) -> bool:
 
 
 class Doctor(Protocol):
-    """Who is told of a node that has joined."""
+    """Who is told of a node that has joined: `Nodes`."""
 
     def connected(self, host: JoinedNode, protocol: int, version: str) -> None:
         """Handle that the node is there."""
@@ -102,7 +103,7 @@ class JoinedNode:
     """The connection from a node that connects by itself; looks like a `HostConnection`."""
 
     def __init__(self, agent: AgentStart, handler: Doctor) -> None:
-        """Prepare; `take` begins."""
+        """Prepare; `adopt` begins."""
         self.agent = agent
         self.phase = HostPhase.WAITING
         self.fault = ""  # why the connection was closed
@@ -118,8 +119,8 @@ class JoinedNode:
         """The numeric address from which this node is connected."""
         return "" if self._peer is None else self._peer.address
 
-    def take(self, peer: Peer, version: str) -> None:
-        """Take the connection of this node."""
+    def adopt(self, peer: Peer, version: str) -> None:
+        """Take over the connection of this node, on which its ddplaunch of this version has said hello."""
         self._peer, self.phase = peer, HostPhase.CONNECTED
         peer.admit()
         peer.received, peer.closed = self._on_message, self._on_closed
@@ -151,7 +152,7 @@ class JoinedNode:
 
 
 class Gathering:
-    """Listens for the other nodes of the job, and hands each to the connection of its rank."""
+    """On node 0: listens for the other nodes of the job, and hands the connection of each to the `JoinedNode` of its rank."""
 
     def __init__(
         self,
@@ -159,61 +160,66 @@ class Gathering:
         spec: JobSpec,
         env: Mapping[str, str],
         allocation: Allocation,
-        named: Callable[[int, str], None],
+        on_name: Callable[[int, str], None],
     ) -> None:
-        """Listen; `named` gets what each node calls itself, unless the cluster names it.
+        """Listen; `on_name` gets the rank of each node and what it calls itself, unless the cluster names it.
 
         Raises:
             LaunchError: no port is free.
         """
         rendezvous = allocation.rendezvous
         assert rendezvous is not None
-        self._named = named
-        self._has_names = len(allocation.hosts) == number_of(allocation)
-        self._waiting: dict[int, JoinedNode] = {}
+        self._on_name = on_name
+        self._cluster_names_nodes = len(allocation.hosts) == number_of(allocation)
+        self._missing: dict[int, JoinedNode] = {}  # nodes that have not connected yet, by rank
         self._listener = Listener(
             loop,
             listen(rendezvous.listen, rendezvous.ports),
-            key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
+            _key(spec, env, allocation),
             opened=self._on_opened,
             refused=self._report_refusal,
-            user_timeout=_SILENT,
+            user_timeout=_UNCONFIRMED,
         )
         self._loop = loop
-        self._silent: dict[Peer, Timer] = {}  # connections without a hello, and when they are closed
-        self._refusals = 0  # that were printed
+        self._silent: dict[Peer, Timer] = {}  # connections without a hello, the oldest first, and when they are closed
+        self._refusals = 0  # that were reported
 
     def expect(self, nodes: Mapping[int, JoinedNode]) -> None:
         """Wait for the nodes of these ranks."""
-        self._waiting = dict(nodes)
+        self._missing = dict(nodes)
 
     def _report_refusal(self, who: str, why: str) -> None:
-        """Print who was refused, and why, a few times: without a token anybody may come."""
+        """Say who was refused, and why, for the first few: without a token anybody may come."""
         self._refusals += 1
         if self._refusals <= MAX_REFUSALS:
             say(f"{who} was refused: {why}")
 
     def _on_opened(self, peer: Peer) -> None:
-        """Wait for the hello of a node that has proved the key; refuse a node rank that is taken, or too high."""
+        """Wait for the hello of a node that has proved the key. Called by the listener."""
         if len(self._silent) == _MOST_SILENT:
-            self._dismiss(next(iter(self._silent)))  # has had most time
-
-        def on_hello(data: bytes) -> None:
-            self._silent.pop(peer).cancel()
-            try:
-                hello = _hello(data)
-            except Malformed:
-                return peer.close()
-            rank = hello.node_rank if hello.node_rank is not None else min(self._waiting, default=-1)
-            if (node := self._waiting.pop(rank, None)) is None:  # a rank that there is not, or is twice
-                self._report_refusal(hello.host, f"node rank {rank} is taken, or too high")
-                return peer.close()
-            if not self._has_names:  # else who has started the nodes knows what they are called
-                self._named(rank, hello.host)
-            return node.take(peer, hello.ddplaunch)
-
+            oldest = next(iter(self._silent))
+            self._dismiss(oldest)
         self._silent[peer] = self._loop.timer(self._loop.now() + HANDSHAKE_TIMEOUT, partial(self._dismiss, peer))
-        peer.received, peer.closed = on_hello, lambda _: self._dismiss(peer)
+        peer.received, peer.closed = partial(self._on_hello, peer), lambda _: self._dismiss(peer)
+
+    def _on_hello(self, peer: Peer, data: bytes) -> None:
+        """Hand a node to the `JoinedNode` of its rank, or of the lowest free one if it has none; refuse any other rank."""
+        self._silent.pop(peer).cancel()
+        try:
+            hello = _hello(data)
+        except Malformed:
+            peer.close()
+            return
+        lowest_free = min(self._missing, default=-1)
+        rank = lowest_free if hello.node_rank is None else hello.node_rank
+        node = self._missing.pop(rank, None)
+        if node is None:
+            self._report_refusal(hello.host, f"node rank {rank} is taken, or too high")
+            peer.close()
+            return
+        if not self._cluster_names_nodes:
+            self._on_name(rank, hello.host)
+        node.adopt(peer, hello.ddplaunch)
 
     def _dismiss(self, peer: Peer) -> None:
         """Close a connection that has not said hello."""
@@ -231,36 +237,45 @@ class Gathering:
 
 
 def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
-    """Connect to node 0 and answer what it asks, until it closes the connection; return the exit status.
+    """Connect to node 0 and answer what the doctor there asks, until it closes the connection; return the exit status.
 
     Raises:
-        LaunchError: node 0 is not reached.
+        LaunchError: node 0 is not reached, or does not examine this node.
     """
-    loop = Loop()
-    peers: list[Peer] = []
-    reasons: dict[str, str] = {}
-    rendezvous = allocation.rendezvous
-    assert rendezvous is not None
+    assert allocation.rendezvous is not None
+    targets = _targets(allocation.rendezvous)
+    with closing(Loop()) as loop:
+        peer = _dial(loop, targets, spec, env, allocation)
+        return _Answering(loop, peer, spec, env, allocation).run()
+
+
+def _targets(rendezvous: Rendezvous) -> list[Target]:
+    """Return all sockets at which node 0 may listen: each address of each of its names, at each port; raise if there is none."""
     with waiting():
-        answers = [look_up(address, lambda: None) for address in rendezvous.addresses]
-    targets = [
-        (family, (sockaddr[0], port, *sockaddr[2:]))
-        for answer in answers
-        for family, sockaddr in answer.targets
-        for port in rendezvous.ports
-    ]
+        answers = [look_up(name, lambda: None) for name in rendezvous.addresses]
+    targets = []
+    for family, sockaddr in (target for answer in answers for target in answer.targets):
+        address, _no_port, *scope = sockaddr  # of IPv6 also flow label and interface
+        targets += [(family, (address, port, *scope)) for port in rendezvous.ports]
     if not targets:
         raise LaunchError(
             f"{some(rendezvous.addresses)}, the name of node 0: {answers[0].error}",
             hint=f"correct it in /etc/hosts or DNS (`getent hosts {rendezvous.addresses[0]}`)",
             status=RENDEZVOUS,
         )
+    return targets
+
+
+def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Peer:
+    """Try all targets again and again, until one is node 0; raise LaunchError if none is in time."""
+    peers: list[Peer] = []
+    reasons: dict[str, str] = {}  # by target, why it is not node 0 so far
     dialer = Dialer(
         loop,
-        key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
+        _key(spec, env, allocation),
         opened=peers.append,
         refused=reasons.__setitem__,
-        user_timeout=_SILENT,
+        user_timeout=_UNCONFIRMED,
     )
     dialer.set_targets(targets)
     until = loop.now() + min(spec.rdzv_timeout, WITHIN)
@@ -276,63 +291,88 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
             hint="start the doctor there too, and open these ports. `ddplaunch doctor --standalone` examines one machine alone",
             status=RENDEZVOUS,
         )
-    try:
-        return _answer(loop, peers[0], spec, env, allocation)
-    finally:
-        loop.close()
+    return peers[0]
 
 
-def _answer(loop: Loop, peer: Peer, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
-    """Introduce this node, and answer until node 0 has gone.
+class _Answering:
+    """On another node: answers node 0. First it sends this node's order, then requests; it closes the connection at the end."""
 
-    Raises:
-        LaunchError: what answers in the place of node 0 is no doctor of ours, or asks nothing any more.
-    """
-    hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
-    examinees: list[Examinee] = []
-    ended: list[str] = []
-    faults: list[str] = []
+    def __init__(self, loop: Loop, peer: Peer, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> None:
+        """Say hello."""
+        self._loop = loop
+        self._peer = peer
+        self._spec = spec
+        self._env = env
+        self._allocation = allocation
+        self._examinee: Examinee | None = None  # until the order has come
+        self._has_ended = False
+        self._fault = ""  # why this node answers no more: what claims to be node 0 is none, or is silent
+        self._idle = loop.timer(loop.now() + _IDLE, self._on_idle)
+        peer.admit()  # take long messages, too: it has proved the key
+        peer.received, peer.closed = self._on_message, self._on_closed
+        hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
+        peer.send(msgspec.json.encode(hello))
 
-    def on_message(data: bytes) -> None:
-        idle.set(loop.now() + _IDLE)
+    def run(self) -> int:
+        """Answer until node 0 has gone; return the exit status.
+
+        Raises:
+            LaunchError: what answers in the place of node 0 is no doctor of ours, or asks nothing any more.
+        """
+        while not self._has_ended and not self._fault:
+            self._loop.run_once()
+        self._peer.close()
+        if self._fault:
+            raise LaunchError(
+                f"node 0 does not examine this node: {self._fault}",
+                hint="is it another version of ddplaunch, or another program? A token keeps others out: `--token-file`",
+                status=RENDEZVOUS,
+            )
+        return OK
+
+    def _on_message(self, data: bytes) -> None:
+        """Take the order, which comes first, and then answer requests. Called by the peer."""
+        self._idle.set(self._loop.now() + _IDLE)
         try:
-            if examinees:
-                examinees[0].take(data)
-            else:
-                own = _own_order(order_in(data), spec, env, allocation)
-                port = allocation.endpoint.port
-                examinees.append(Examinee(loop, own, peer.send, may_listen=() if port is None else (port,)))
+            if self._examinee is not None:
+                self._examinee.on_request(data)
+                return
+            order = _own_order(order_in(data), self._spec, self._env, self._allocation)
+            typed_port = self._allocation.endpoint.port  # node 0 may have this node listen at no other
+            may_listen = () if typed_port is None else (typed_port,)
+            self._examinee = Examinee(self._loop, order, self._peer.send, may_listen=may_listen)
         except Malformed as error:
-            faults.append(f"what it asks is refused: {error}")
+            self._set_fault(f"what it asks is refused: {error}")
 
-    idle = loop.timer(loop.now() + _IDLE, lambda: faults.append(f"it has asked nothing for {duration(_IDLE)}"))
-    peer.admit()
-    peer.received, peer.closed = on_message, ended.append
-    peer.send(msgspec.json.encode(hello))
-    while not ended and not faults:
-        loop.run_once()
-    peer.close()
-    if faults:
-        raise LaunchError(
-            f"node 0 does not examine this node: {faults[0]}",
-            hint="is it another version of ddplaunch, or another program? A token keeps others out: `--token-file`",
-            status=RENDEZVOUS,
-        )
-    return OK
+    def _on_idle(self) -> None:
+        self._set_fault(f"it has asked nothing for {duration(_IDLE)}")
+
+    def _on_closed(self, _reason: str) -> None:
+        self._has_ended = True
+
+    def _set_fault(self, why: str) -> None:
+        self._fault = self._fault or why
+
+
+def _key(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Key:
+    """Return the key by which the nodes of a job know each other: made of the token, if there is one, and the job's name."""
+    return key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation))
 
 
 def _own_order(order: HostOrder, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> HostOrder:
     """Return this node's own order: the node runs what it was started with, whatever a peer says that claims to be node 0.
 
-    Of that the order has the secret of the measurements alone, and the node rank where none was typed.
+    From the peer's order are only the secret of the measurements, and the node rank where none was typed.
 
     Raises:
         Malformed: it is for another node.
     """
-    rank, number = rank_of(allocation), number_of(allocation)
-    if order.node_rank not in (range(1, number) if rank is None else (rank,)):
+    own_rank, number = rank_of(allocation), number_of(allocation)
+    possible_ranks = range(1, number) if own_rank is None else (own_rank,)
+    if order.node_rank not in possible_ranks:
         raise Malformed(f"its order is for node {order.node_rank}")
     assert allocation.rendezvous is not None
+    # an order names all hosts, of which only node 0's matters here
     hosts = [allocation.rendezvous.addresses[0], *(f"node-{other}" for other in range(1, number))]
     return Orders(
         spec=spec,

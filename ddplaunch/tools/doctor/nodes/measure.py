@@ -1,4 +1,4 @@
-"""Measures the way to another node over TCP, and serves others that measure the way to this one. Needs no torch.
+"""Measures the way from this node to another one over TCP, and serves nodes that measure the way to this one. Needs no torch.
 
 Each connection begins with 16 random bytes and their HMAC by the job's token, and the server replies with an HMAC that names its
 node: what else answers at an address, as another host under a wrong name does, is told from the node, and strangers get nothing.
@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
+from typing import NamedTuple
 
 from ddplaunch.system.fields import host, line
 from ddplaunch.system.net.port import for_all_addresses
@@ -25,12 +26,13 @@ from ddplaunch.tools.doctor.nodes.messages import MAX_ADDRESSES, Blocked, Measur
 CONNECT_TIMEOUT = 2.5  # seconds: the kernel sends a lost SYN again after 1 s
 ECHO_TIMEOUT = 2.0  # seconds
 PINGS = 21  # an odd number has a median
-_PARTS = 6  # of the time in which data are sent
-_ENOUGH = 1000  # packets, of which a lossy link loses a few: 1.5 MB
+_PARTS = 6  # in which the time of sending is divided; the best of them is the speed
+_FEW_PACKETS = 1000  # 1.5 MB; of fewer even a lossy link may lose none, which says nothing
 _MOST_CLIENTS = 512  # one node measures one other at a time, at all addresses and ports of that at once
 _SILENCE = 5.0  # seconds after which a client is dropped
 _BLOCK = 1 << 18  # bytes
 _SEED, _PROOF = 16, 32  # bytes
+_CLIENT = -1  # in the proof of a client, in place of a node rank
 _IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
 _TCP_INFO_SIZE, _TOTAL_RETRANS, _BYTES_ACKED, _DATA_SEGS_OUT = 160, 100, 120, 156  # offsets in linux/tcp.h
 
@@ -53,8 +55,8 @@ def listen(port: int = 0) -> socket.socket:
     return stream
 
 
-def serve(streams: Sequence[socket.socket], token: str, node_rank: int) -> None:
-    """Serve all that connect, each in a thread; never returns. Where too many are served, who comes then is shown out."""
+def serve(listeners: Sequence[socket.socket], token: str, node_rank: int) -> None:
+    """Serve all that connect to this node, each in a thread; never returns. Beyond `_MOST_CLIENTS`, a connection is closed."""
     import threading  # of all processes only this one has threads
 
     free = threading.BoundedSemaphore(_MOST_CLIENTS)
@@ -66,9 +68,9 @@ def serve(streams: Sequence[socket.socket], token: str, node_rank: int) -> None:
             free.release()
 
     with selectors.DefaultSelector() as selector:
-        for listening in streams:
-            listening.setblocking(False)
-            selector.register(listening, selectors.EVENT_READ, listening)
+        for listener in listeners:
+            listener.setblocking(False)
+            selector.register(listener, selectors.EVENT_READ, listener)
         while True:
             for key, _ in selector.select():
                 with suppress(OSError):  # the client is gone
@@ -80,14 +82,15 @@ def serve(streams: Sequence[socket.socket], token: str, node_rank: int) -> None:
 
 
 def _serve_client(client: socket.socket, token: str, node_rank: int) -> None:
-    """Prove who this is, echo pings, and read what follows."""
+    """Prove to a client that this is the node, echo its pings, and read the data that it sends; a stranger gets nothing."""
     with closing(client), suppress(OSError):
         client.settimeout(_SILENCE)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hello = _receive(client, _SEED + _PROOF)
-        if not hmac.compare_digest(hello[_SEED:], _proof(token, hello[:_SEED], -1)):
+        seed, proof = hello[:_SEED], hello[_SEED:]
+        if not hmac.compare_digest(proof, _proof(token, seed, _CLIENT)):
             return
-        client.sendall(_proof(token, hello[:_SEED], node_rank))
+        client.sendall(_proof(token, seed, node_rank))
         for _ in range(PINGS):
             client.sendall(_receive(client, 1))
         sink = bytearray(_BLOCK)
@@ -110,14 +113,14 @@ def _receive(sock: socket.socket, length: int) -> bytes:
 
 
 def _proof(token: str, seed: bytes, node_rank: int) -> bytes:
-    """Return what proves that the sender knows the token: as a server, the node of this rank; as a client, -1."""
+    """Return what proves that the sender knows the token: for a server with the rank of its node, for a client `_CLIENT`."""
     return hmac.digest(token.encode(), b"ddplaunch doctor %d %s" % (node_rank, seed), hashlib.sha256)
 
 
 # --- the side that measures
 
 
-Address = tuple[str, int]
+Address = tuple[str, int]  # numeric, and a port
 
 
 def measure(request: Measure, token: str) -> Way:
@@ -125,11 +128,12 @@ def measure(request: Measure, token: str) -> Way:
     targets = [(address, port) for address in request.addresses for port in request.ports]
     answered, errors = connect(targets, token, request.node_rank)
     try:
-        # the first address under which the node answers at any port is the one that counts
-        address = next((address for address, _ in targets if any(address == one for one, _ in answered)), None)
-        if address is None:
-            reasons = {port: why for (_, port), why in reversed(errors.items())}
-            return Way(blocked=tuple(Blocked(port, why) for port, why in reasons.items()))
+        reached = [address for address in request.addresses if any(address == one for one, _ in answered)]
+        if not reached:
+            # of several addresses the first error
+            why_by_port = {port: why for (_, port), why in reversed(errors.items())}
+            return Way(blocked=tuple(Blocked(port, why) for port, why in why_by_port.items()))
+        address = reached[0]  # they are the likeliest first
         blocked = tuple(
             Blocked(port, errors[address, port]) for port in request.ports if (address, port) not in answered
         )
@@ -145,68 +149,92 @@ def measure(request: Measure, token: str) -> Way:
 
 
 def meet(name: str, port: int, token: str) -> Met:
-    """Resolve a name and connect to each of its addresses, to find out where node 0 answers."""
+    """Resolve a name and connect to each of its addresses, to find out where node 0 answers. Called on the other nodes."""
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:  # ValueError: not a host name at all
-        return Met((), None, line(why_failed(error) if isinstance(error, OSError) else str(error)))
-    addresses = [str(sockaddr[0]) for *_, sockaddr in found]
-    addresses = list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
-    answered, errors = connect([(address, port) for address in addresses], token, 0)
+    except OSError as error:
+        return Met(error=line(why_failed(error)))
+    except ValueError as error:  # not a host name at all
+        return Met(error=line(str(error)))
+    each_once = dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)
+    addresses = list(each_once)[:MAX_ADDRESSES]
+    answered, errors = connect([(address, port) for address in addresses], token, node_rank=0)
     for sock in answered.values():
         sock.close()
     reached = next((address for address in addresses if (address, port) in answered), None)
-    return Met(tuple(map(host, addresses)), reached and host(reached), ", ".join(dict.fromkeys(errors.values())))
+    return Met(
+        addresses=tuple(map(host, addresses)),
+        reached=None if reached is None else host(reached),
+        error=", ".join(dict.fromkeys(errors.values())),
+    )
+
+
+class _Attempt:
+    """A connection to one address: the kernel makes it, `greet` says hello, and the server proves which node it is."""
+
+    def __init__(self, target: Address, sock: socket.socket) -> None:
+        """Take a socket that is connecting."""
+        self.target = target
+        self.sock = sock
+        self.is_greeted = False
+        self._received = b""
+
+    def greet(self, hello: bytes) -> None:
+        """Say hello once the socket is writable; raise OSError if it is so because the kernel could not connect."""
+        if number := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(number, os.strerror(number))
+        self.sock.send(hello)  # an empty socket takes it
+        self.is_greeted = True
+
+    def has_proved(self, expected: bytes) -> bool:
+        """Read what has come; return whether the proof is whole. Raise OSError if the connection leads to something else."""
+        data = self.sock.recv(_PROOF - len(self._received))
+        self._received += data
+        if self._received == expected:
+            return True
+        if not data or len(self._received) == _PROOF:
+            raise ConnectionError("something else answers there")
+        return False
 
 
 def connect(
     targets: Sequence[Address], token: str, node_rank: int
 ) -> tuple[dict[Address, socket.socket], dict[Address, str]]:
-    """Connect to all addresses at once; return the sockets whose peer has proved to be the node, and why the others failed."""
+    """Connect to all addresses at once; return the sockets whose server has proved to be the node, and why the others failed."""
     answered: dict[Address, socket.socket] = {}
     errors: dict[Address, str] = {}
     seed = os.urandom(_SEED)
-    hello, expected = seed + _proof(token, seed, -1), _proof(token, seed, node_rank)
-    received: dict[Address, bytes] = {}
+    hello, expected = seed + _proof(token, seed, _CLIENT), _proof(token, seed, node_rank)
     until = time.monotonic() + CONNECT_TIMEOUT
 
-    def drop(target: Address, sock: socket.socket, why: str) -> None:
-        errors[target] = line(why)
-        selector.unregister(sock)
-        sock.close()
+    def drop(attempt: _Attempt, why: str) -> None:
+        errors[attempt.target] = line(why)
+        selector.unregister(attempt.sock)
+        attempt.sock.close()
 
     with selectors.DefaultSelector() as selector:
-        for at in targets:
+        for target in targets:
             try:
-                connecting = _connecting(*at)
+                attempt = _Attempt(target, _connecting(*target))
             except OSError as error:
-                errors[at] = line(why_failed(error))
+                errors[target] = line(why_failed(error))
             else:
-                selector.register(connecting, selectors.EVENT_WRITE, (at, connecting))
+                selector.register(attempt.sock, selectors.EVENT_WRITE, attempt)
         while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, events in selector.select(left):
-                target, sock = key.data
+            for key, _ in selector.select(left):
+                attempt = key.data
                 try:
-                    if events & selectors.EVENT_WRITE:
-                        if number := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                            raise OSError(number, os.strerror(number))
-                        sock.send(hello)  # an empty socket takes it
-                        selector.modify(sock, selectors.EVENT_READ, (target, sock))
-                        continue
-                    data = sock.recv(_PROOF - len(received.get(target, b"")))
+                    if not attempt.is_greeted:
+                        attempt.greet(hello)
+                        selector.modify(attempt.sock, selectors.EVENT_READ, attempt)
+                    elif attempt.has_proved(expected):
+                        selector.unregister(attempt.sock)
+                        answered[attempt.target] = attempt.sock
                 except OSError as error:
-                    drop(target, sock, why_failed(error))
-                    continue
-                received[target] = received.get(target, b"") + data
-                if received[target] == expected:
-                    selector.unregister(sock)
-                    answered[target] = sock
-                elif not data or len(received[target]) == _PROOF:
-                    drop(target, sock, "something else answers there")
-        for key in list(selector.get_map().values()):
-            what = "the connection alone answers" if key.events == selectors.EVENT_READ else "no answer"
-            target, sock = key.data
-            drop(target, sock, f"{what} in {CONNECT_TIMEOUT:g} s")
+                    drop(attempt, why_failed(error))
+        for attempt in [key.data for key in selector.get_map().values()]:
+            what = "the connection alone answers" if attempt.is_greeted else "no answer"
+            drop(attempt, f"{what} in {CONNECT_TIMEOUT:g} s")
     return answered, errors
 
 
@@ -228,12 +256,13 @@ def _connecting(address: str, port: int) -> socket.socket:
 
 
 def _latency(sock: socket.socket) -> float:
-    """Return the median of the round trips, in seconds."""
+    """Return the median of the round trips of pings, in seconds; ECHO_TIMEOUT if the connection stalls or ends."""
     trips: list[float] = []
     until = time.perf_counter() + ECHO_TIMEOUT
     for _ in range(PINGS):
         began = time.perf_counter()
-        if trips and began > until:  # what is sent next is echoed in part, and that is not read
+        # on a slow way fewer will do: the server takes the first bytes that follow for pings, and nobody reads their echo
+        if trips and began > until:
             break
         try:
             sock.sendall(b".")
@@ -245,42 +274,52 @@ def _latency(sock: socket.socket) -> float:
 
 
 def _speed(sock: socket.socket, seconds: float) -> tuple[float, float | None]:
-    """Send for so many seconds; return the bytes a second that arrived, and the share of packets that were sent again, if known.
+    """Send for so many seconds; return the bytes a second that arrived, and the share of packets that were sent again.
 
     The speed is that of the best part of the time, since processors that are busy with something else make each part slower.
+    The share is None if too few packets were sent to tell.
     """
     block = bytes(_BLOCK)
     part = seconds / _PARTS
     sock.settimeout(part)
-    marks = [(time.perf_counter(), _tcp_info(sock)[0])]
+    marks = [(time.perf_counter(), _tcp_info(sock).confirmed)]  # when, and bytes until then
     until = marks[0][0] + seconds
     try:
         while (now := time.perf_counter()) < until:
             if now - marks[-1][0] >= part:
-                marks.append((now, _tcp_info(sock)[0]))
+                marks.append((now, _tcp_info(sock).confirmed))
             with suppress(TimeoutError):  # nothing more is taken at the moment
                 sock.send(block)
     except OSError:  # the other side has closed
         pass
-    confirmed, resent, packets = _tcp_info(sock)
-    marks.append((time.perf_counter(), confirmed))
+    total = _tcp_info(sock)
+    marks.append((time.perf_counter(), total.confirmed))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what still waits is dropped
     rates = [
         (bytes_2 - bytes_1) / (at_2 - at_1)
         for (at_1, bytes_1), (at_2, bytes_2) in pairwise(marks)
-        if at_2 - at_1 >= part / 2
+        if at_2 - at_1 >= part / 2  # the last part may be short, and a burst in it would be the best
     ]
-    return max(rates, default=0.0), min(1.0, resent / packets) if packets >= _ENOUGH else None
+    resent = min(1.0, total.resent / total.packets) if total.packets >= _FEW_PACKETS else None
+    return max(rates, default=0.0), resent
 
 
-def _tcp_info(sock: socket.socket) -> tuple[int, int, int]:
-    """Return the bytes that were confirmed, the packets that were sent again, and all packets. Linux has all since 4.6."""
+class _TcpInfo(NamedTuple):
+    """What the kernel has counted on a connection."""
+
+    confirmed: int  # bytes that the other side has acknowledged
+    resent: int  # packets that were sent again
+    packets: int  # all that carried data
+
+
+def _tcp_info(sock: socket.socket) -> _TcpInfo:
+    """Ask the kernel. Linux counts all of it since 4.6."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
     info = info.ljust(_TCP_INFO_SIZE, b"\0")
     (confirmed,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
     (resent,) = struct.unpack_from("=I", info, _TOTAL_RETRANS)
     (packets,) = struct.unpack_from("=I", info, _DATA_SEGS_OUT)
-    return confirmed, resent, packets
+    return _TcpInfo(confirmed, resent, packets)
 
 
 def _mtu(sock: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""What the doctor requests of the program on each node, and what that replies. Pure.
+"""The requests of the doctor (on node 0) to the program that examines each node, and the replies. Pure.
 
 The order of a job comes first, see `reach/messages.py`. A node may be under another user's control: a reply that does not
 fit its type is refused, and what is shown of one is filtered where it is shown.
@@ -6,7 +6,7 @@ fit its type is refused, and what is shown of one is filtered where it is shown.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -38,9 +38,9 @@ class Facts(Struct, frozen=True, kw_only=True, tag="facts"):
     python: Line
     torch: Line  # "" if there is none
     nccl: bool
-    folder: Line = ""  # why the folder of the command cannot be entered here
-    script: Line = ""  # its digest; "" if none is given
-    no_script: Line = ""  # why it cannot be read
+    folder_problem: Line = ""  # why the folder of the command cannot be entered here; "" if it can
+    script: Line = ""  # its digest; "" if the command has none
+    script_problem: Line = ""  # why it cannot be read
 
 
 class TellTime(Struct, frozen=True, tag="tell_time"):
@@ -69,22 +69,15 @@ class Examined(Struct, frozen=True, tag="examined"):
 Digits = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 
 
-class Make(Struct, frozen=True, tag="make"):
-    """To node 0: make a file in the run folder and in the current one."""
+class HandleFile(Struct, frozen=True, tag="handle_file"):
+    """Make, look for or remove a file in the run folder and in the current one: nodes that see node 0's file share the folder."""
+
+    step: Literal["make", "look", "remove"]
+    digits: Digits | None = None  # of the file to look for; None: node 0 makes and removes one with digits of its own
 
 
-class Remove(Struct, frozen=True, tag="remove"):
-    """To node 0: remove these files."""
-
-
-class Look(Struct, frozen=True, tag="look"):
-    """Say in which folders the file with these digits is."""
-
-    digits: Digits
-
-
-class Shared(Struct, frozen=True, tag="shared"):
-    """In which folders the file is: of runs, the current one. None: it cannot be said."""
+class Shared(Struct, frozen=True, kw_only=True, tag="shared"):
+    """In which folders the file is now: of runs, the current one. None: it cannot be said."""
 
     runs: bool | None
     current: bool | None
@@ -97,11 +90,11 @@ class Meet(Struct, frozen=True, tag="meet"):
     port: Port
 
 
-class Met(Struct, frozen=True, tag="met"):
+class Met(Struct, frozen=True, kw_only=True, tag="met"):
     """What a name of node 0 leads to."""
 
-    addresses: _Addresses
-    reached: Host | None  # where node 0 has answered
+    addresses: _Addresses = ()
+    reached: Host | None = None  # the address where node 0 has answered; None: at none of them
     error: Line = ""  # why there is no address, or node 0 does not answer
 
 
@@ -139,7 +132,7 @@ class Failed(Struct, frozen=True, tag="failed"):
     why: Line
 
 
-Request: TypeAlias = Introduce | TellTime | Examine | Make | Remove | Look | Meet | Measure
+Request: TypeAlias = Introduce | TellTime | Examine | HandleFile | Meet | Measure
 Reply: TypeAlias = Facts | Time | Examined | Shared | Met | Way | Failed
 
 

@@ -1,4 +1,4 @@
-"""The network between nodes: which pairs of nodes measure, and what is wrong by their measurements. Pure.
+"""The network between nodes, as the doctor sees it: which pairs of nodes measure, and what is wrong by that. Pure.
 
 At fault is a node, one direction of a node, or the link of two nodes.
 """
@@ -19,23 +19,22 @@ from ddplaunch.tools.doctor.nodes.messages import Facts, Way
 
 Pair = tuple[int, int]  # node ranks, ascending
 Direction = tuple[int, int]  # node ranks: from, to
-Ways = Mapping[Direction, Way]
+_FROM, _TO = 0, 1  # where a direction has them
+Ways = Mapping[Direction, Way]  # what was measured
 
 # A ring all-reduce runs at the pace of its slowest link: with half of what the others have, all nodes communicate half as fast.
-_SLOW = 0.5
-_SLOWEST = (
-    100e6  # bytes a second: less than gigabit Ethernet, over which the gradients of 250M parameters take 10 s a step
-)
+_LEAST_SHARE = 0.5  # of the usual speed
+# bytes a second: less than gigabit Ethernet, over which the gradients of 250M parameters take 10 s a step
+_LEAST_SPEED = 100e6
 # Small collectives wait for round trips; the second figure is more than what a busy processor adds to them.
-_LATE, _LATER = 3.0, 0.0005  # times the usual, and seconds more
-_LATEST = 0.005  # seconds, which light needs for 500 km and back: these nodes are not in one place
+_LATE_FACTOR, _LATE_BY = 3.0, 0.0005  # times the usual, and seconds more
+_MOST_LATENCY = 0.005  # seconds, which light needs for 500 km and back: these nodes are not in one place
 _LOSSY = 0.01  # at 1 % TCP falls below 200 MB/s (Mathis et al. 1997: 1448 bytes / 0.1 ms * 1.22 / sqrt(0.01))
 EPHEMERAL = "the ports that the kernel chooses"
 
 
 # --- which nodes measure each other: n log n pairs in rounds, then the doubtful ones once more
-
-
+#
 # In a round a node is in one pair at most, so that no pair slows another one on the cards of its nodes.
 
 
@@ -68,18 +67,25 @@ def doubtful(speeds: Mapping[Pair, float], bad: Collection[Pair]) -> list[Pair]:
     node is at fault, else the link was. Two such rounds leave no node with one bad pair alone, where there are nodes to meet.
     Bad pairs whose nodes are free otherwise are measured again, since a moment's load looks the same.
     """
-    best: dict[int, float] = {}
+    best_speed: dict[int, float] = {}  # of the nodes that have a good pair
     for pair, speed in speeds.items():
-        for node in pair if pair not in bad else ():
-            best[node] = max(speed, best.get(node, 0.0))
+        if pair not in bad:
+            for node in pair:
+                best_speed[node] = max(speed, best_speed.get(node, 0.0))
     worst_first = sorted(bad, key=lambda pair: speeds[pair])
-    suspects = list(dict.fromkeys(node for pair in worst_first for node in pair if node not in best))
-    partners = [*sorted(best, key=lambda node: -best[node]), *suspects]
-    busy: set[int] = set()
+    suspects = list(dict.fromkeys(node for pair in worst_first for node in pair if node not in best_speed))
+    fastest_first = sorted(best_speed, key=lambda node: -best_speed[node])
+    partners = [*fastest_first, *suspects]
+    busy: set[int] = set()  # nodes that this round has in a pair
     chosen: list[Pair] = []
     for suspect in suspects:
-        free = (node for node in partners if node not in (*busy, suspect) and pair_of(suspect, node) not in speeds)
-        if suspect not in busy and (partner := next(free, None)) is not None:
+        if suspect in busy:
+            continue
+        not_met = (
+            node for node in partners if node not in busy and node != suspect and pair_of(suspect, node) not in speeds
+        )
+        partner = next(not_met, None)
+        if partner is not None:
             busy |= {suspect, partner}
             chosen.append(pair_of(suspect, partner))
     for pair in worst_first:
@@ -101,12 +107,14 @@ class Usual(Struct, frozen=True):
 
 def best_of(before: Way | None, now: Way) -> Way:
     """Return what two measurements of a way show: the better of each figure, since a moment's load makes any of them worse."""
-    if before is None or before.address is None or now.address is None:
-        return now if before is None or before.address is None else before
-    still = {one.port for one in before.blocked}
+    if before is None or before.address is None:  # it was not measured, or not reached
+        return now
+    if now.address is None:
+        return before
+    were_blocked = {one.port for one in before.blocked}
     return replace(
         now,
-        blocked=tuple(one for one in now.blocked if one.port in still),
+        blocked=tuple(one for one in now.blocked if one.port in were_blocked),
         latency=min(before.latency, now.latency),
         speed=max(before.speed, now.speed),
         resent=min((one.resent for one in (before, now) if one.resent is not None), default=None),
@@ -125,32 +133,41 @@ def usual(ways: Ways) -> Usual:
 
 
 def why_slow(way: Way, expected: Usual) -> str:
-    """Return in which respect a way is slow, "" for a way that is not slow."""
+    """Return in which respects a way is slow beside the usual ones here, or anywhere; "" for a way that is not slow."""
     reasons = []
-    if way.speed < max(_SLOW * expected.speed, _SLOWEST):
+    least_speed = max(_LEAST_SHARE * expected.speed, _LEAST_SPEED)
+    tolerated = max(_LATE_FACTOR * expected.latency, expected.latency + _LATE_BY)
+    if way.speed < least_speed:
         reasons.append(f"{_speed(way.speed)}, usual here are {_speed(expected.speed)}")
-    if way.latency > min(max(_LATE * expected.latency, expected.latency + _LATER), _LATEST):
+    if way.latency > min(tolerated, _MOST_LATENCY):
         reasons.append(f"{_time(way.latency)} for a round trip, usual here are {_time(expected.latency)}")
     if way.resent is not None and way.resent > _LOSSY:
         reasons.append(f"{way.resent:.1%} of the packets were lost on the way")
     return "; ".join(reasons)
 
 
-def bad_pairs(ways: Ways, *, is_shared: bool = False) -> tuple[dict[Pair, float], set[Pair]]:
-    """Return the speed of each pair, and which are bad; with `is_shared` all nodes are simulated on one machine."""
+def bad_pairs(ways: Ways, *, share_machine: bool = False) -> tuple[dict[Pair, float], set[Pair]]:
+    """Return the speed of each pair, the lower of both directions, and which pairs are bad.
+
+    If the nodes `share_machine`, all are simulated on one machine, and none is slow.
+    """
     expected = usual(ways)
     speeds: dict[Pair, float] = {}
     bad: set[Pair] = set()
     for direction, way in ways.items():
         pair = pair_of(*direction)
         speeds[pair] = min(way.speed, speeds.get(pair, way.speed))
-        if way.address is None or not way.speed or (not is_shared and why_slow(way, expected)):
+        is_slow = not share_machine and why_slow(way, expected) != ""
+        if way.address is None or not way.speed or is_slow:
             bad.add(pair)
     return speeds, bad
 
 
-def judge(names: Sequence[str], facts: Mapping[int, Facts], ways: Ways, *, is_shared: bool) -> Iterator[Concern]:
-    """Yield what is wrong with the network; `is_shared`: the nodes share one machine, and its speed says nothing."""
+def judge(names: Sequence[str], facts: Mapping[int, Facts], ways: Ways, *, share_machine: bool) -> Iterator[Concern]:
+    """Yield what is wrong with the network; if the nodes `share_machine`, its speed says nothing.
+
+    Each fault is looked for where no worse one is: ways that reach nothing, that lose large packets (stall), that are slow.
+    """
     expected = usual(ways)
     yield from _judge_reach(names, ways)
     reached = {direction: way for direction, way in ways.items() if way.address is not None}
@@ -158,98 +175,112 @@ def judge(names: Sequence[str], facts: Mapping[int, Facts], ways: Ways, *, is_sh
     stalled = {direction: "it sends nothing but small packets" for direction, way in reached.items() if not way.speed}
     yield from _attribute(names, stalled, reached, _STALLED)
     moving = {direction: way for direction, way in reached.items() if way.speed}
-    slow = {direction: why for direction, way in moving.items() if (why := why_slow(way, expected))}
-    yield from _attribute(names, {} if is_shared else slow, moving, _SLOW_WORDS)
-    yield from _judge_size(names, moving)
+    if not share_machine:
+        slow = {direction: why for direction, way in moving.items() if (why := why_slow(way, expected))}
+        yield from _attribute(names, slow, moving, _SLOW)
+    yield from _judge_mtu(names, moving)
 
 
 # --- whose fault it is
 
 
-class _Words(Struct, frozen=True):
-    """How a fault is named, by where it lies; {} is the name of the node, or of both."""
+class _Fault(Struct, frozen=True, kw_only=True):
+    """The titles of a finding, by where the fault lies; {0} is the name of the node, of a link {0} and {1} are its ends."""
 
     severity: Severity
-    everywhere: str
-    node: str
-    into: str
-    out_of: str
-    link: str  # {0}, {1}
+    everywhere: str  # on all ways between all nodes
+    node: str  # on all ways from and to a node
+    to_node: str  # on all ways to a node
+    from_node: str  # on all ways from a node
+    link: str  # between two nodes
     hint: str
 
 
-_UNREACHABLE = _Words(
-    "broken",
-    "no node reaches any other",
-    "no other node reaches {0}, nor does it reach any",
-    "no other node reaches {0}, though it reaches others",
-    "{0} reaches no other node, though others reach it",
-    "{0} does not reach {1}",
-    "workers connect to any ports of each other: open all TCP ports between the nodes of a job "
+_UNREACHABLE = _Fault(
+    severity="broken",
+    everywhere="no node reaches any other",
+    node="no other node reaches {0}, nor does it reach any",
+    to_node="no other node reaches {0}, though it reaches others",
+    from_node="{0} reaches no other node, though others reach it",
+    link="{0} does not reach {1}",
+    hint="workers connect to any ports of each other: open all TCP ports between the nodes of a job "
     "(see `iptables -L`, `nft list ruleset`, security groups)",
 )
-_STALLED = _Words(
-    "broken",
-    "connections between all nodes stall",
-    "connections from and to {0} stall",
-    "connections to {0} stall",
-    "connections from {0} stall",
-    "connections from {0} to {1} stall",
-    "packets as large as the interface allows may vanish on the way: give all interfaces and switches the same MTU "
+_STALLED = _Fault(
+    severity="broken",
+    everywhere="connections between all nodes stall",
+    node="connections from and to {0} stall",
+    to_node="connections to {0} stall",
+    from_node="connections from {0} stall",
+    link="connections from {0} to {1} stall",
+    hint="packets as large as the interface allows may vanish on the way: give all interfaces and switches the same MTU "
     "(`ip link show`), or try a smaller one (`ip link set dev IFACE mtu 1400`)",
 )
-_SLOW_WORDS = _Words(
-    "slow",
-    "the network between all nodes is slow",
-    "the network of {0} is slow",
-    "all ways to {0} are slow",
-    "all ways from {0} are slow",
-    "the link from {0} to {1} is slow",
-    "a job runs at the pace of its slowest link: see the cable, the speed and the errors of the card there "
+_SLOW = _Fault(
+    severity="slow",
+    everywhere="the network between all nodes is slow",
+    node="the network of {0} is slow",
+    to_node="all ways to {0} are slow",
+    from_node="all ways from {0} are slow",
+    link="the link from {0} to {1} is slow",
+    hint="a job runs at the pace of its slowest link: see the cable, the speed and the errors of the card there "
     "(`ethtool IFACE`, `ip -s link`), or leave the node out",
 )
+_MOST_SHOWN = 4  # ways in the evidence
 
 
 def _attribute(
-    names: Sequence[str], faults: Mapping[Direction, str], measured: Collection[Direction], words: _Words
+    names: Sequence[str], faulty: Mapping[Direction, str], measured: Collection[Direction], fault: _Fault
 ) -> Iterator[Concern]:
     """Yield a finding for each node whose ways all have the fault, then for one direction of a node, then for links.
 
-    `faults` holds the ways with the fault, and how each shows it. A node is not at fault because of a single other node, unless
+    `faulty` holds the ways with the fault, and how each shows it. A node is not at fault because of a single other node, unless
     there is no third one.
     """
     nodes = {node for direction in measured for node in direction}
 
     def concern(title: str, about: Collection[int], directions: Collection[Direction], *, is_link: bool) -> Concern:
-        shown = [f"{names[here]} to {names[there]}: {faults[here, there]}" for here, there in sorted(directions)]
+        """Return the finding about these nodes, with the ways that show it as evidence."""
+        shown = [f"{names[here]} to {names[there]}: {faulty[here, there]}" for here, there in sorted(directions)]
+        more = [f"and {len(shown) - _MOST_SHOWN} more ways"] if len(shown) > _MOST_SHOWN else []
         finding = Finding(
             check="network",
-            severity=words.severity,
+            severity=fault.severity,
             title=title.format(*(names[node] for node in about)),
-            evidence="\n".join(shown[:4] + ([f"and {len(shown) - 4} more ways"] if len(shown) > 4 else [])),
-            hint=words.hint,
+            evidence="\n".join([*shown[:_MOST_SHOWN], *more]),
+            hint=fault.hint,
         )
         return Concern(finding=finding, nodes=tuple(about), is_link=is_link)
 
-    if len(nodes) > 2 and faults and len(faults) == len(measured):
-        yield concern(words.everywhere, sorted(nodes), faults, is_link=False)
+    are_all_faulty = faulty and len(faulty) == len(measured)
+    if are_all_faulty and len(nodes) > 2:
+        yield concern(fault.everywhere, sorted(nodes), faulty, is_link=False)
         return
-    left = set(faults)
-    for title, own in ((words.node, (0, 1)), (words.into, (1,)), (words.out_of, (0,))):
-        guilty: set[int] = set()
-        for node in sorted(nodes):
-            ways = {way for way in measured if node in [way[index] for index in own]}
-            partners = {other for way in ways for other in way if other != node}
-            if len(partners) > 1 and ways <= left:
-                guilty.add(node)
-        for node in sorted(guilty):
-            its = {way for way in left if node in [way[index] for index in own]}
-            yield concern(title, (node,), its, is_link=False)
-        left = {way for way in left if guilty.isdisjoint(way[index] for index in own)}
-    for pair in sorted({pair_of(*way) for way in left}):
-        both = {way for way in left if pair_of(*way) == pair}
+    unexplained = set(faulty)
+    for title, ends in ((fault.node, (_FROM, _TO)), (fault.to_node, (_TO,)), (fault.from_node, (_FROM,))):
+        guilty = [node for node in sorted(nodes) if _is_guilty(node, ends, measured, unexplained)]
+        for node in guilty:
+            yield concern(title, (node,), _ways_of(node, ends, unexplained), is_link=False)
+        for node in guilty:  # afterwards, since a way between two of them tells of both
+            unexplained -= _ways_of(node, ends, unexplained)
+    for pair in sorted({pair_of(*way) for way in unexplained}):
+        both = {way for way in unexplained if pair_of(*way) == pair}
         here, there = min(both)
-        yield concern(words.link, (here, there), both, is_link=True)
+        yield concern(fault.link, (here, there), both, is_link=True)
+
+
+def _ways_of(node: int, ends: Sequence[int], ways: Collection[Direction]) -> set[Direction]:
+    """Return the ways that have the node at one of these ends: `_FROM`, `_TO`."""
+    return {way for way in ways if any(way[end] == node for end in ends)}
+
+
+def _is_guilty(
+    node: int, ends: Sequence[int], measured: Collection[Direction], unexplained: Collection[Direction]
+) -> bool:
+    """Return whether all ways with the node at these ends have the fault, and lead to more than one other node."""
+    ways = _ways_of(node, ends, measured)
+    partners = {other for way in ways for other in way if other != node}
+    return len(partners) > 1 and all(way in unexplained for way in ways)
 
 
 def _judge_reach(names: Sequence[str], ways: Ways) -> Iterator[Concern]:
@@ -264,34 +295,45 @@ def _judge_reach(names: Sequence[str], ways: Ways) -> Iterator[Concern]:
 
 def _judge_ports(names: Sequence[str], facts: Mapping[int, Facts], reached: Ways) -> Iterator[Concern]:
     """Yield findings about ports that are closed to a node which reaches other ports of the same node."""
-    closed: dict[str, dict[Direction, str]] = {}
+    closed: dict[str, dict[Direction, str]] = {}  # by what the port is called: the ways on which it is closed, and why
     for (here, there), way in reached.items():
         for one in way.blocked:
-            kind = EPHEMERAL if there in facts and one.port == facts[there].port else f"port {one.port}"
-            closed.setdefault(kind, {})[here, there] = f"port {one.port}: {one.why}"
-    for kind, faults in closed.items():
-        what = "they are" if kind == EPHEMERAL else "it is"
-        words = _Words(
-            "broken",
-            f"{kind}: {what} closed between all nodes, though other ports are open",
-            f"{kind}: {what} closed from and to {{0}}, though other ports are open",
-            f"{kind}: {what} closed on {{0}}, though other ports are open",
-            f"{kind}: {what} closed to {{0}} on all other nodes, though other ports are open",
-            f"{kind}: {what} closed from {{0}} to {{1}}, though other ports are open",
+            is_ephemeral = there in facts and one.port == facts[there].port
+            called = EPHEMERAL if is_ephemeral else f"port {one.port}"
+            closed.setdefault(called, {})[here, there] = f"port {one.port}: {one.why}"
+    for called, faulty in closed.items():
+        yield from _attribute(names, faulty, list(reached), _closed(called))
+
+
+def _closed(called: str) -> _Fault:
+    """Return the fault that a port, or the ports that the kernel chooses, are closed."""
+    if called == EPHEMERAL:
+        subject = f"{called}: they are"
+        hint = (
             "gloo, NCCL and rank 0's store listen on ports of `sysctl net.ipv4.ip_local_port_range`: open these between the "
             "nodes of a job"
-            if kind == EPHEMERAL
-            else "the agents of a job, or rank 0's store, listen there: open the port between the nodes of a job",
         )
-        yield from _attribute(names, faults, list(reached), words)
+    else:
+        subject = f"{called}: it is"
+        hint = "the agents of a job, or rank 0's store, listen there: open the port between the nodes of a job"
+    return _Fault(
+        severity="broken",
+        everywhere=f"{subject} closed between all nodes, though other ports are open",
+        node=f"{subject} closed from and to {{0}}, though other ports are open",
+        to_node=f"{subject} closed on {{0}}, though other ports are open",
+        from_node=f"{subject} closed to {{0}} on all other nodes, though other ports are open",
+        link=f"{subject} closed from {{0}} to {{1}}, though other ports are open",
+        hint=hint,
+    )
 
 
-def _judge_size(names: Sequence[str], moving: Ways) -> Iterator[Concern]:
+def _judge_mtu(names: Sequence[str], moving: Ways) -> Iterator[Concern]:
     """Yield nodes whose packets are of another size than those of most."""
     mtus: dict[int, int] = {}
     for (here, _), way in moving.items():
         mtus[here] = max(way.mtu, mtus.get(here, 0))
-    if len(counts := Counter(mtus.values())) > 1:
+    counts = Counter(mtus.values())
+    if len(counts) > 1:
         common = counts.most_common(1)[0][0]
         others = {node: mtu for node, mtu in mtus.items() if mtu != common}
         finding = Finding(

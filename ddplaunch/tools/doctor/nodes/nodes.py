@@ -1,4 +1,4 @@
-"""The nodes from the doctor's side: starts a program on each, asks many at once, and waits for none longer than said."""
+"""The nodes from the doctor's side: starts a program on each, asks many at once, and waits for none longer than it may take."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from ddplaunch.tools.doctor.nodes import messages
 from ddplaunch.tools.doctor.nodes.joined import JoinedNode
 from ddplaunch.tools.doctor.nodes.messages import Asked, Reply, Request
 
-_MARGIN = 2.0  # seconds that an answer may be on its way, beyond those that the node has for it
+_ON_THE_WAY = 2.0  # seconds for an answer to arrive, beyond those that the node has for it
 _END = 2.0  # seconds in which the programs on the nodes have to end
-_SILENT = HostError("it has stopped answering", "is it stopped, overloaded, or its network cut? `ssh {host}`")
+_STOPPED_ANSWERING = HostError(
+    "it has stopped answering", "is it stopped, overloaded, or its network cut? `ssh {host}`"
+)
 
 
 def _absent(within: float) -> HostError:
@@ -34,14 +36,14 @@ def _absent(within: float) -> HostError:
     return HostError(f"it has not joined within {within:g} s", hint)
 
 
-class Batch(Struct):
+class Batch(Struct, kw_only=True):
     """Requests that were sent together, and the replies as they come."""
 
     sent_at: float  # seconds since 1970
     until: float  # of the loop's clock
-    pending: dict[int, int]  # by the number of the request: the node
-    replies: dict[int, Reply] = field(default_factory=dict)
-    came_at: dict[int, float] = field(default_factory=dict)  # seconds since 1970
+    pending: dict[int, int] = field(default_factory=dict)  # ranks of the nodes that have not replied, by request number
+    replies: dict[int, Reply] = field(default_factory=dict)  # by node rank
+    came_at: dict[int, float] = field(default_factory=dict)  # seconds since 1970, by node rank
 
 
 class Nodes:
@@ -50,24 +52,26 @@ class Nodes:
     def __init__(
         self, loop: Loop, agents: Sequence[AgentStart], *, starter: str, python: str, env: Mapping[str, str]
     ) -> None:
-        """Prepare to start these programs with the variables `env`."""
+        """Prepare to start these programs by ssh, srun, ... (`starter`), with the variables `env`.
+
+        An agent without a command is started by somebody else, and joins.
+        """
         self._loop = loop
         self._starter = starter
         self._python = python
         self._env = env
-        # those without a command are started by somebody else, and join
-        self._hosts: list[HostConnection | JoinedNode] = [
+        self._hosts: list[HostConnection | JoinedNode] = [  # by node rank
             HostConnection(agent, loop, self) if agent.argv else JoinedNode(agent, self) for agent in agents
         ]
-        self.names = [agent.host for agent in agents]
-        self._numbers = count(1)
-        self._batches: list[Batch] = []
-        self._open_files = (0, 0)
-        self.lost: dict[int, HostError] = {}
+        self.names = [agent.host for agent in agents]  # by node rank
+        self._request_numbers = count(1)
+        self._batches: list[Batch] = []  # that are waited for
+        self._open_files = (0, 0)  # RLIMIT_NOFILE as it was before `start`, soft and hard, for the programs
+        self.lost: dict[int, HostError] = {}  # why, by node rank
 
     @property
     def alive(self) -> list[int]:
-        """The nodes that are connected."""
+        """The ranks of the nodes that are connected."""
         return [
             rank for rank, host in enumerate(self._hosts) if rank not in self.lost and host.phase is HostPhase.CONNECTED
         ]
@@ -78,11 +82,11 @@ class Nodes:
         self._start_next()
         starting = (HostPhase.WAITING, HostPhase.STARTING)
 
-        def name_silent() -> None:
+        def report_silent() -> None:
             silent = [self.names[rank] for rank, host in enumerate(self._hosts) if host.phase in starting]
             say(f"waiting {within:g} s at most for {some(silent)}")
 
-        notice = self._loop.timer(self._loop.now() + NOTICE_AFTER, name_silent)
+        notice = self._loop.timer(self._loop.now() + NOTICE_AFTER, report_silent)
         self._run(lambda: not any(host.phase in starting for host in self._hosts), self._loop.now() + within)
         notice.cancel()
         for host in self._hosts:
@@ -106,6 +110,7 @@ class Nodes:
             host.start(self._env, self._open_files, handled_signals())
 
     def _run(self, is_done: Callable[[], bool], until: float) -> None:
+        """Run the loop until something is done, or its clock shows `until`."""
         wake = self._loop.timer(until, lambda: None)
         while not is_done() and self._loop.now() < until:
             self._loop.run_once()
@@ -114,11 +119,11 @@ class Nodes:
     # --- requests
 
     def post(self, requests: Mapping[int, Request], within: float) -> Batch:
-        """Send each node its request, to be answered `within` so many seconds."""
-        batch = Batch(time(), self._loop.now() + within + _MARGIN, {})
+        """Send each node its request, by node rank, to be answered `within` so many seconds; `wait` returns the replies."""
+        batch = Batch(sent_at=time(), until=self._loop.now() + within + _ON_THE_WAY)
         for rank in self.alive:
             if rank in requests:
-                number = next(self._numbers)
+                number = next(self._request_numbers)
                 batch.pending[number] = rank
                 self._hosts[rank].send(REQUEST, messages.encode(Asked(number, requests[rank], within)))
         self._batches.append(batch)
@@ -129,7 +134,7 @@ class Nodes:
         self._run(lambda: not batch.pending, batch.until)
         self._batches.remove(batch)
         for rank in batch.pending.values():
-            self._lose(self._hosts[rank], _SILENT)
+            self._lose(self._hosts[rank], _STOPPED_ANSWERING)
         return batch.replies
 
     def ask(self, requests: Mapping[int, Request], within: float) -> dict[int, Reply]:
@@ -167,7 +172,7 @@ class Nodes:
         self._start_next()
 
     def report_received(self, host: HostConnection | JoinedNode, data: bytes) -> None:
-        """Take a reply.
+        """Put a reply into the batch that waits for it; one that comes too late is dropped. Called by connections.
 
         Raises:
             FrameError: it is none.

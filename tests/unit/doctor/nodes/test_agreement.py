@@ -46,8 +46,8 @@ def said(concerns) -> list[tuple[str, str]]:
         ({"nccl": False}, [("broken", "gpu2: its torch has no NCCL, that of others has")]),
         ({"python": "3.13.9"}, []),
         ({"python": "3.12.1"}, [("note", "gpu2: another Python than on the other nodes")]),
-        ({"folder": "/work: no such file"}, [("broken", "gpu2: /work: no such file")]),
-        ({"no_script": "permission denied"}, [("broken", "gpu2: the script cannot be read: permission denied")]),
+        ({"folder_problem": "/work: no such file"}, [("broken", "gpu2: /work: no such file")]),
+        ({"script_problem": "permission denied"}, [("broken", "gpu2: the script cannot be read: permission denied")]),
     ],
 )
 def test_a_node_that_differs_is_named_with_the_weight_of_the_difference(difference, expected):
@@ -85,14 +85,17 @@ def test_a_clock_that_was_asked_over_a_slow_link_is_not_judged_beyond_what_is_kn
 @pytest.mark.parametrize(
     ("met", "reason"),
     [
-        (Met(("10.0.0.1",), "10.0.0.1"), ""),
+        (Met(addresses=("10.0.0.1",), reached="10.0.0.1"), ""),
         (
-            Met((), None, "Name or service not known"),
+            Met(error="Name or service not known"),
             "cannot resolve head, the name of node 0: Name or service not known",
         ),
-        (Met(("127.0.1.1",), None), "head, the name of node 0, leads to 127.0.1.1 there, which is the node itself"),
-        (Met(("10.9.9.9",), None), "head, the name of node 0, leads to 10.9.9.9 there, which is none of its addresses"),
-        (Met(("10.0.0.1",), None, "no answer in 2.5 s"), ""),  # the pairs say so
+        (Met(addresses=("127.0.1.1",)), "head, the name of node 0, leads to 127.0.1.1 there, which is the node itself"),
+        (
+            Met(addresses=("10.9.9.9",)),
+            "head, the name of node 0, leads to 10.9.9.9 there, which is none of its addresses",
+        ),
+        (Met(addresses=("10.0.0.1",), error="no answer in 2.5 s"), ""),  # the pairs say so
     ],
 )
 def test_the_name_of_node_0_has_to_lead_there(met, reason):
@@ -104,12 +107,19 @@ def test_the_name_of_node_0_has_to_lead_there(met, reason):
 
 def test_folders_that_are_not_shared_are_noted():
     seen: dict[int, tuple[bool | None, bool]] = {0: (True, True), 1: (False, True), 2: (None, False)}
-    shared = {node: Shared(*folders, digits="0" * 16) for node, folders in seen.items()}
+    shared = {node: Shared(runs=runs, current=current, digits="0" * 16) for node, (runs, current) in seen.items()}
     assert said(agreement.judge_folders(NAMES, shared)) == [
         ("note", "gpu2: the current folder is another one than on gpu0"),
         ("note", "gpu1: the folder of runs is another one than on gpu0"),
     ]
-    assert said(agreement.judge_folders(NAMES, {node: Shared(None, None, "0" * 16) for node in range(2)})) == []
+    assert (
+        said(
+            agreement.judge_folders(
+                NAMES, {node: Shared(runs=None, current=None, digits="0" * 16) for node in range(2)}
+            )
+        )
+        == []
+    )
 
 
 def test_lost_nodes_with_one_reason_are_named_together_and_the_hint_names_the_first():

@@ -20,7 +20,7 @@ CUT = Way(blocked=(Blocked(40000, "no answer in 2.5 s"),))
 World = Callable[[int, int], Way]  # from a node to another
 
 
-def examine(n: int, world: World, *, is_shared: bool = False) -> list[Concern]:
+def examine(n: int, world: World, *, share_machine: bool = False) -> list[Concern]:
     """Examine a network as the doctor does."""
     ways: dict[tuple[int, int], Way] = {}
 
@@ -33,10 +33,10 @@ def examine(n: int, world: World, *, is_shared: bool = False) -> list[Concern]:
     for pairs in halves(range(n)):
         measure(pairs)
     for _ in range(2):
-        measure(doubtful(*bad_pairs(ways, is_shared=is_shared)))
+        measure(doubtful(*bad_pairs(ways, share_machine=share_machine)))
     names = [f"gpu{node}" for node in range(n)]
     facts = {node: facts_of(node) for node in range(n)}
-    return list(judge(names, facts, ways, is_shared=is_shared))
+    return list(judge(names, facts, ways, share_machine=share_machine))
 
 
 def facts_of(node: int) -> Facts:
@@ -128,8 +128,8 @@ def test_a_closed_port_beside_an_open_one_is_named_by_what_listens_there():
 
 
 def test_the_speed_of_simulated_nodes_is_not_judged_but_what_they_reach():
-    assert examine(4, lambda a, b: SLOW if 3 in (a, b) else FINE, is_shared=True) == []
-    assert len(examine(4, lambda a, b: CUT if 3 in (a, b) else FINE, is_shared=True)) == 1
+    assert examine(4, lambda a, b: SLOW if 3 in (a, b) else FINE, share_machine=True) == []
+    assert len(examine(4, lambda a, b: CUT if 3 in (a, b) else FINE, share_machine=True)) == 1
 
 
 def test_unequal_interfaces_are_a_note():
