@@ -46,13 +46,15 @@ def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) ->
         _watch_one(loop, Command(spec.notice_command, env), lambda problem: NoticeSeen(option, notice, problem))
 
 
-def watch_stop_file(loop: Loop, path: str, seconds: float) -> None:
-    """Post `NoticeSeen` when this file appears or changes, or has done so within the last `seconds`."""
-    _watch_file(loop, "--stop-file", path, seconds, signal.SIGTERM, stops_job=True)
+def watch_stop_file(loop: Loop, path: str, changed_within: float) -> None:
+    """Post `NoticeSeen` when this file appears or changes, or has done so within the last so many seconds."""
+    _watch_file(loop, "--stop-file", path, changed_within, signal.SIGTERM, stops_job=True)
 
 
-def _watch_file(loop: Loop, option: str, path: str, seconds: float, signum: int, *, stops_job: bool = False) -> None:
-    watched = File(os.path.abspath(path), time.time_ns() - int(seconds * 1e9))
+def _watch_file(
+    loop: Loop, option: str, path: str, changed_within: float, signum: int, *, stops_job: bool = False
+) -> None:
+    watched = File(os.path.abspath(path), time.time_ns() - int(changed_within * 1e9))
     _watch_one(loop, watched, lambda problem: NoticeSeen(f"{option} {path}", signum, problem, stops_job))
 
 
