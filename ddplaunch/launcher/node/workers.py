@@ -286,7 +286,7 @@ class Workers:
             self._mps.dismiss()
 
     def reap(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
-        """Release everything that this generation held, at this time of the loop's clock; return `exits` with what each has used."""
+        """Release all that this generation held, at this time of the loop's clock; return `exits` with what each worker used."""
         exit_of_rank = {exit.rank: exit for exit in exits}
         self._pipes.close(at)
         for rank, running in self.running.items():
