@@ -121,16 +121,14 @@ class Agent(BehindFront):
                 if self._state.phase is Phase.SWEEPING:
                     self._sweep()  # what it waits for may be gone
             case events.GroupJoined():
-                if self._context.inputs.spec.straggler_check:
-                    self._report(
-                        orders.GroupMade()
-                    )  # from now on the coordinator may ask torch when ranks come to collectives
+                if self._context.inputs.spec.straggler_check:  # for which the coordinator asks torch from then on
+                    self._report(orders.GroupMade())
             case events.WorkersLinger(ranks):
                 generations.name_lingering(ranks)
             # the front
             case events.FrontWaits():
                 self._signals.let_front_stop(all_stopped=generations.has_stopped)
-            # what the user has this node look for
+            # what the user has this node look for; other notices are for `super().handle`
             case events.NoticeSeen(problem="", stops_job=False):
                 self._on_notice(event)
             case events.HealthChecked(number, why):
@@ -215,9 +213,7 @@ class Agent(BehindFront):
         now = self._loop.now()
         coordinator.feed(job.Abandoned())
         if self._has_stopped_all_nodes:
-            coordinator.feed(
-                job.NodeEscalated(job.NO_MEMBER, signum, now)
-            )  # kill: no node has asked, but the user of all
+            coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))  # kill: not one node asks, but the user
         else:
             self._has_stopped_all_nodes = self._signals.end_asked = True
             coordinator.feed(job.StopRequested(Why.SIGNALLED, signum, now))
@@ -225,12 +221,10 @@ class Agent(BehindFront):
     # --- the begin of a generation
 
     def _on_order_to_begin(self, generation: orders.Generation) -> None:
-        """Begin a generation; if it is a restart, once the node has passed its health check (before the first it has been done).
-
-        A node that is ending takes no time for a check: the generation ends at once.
-        """
+        """Begin a generation; if it is a restart, once the node has passed its health check (the first one is behind it)."""
         inputs, end = self._context.inputs, self._state.end
-        if inputs.spec.health_check is None or generation.number == 0 or end.signum or end.front_lost:
+        is_ending = end.signum or end.front_lost  # so that the generation ends at once
+        if inputs.spec.health_check is None or generation.number == 0 or is_ending:
             self._begin(generation)
             return
         if self._health is None:
@@ -271,12 +265,12 @@ class Agent(BehindFront):
     def _step(self, event: node.Event) -> None:
         """Let the decision take an event, and carry out the actions that follow."""
         if isinstance(event, (node.StopOrdered, node.KillOrdered, node.JobEnded)):
-            self._begin_unchecked()
+            self._begin_unchecked()  # the order is about that generation
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         event = self._with_what_agent_knows(event)
         if isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._generations.plan.nnodes > 1:
-            self._generations.output.note_failed(elsewhere=True)
+            self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from a failure there
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)

@@ -43,7 +43,7 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
     become_subreaper()
     files = start_writer()
     try:
-        connect = job.link()
+        connect = job.link()  # by which the agent reaches the coordinator: from here on other nodes may reach this one
         with own_imports():
             from ddplaunch.launcher.node import agent  # before it is decided that the job begins
         if not child.decide_start(pipes):
@@ -63,7 +63,7 @@ def start_writer() -> FileQueue:
     progress = -1
     try:
         progress = memory_file("ddplaunch")  # where the writer notes how far it is
-        os.pwrite(progress, bytes(PROGRESS), 0)
+        os.pwrite(progress, bytes(PROGRESS), 0)  # nothing yet
         ours, its = socket.socketpair()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         agent, pid = os.getpid(), fork()
@@ -81,12 +81,9 @@ def start_writer() -> FileQueue:
 def _be_writer(agent: int, sock: socket.socket, progress: int, listener: socket.socket) -> NoReturn:
     """Be the process that writes files, a child of `agent` (its pid), until `sock` ends; a failure is its last reply there."""
     try:
-        signal_at_end_of(
-            agent, signal.SIGCONT
-        )  # a writer that was stopped goes on then, and sees the end of its socket
-        detach(
-            sock.fileno(), progress, listener.fileno()
-        )  # these become descriptors 3, 4 and 5, and all others are closed
+        signal_at_end_of(agent, signal.SIGCONT)  # a writer that is stopped goes on, and sees the end of its socket
+        # no signal but SIGKILL comes here from now on; these descriptors become 3, 4 and 5, and all others are closed
+        detach(sock.fileno(), progress, listener.fileno())
         from ddplaunch.record import file_writer  # only that process needs it
 
         _collect_garbage()

@@ -69,10 +69,7 @@ class BehindFront(ABC):
         self._errands: list[Errands] = []  # what tells programs outside of the job
 
     def run(self) -> int:
-        """Run the loop until nothing more is expected of it, hand all output over, and return the exit status of the job.
-
-        Where the coordinator cannot be reached or made, say so and return the status of that error.
-        """
+        """Run the loop until nothing more is expected of it, hand all output over, and return the exit status of the job."""
         self._signals.listen(self._signals_of_job)
         with ExitStack() as opened:  # its callbacks close what was opened, in reverse order
             try:
@@ -243,16 +240,14 @@ class BehindFront(ABC):
         return self._requeue if self._coordinator is not None or end.why == "lost" else None
 
     def _queue_again(self, requeue: Requeue) -> None:
-        """Have the cluster queue the job again if the cluster lets it, which may end this process, too; report how the job ended.
-
-        The reports come from here, and not from `_conclude`: they say what becomes of the job.
-        """
+        """Have the cluster queue the job again if it may be, which may end this process, too; report that and how the job ended."""
         assert self._link is not None
         assert self._link.end is not None
         end = self._link.end
         notice = end.requeue  # the signal that gave it
-        asked = self._loop.ask(partial(requeue.decide, notice), requeue.undecided(notice))
-        decision, decided_at = self._signals.wait_for(asked), time.monotonic()
+        if_unanswered = requeue.undecided(notice)
+        decision = self._signals.wait_for(self._loop.ask(partial(requeue.decide, notice), if_unanswered))
+        decided_at = time.monotonic()
         self._reporter.print_end(end.why, end.text)
         self._reporter.print(decision.text)
         why_failed = self._submit(requeue) if decision.requeues else None
@@ -265,7 +260,8 @@ class BehindFront(ABC):
         if not self._context.inputs.leads:
             # srun, which shows an agent's output, drops what it has not read when its step ends, and nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
-        why_failed = self._signals.wait_for(self._loop.ask(requeue.submit, requeue.unsent))
+        why_if_unanswered = requeue.unsent
+        why_failed = self._signals.wait_for(self._loop.ask(requeue.submit, why_if_unanswered))
         if why_failed is not None:
             self._reporter.print(why_failed)
         return why_failed
@@ -294,7 +290,7 @@ class BehindFront(ABC):
         queue = self._context.queue
         limit = self._loop.timer(
             None, lambda: None
-        )  # it only wakes the loop, and is not set any more once its time has come
+        )  # it wakes the loop, and is not set any more once its time has come
         sent_before, is_limited = queue.sent, False
         while queue.size:
             has_progressed = queue.sent != sent_before

@@ -226,9 +226,7 @@ class Watch:
         self._agent = agent
         self._most_unanswered = ceil(self._patience / self.interval)  # questions
         self._most_without_loop = ceil(max(self._patience, _WITHOUT_LOOP) / self.interval)  # questions
-        self._has_begun = (
-            False  # the loop has answered once: before, the agent's modules may have to come from a slow disk
-        )
+        self._has_begun = False  # the loop has answered once: before, the agent may import from a slow disk
         # questions in a row, each as it weighs, see `_WEIGHTS`: without any answer, and without one of the loop
         self._unanswered = 0.0
         self._without_loop = 0.0
@@ -354,9 +352,7 @@ def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bo
     waited_for: set[int] = set()  # pids seen in uninterruptible sleep that are not to be killed
     began = clock.now()
     while below := [found for found in descendants(root) if found.pid not in not_ours and not spares(found)]:
-        if (
-            not kills_sleeping
-        ):  # a writer may wake and sleep again for each line that it writes: once seen, it is not killed
+        if not kills_sleeping:  # a process may wake and sleep again for each line that it writes: once seen is enough
             waited_for.update(found.pid for found in below if found.state == "D")
         may_tidy = clock.now() < began + TIDY_TIMEOUT
         tidying = [found for found in below if may_tidy and tidies(found)]

@@ -54,9 +54,7 @@ class Client:
         """Read one request from `sock`, within REQUEST_TIMEOUT; `number` names this client in events."""
         self.number = number
         self.awaits_end = False  # of the job, of which it is told then
-        self.asker: Asker | None = (
-            None  # what passes on to it how the nodes answer its question; None: it has asked none
-        )
+        self.asker: Asker | None = None  # gets the nodes' answers to its question; None: it has asked none
         self._loop = loop
         self._sock = sock  # closed or detached once the connection is lost or given away: its fileno() is negative then
         self._decoder = Decoder()
@@ -266,8 +264,8 @@ class RunClients(Clients):
                 self._loop.post(StopAsked())
             case requests.Attach() | requests.Profile() as asked:
                 self._attach(client, request, asked, coordinator)
-            case question:  # each node's answer is a reply, and the last one says that all have answered or are late
-
+            case question:  # each node's answer is a reply, and the last reply says that all have answered or are late
+                # the coordinator calls these, and what fails in them ends the socket, not the job
                 def answered(member: Member, answer: Answer) -> None:
                     self._guard(lambda: self.reply(client, _node_reply(member, answer)))
 
@@ -300,7 +298,7 @@ class RunClients(Clients):
         member = _member_of(asked.rank, coordinator.state.members.taking_part)
         if member is None:
             client.refuse(f"it has no rank {asked.rank}")
-        elif member.id == SELF_ID:
+        elif member.id == SELF_ID:  # this node
             self._loop.post(AttachAsked(client.number, asked))
         elif len(coordinator.streams) >= MAX_STREAMS:
             client.refuse(TOO_MANY)
@@ -319,18 +317,11 @@ class RunClients(Clients):
                 self._link.coordinator.questions.forget(client.asker)
         return client
 
-    @property
-    def _host(self) -> str:
-        return host_name(self._context.inputs.node.host)
-
     def _where_coordinator_is(self) -> requests.RunsElsewhere:
-        """Return the reply of a node that is not the coordinator's: the host of that, as the allocation or the rendezvous has it.
-
-        Where a command has started the agents, the coordinator is that command, and on none of the allocation's hosts.
-        """
+        """Return the reply of another node than the coordinator's: the host of that, by the allocation or the rendezvous."""
         allocation = self._context.inputs.allocation
         of_rendezvous = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
-        of_allocation = () if allocation.has_front else allocation.hosts[:1]
+        of_allocation = () if allocation.has_front else allocation.hosts[:1]  # a command coordinates agents itself
         hosts = (*of_allocation, *of_rendezvous, "")  # "": not known
         return requests.RunsElsewhere(
             run_id=piece(self._run_id()),
@@ -369,7 +360,7 @@ class RunClients(Clients):
         argv = Redactor(self._context.known_secrets).argv((program.target, *program.args))
         return requests.Run(
             run_id=piece(self._run_id() or self._context.draft.run_id),
-            host=self._host,
+            host=host_name(inputs.node.host),
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
             command=piece(shlex.join(argv)),

@@ -126,6 +126,7 @@ class AgentContext:
             self.make_folder(plan)
         assert self.folder is not None
         has_common_term = agreed is not None or plan.nnodes == 1  # else the nodes do not communicate
+        how_debugged = _how_debugged(spec, is_followed=inputs.node.is_followed)
         return WorkerSetup(
             plan=plan,
             generation=generation.number,
@@ -138,7 +139,7 @@ class AgentContext:
             role=spec.role,
             has_recorder=not spec.no_flight_recorder,
             debugpy_ranks=spec.debugpy_ranks or frozenset(),
-            debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{_how_debugged(spec, is_followed=inputs.node.is_followed)}",
+            debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{how_debugged}",  # as worker/bootstrap.py reads it
             mps_control=inputs.node.mps_control,
             on_terminal=self._on_terminal(plan),
             of_terminal=of_terminal(inputs.screen.columns, inputs.screen.lines, highest=plan.world_size - 1),
@@ -242,11 +243,9 @@ class AgentContext:
         return reporter
 
     def _stderr(self) -> Stderr:
-        """Return what writes ddplaunch's own lines: to the front, or after its loss to our stderr.
-
-        Where a command has started the agents, it shows lines that several of them say (OURS) once.
-        """
+        """Return what writes ddplaunch's own lines: to the front, or after its loss to our stderr."""
         inputs, screen = self.inputs, self.inputs.screen
+        # a command that has started the agents shows a line of OURS once, however many of them say the same
         tag = OURS if inputs.allocation.start and not inputs.leads else STDERR
 
         def put(text: str) -> None:
@@ -258,12 +257,14 @@ class AgentContext:
         def put_last(text: str) -> None:
             self.last_words += visible(text)
 
-        # what becomes an exception of a caller in Python has no colours
-        paint = (
-            Paint() if inputs.reports_to_caller else Paint(Stream.ERR in screen.colour, screen.links, screen.columns)
+        # a caller in Python gets an exception, which has no colours
+        has_colour = Stream.ERR in screen.colour
+        return Stderr(
+            put=put,
+            put_last=put_last if inputs.leads else put,
+            paint=Paint() if inputs.reports_to_caller else Paint(has_colour, screen.links, screen.columns),
+            redactor=Redactor(self.known_secrets),
         )
-        redactor = Redactor(self.known_secrets)
-        return Stderr(put=put, put_last=put_last if inputs.leads else put, paint=paint, redactor=redactor)
 
 
 def _tell_of_workers(queue: OutputQueue, event: Event) -> None:

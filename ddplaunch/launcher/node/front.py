@@ -105,18 +105,14 @@ def _show_until_end(front: _Front, agent: child.AgentProcess) -> None:
 def _status_of_job(front: _Front, agent: child.AgentProcess, modes_before: Modes | None) -> int:
     """Reap the agent and return the exit status of the job; unless it is 0, restore the modes that the terminal had before it."""
     if front.killed_agent:
-        if ends_within(
-            agent.pid, child.KILL_TIMEOUT
-        ):  # else it is in uninterruptible sleep, and is named with what it left
+        if ends_within(agent.pid, child.KILL_TIMEOUT):  # else it is in uninterruptible sleep, and is named below
             agent.reap()
             set_modes(modes_before)
         print_now(child.describe_leftovers())
         return exitcodes.of_signal(front.stopped_by) if front.stopped_by else exitcodes.NODE_LOST
     wait_status = agent.reap()
     if wait_status:
-        set_modes(
-            modes_before
-        )  # a worker that was killed while it edited a line has left the modes that it needed for that
+        set_modes(modes_before)  # a worker that was killed while it edited a line has left those that it needed
     status, text = child.status_of(agent.pid, wait_status)
     print_now(text)
     return status or (exitcodes.NOT_WRITTEN if front.output.failed else exitcodes.OK)
@@ -139,9 +135,9 @@ class _Front:
         stops: frozenset[int],
         sent_again: frozenset[int],
         output: FrontOutput,
-        heartbeat_timeout: float,
+        timeout: float,
     ) -> None:
-        """Serve this agent; `stops` and `sent_again` are as in `run`, and so are the seconds of `heartbeat_timeout`."""
+        """Serve this agent; `stops` and `sent_again` are as in `run`, and `timeout` is its heartbeat timeout, in seconds."""
         self.output = output
         self._agent = agent
         self._deduplicator = SignalDeduplicator(stops, sent_again)
@@ -151,13 +147,9 @@ class _Front:
         self.killed_agent = False  # by this process
         self.is_done = False  # the agent has ended or is given up, so signals to stop come too late
         self._workers_are_to_be_killed = False  # the user has asked a second time
-        self._watch = child.Watch(agent, heartbeat_timeout)
-        self._question: child.Question | None = (
-            None  # to an agent that was told to stop or kill its workers; None: answered
-        )
-        self._unread = (
-            0  # INTERVALs in a row in which nothing was written, after the end of a job that was asked to end
-        )
+        self._watch = child.Watch(agent, timeout)
+        self._question: child.Question | None = None  # to an agent that has to end its workers; None: answered
+        self._unread = 0  # INTERVALs in a row in which nobody has read output, after the end of a job that was stopped
         self._written_before = 0  # bytes, one interval ago
 
     def on_signal(self, signum: int, _frame: object) -> None:
@@ -217,7 +209,7 @@ class _Front:
             self.output.agent_has_ended = True
             self._agent.sweep()
             self.set_timer()
-        elif self._agent.is_stopped and not self._watch.silent:  # else the timer is set for a stopped agent already
+        elif self._agent.is_stopped and not self._watch.silent:  # else it is looked at more often already
             self.set_timer()
 
     def set_timer(self) -> None:
@@ -304,9 +296,7 @@ class FrontOutput:
         self.agent_has_ended = False  # as the front has seen
         self._rewraps = rewraps
         self._area: StatusArea | None = None  # None before the first progress bar, and where there is no terminal
-        self._terminals: tuple[
-            bytes, ...
-        ] = ()  # STDOUT and STDERR as far as they are terminals; the area is on the last
+        self._terminals: tuple[bytes, ...] = ()  # STDOUT and STDERR if they are terminals; the area is on the last
 
     def show(self, reader: socket.socket) -> None:
         """Write all messages of the agent, each a byte for its stream and its data, until the agent ends."""
@@ -326,7 +316,7 @@ class FrontOutput:
                 self._write(stream, data)
             # only once no message waits: to draw the area for each of many messages would delay the rest of them
             if self._area is not None and not more.poll(0):
-                self._draw(self._area)
+                self._write(self._terminals[-1], memoryview(self._area.draw(self._terminal_size())))
         self._erase_area()
 
     def _erase_area(self) -> None:
@@ -340,10 +330,7 @@ class FrontOutput:
             self._area.forget()
 
     def _take_bars(self, message: bytes) -> None:
-        """Show the agent's progress bars in the area, from the next draw on; or keep a prompt there that the user has answered.
-
-        Without a terminal neither is shown.
-        """
+        """On a terminal, show the agent's progress bars from the next draw on, or keep a prompt that the user has answered."""
         from ddplaunch.launcher.output.bars import ANSWERED, unpack
 
         self._open_area()
@@ -371,9 +358,6 @@ class FrontOutput:
 
     def give_back(self) -> None:
         """Restore the terminal. Outputs of this kind change no modes, so there is nothing to do."""
-
-    def _draw(self, area: StatusArea) -> None:
-        self._write(self._terminals[-1], memoryview(area.draw(self._terminal_size())))
 
     def _write(self, stream: bytes, data: memoryview) -> None:
         """Write all of `data` to one of our streams; drop a stream that fails, and tell the user, unless its reader has left."""

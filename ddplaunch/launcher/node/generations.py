@@ -69,7 +69,7 @@ class Generations:
         self.start_notice = StartNotice(loop)
         self._describes = loop.timer(None, self._describe, may_rest=True)
         self._sample_at = inf  # when to sample what the workers use; inf: not now
-        self._given_up: set[str] = set()  # the texts of `guard` for what has failed
+        self._given_up: set[str] = set()  # the warnings of `call_or_warn` about what has failed
         # what most jobs do without: None until it is needed, and then made by `inspection`, `debuggers`, `sampler`
         self.inspected: Inspection | None = None
         self.debugged: Debuggers | None = None
@@ -110,15 +110,12 @@ class Generations:
             self.inspected.begin()
 
     def begin(self) -> None:
-        """Make all ready for the workers of the generation that was ordered, which are started when the loop comes by.
-
-        If this node cannot take part in what all nodes agreed on, post `StartFailed`.
-        """
+        """Make all ready for the workers of the generation that was ordered, which are started when the loop comes by."""
         assert self._ordered is not None
         context, generation, spec = self._context, self._ordered, self._context.inputs.spec
         try:
             setup = context.worker_setup(generation, self._address)
-        except LaunchError as error:
+        except LaunchError as error:  # what all nodes agreed on does not fit this one
             failure = StartFailure(min(generation.ranks), context.host, error.message, error.status)
             self._loop.post(node.StartFailed(failure, self._loop.now()))
         else:
@@ -161,20 +158,16 @@ class Generations:
         for rank, pid in started:
             self._context.reporter.worker_started(rank, pid)
             self._loop.post(node.WorkerStarted(rank, self._loop.now()))
-            if (
-                self._context.may_be_held
-            ):  # a debugger around the command holds its workers too, and no limit of time counts
+            if self._context.may_be_held:  # by a debugger around the command: no limit of time counts
                 self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
         if not workers.waiting and self._context.is_last_generation:
             self.starter.fork_no_more()
 
     def _make_workers(self, setup: WorkerSetup) -> None:
-        """Make the workers of a generation whose run folder is ready, without processes yet: `_start_some` starts these."""
+        """Make the workers of a generation whose run folder is ready, without processes yet; `_start_some` starts them."""
         self._ready, self._number = None, setup.generation
         spec, plan, now = self._context.inputs.spec, setup.plan, self._loop.now()
-        if (
-            plan is not self._context.draft
-        ):  # several nodes have agreed on the plan, and a rank may be elsewhere than before
+        if plan is not self._context.draft:  # nodes have agreed on it, and a rank may be elsewhere than before
             dropped_before = self.output.dropped
             self.output = self._context.output(plan)
             self.output.dropped = dropped_before
@@ -220,11 +213,11 @@ class Generations:
             case node.CaptureStacks():
                 self._capture_stacks(workers, action)
             case node.FindStuck(ranks):
-                without = "workers that hang get the whole grace period"
-                self.guard(without, lambda: self.inspection.find_stuck(ranks))
+                warning = "workers that hang get the whole grace period"
+                self.call_or_warn(warning, lambda: self.inspection.find_stuck(ranks))
             case node.CheckProgress(asks):
-                without = "a job in which nothing moves is no longer noticed"
-                self.guard(without, lambda: self.inspection.check_progress(workers.has_written, asks=asks))
+                warning = "a job in which nothing moves is no longer noticed"
+                self.call_or_warn(warning, lambda: self.inspection.check_progress(workers.has_written, asks=asks))
             case node.NameRunning(ranks, seconds):
                 self._context.reporter.print(render_still_running(workers.written_since_stop(ranks), seconds))
             case node.NameStuck(ranks, seconds):
@@ -233,7 +226,7 @@ class Generations:
                 for rank, error in workers.lingering():
                     self._loop.post(node.WorkerRaised(rank, error, now, lingers=True))
             case node.HostStore():
-                self.guard("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
+                self.call_or_warn("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
             case node.LendTerminal(rank):
                 workers.drain(rank)  # what it wrote before its debugger has the terminal is shown before
                 output.hide(True)
@@ -246,7 +239,7 @@ class Generations:
     def _capture_stacks(self, workers: Workers, action: node.CaptureStacks) -> None:
         """Have the stacks captured; where that explains nothing, or fails, answer at once: the stop waits for the answer."""
         explains = workers.may_have_joined or not action.if_in_group
-        if not explains or not self.guard(
+        if not explains or not self.call_or_warn(
             "stacks are missing",
             lambda: self.inspection.capture_before_stop(action.within, ras=action.ras, silently=action.silently),
         ):
@@ -272,7 +265,7 @@ class Generations:
             self._loop.post(GroupJoined())
         self.start_notice.note_imports(found.count(IMPORTING), found.count(IMPORTED))
         if SCRIPT_ENDED in found:
-            self.guard(_NOT_NAMED, self._note_ended_scripts)
+            self.call_or_warn(_NOT_NAMED, self._note_ended_scripts)
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
@@ -300,7 +293,7 @@ class Generations:
                 self._context.reporter.tell(text)
 
         workers = [self.running[rank] for rank in ranks if rank in self.running]
-        self.guard(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert=tuple))
+        self.call_or_warn(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert=tuple))
 
     def events_of_end(self, rank: int, *, names_causes: bool) -> list[node.Event]:
         """Return the events of a worker's end, after reading all that the worker wrote before; none while the worker lives.
@@ -352,7 +345,7 @@ class Generations:
     def _sample(self) -> None:
         """Record what the workers use, as long as that does not fail."""
         self._sample_at, workers = inf, self.workers
-        if workers is not None and self.guard(
+        if workers is not None and self.call_or_warn(
             _NOT_SAMPLED,
             lambda: self.sampler.sample(self.plan.workers, self.running, workers.progress, self._number),
         ):
@@ -385,18 +378,18 @@ class Generations:
             self.debugged = Debuggers(self._loop, self.running, context.reporter, context.debug_address)
         return self.debugged
 
-    def guard(self, without: str, call: Callable[[], object]) -> bool:
+    def call_or_warn(self, warning: str, call: Callable[[], object]) -> bool:
         """Call what a job can do without, unless it has failed before; return whether it never has.
 
-        When it fails the user reads `without`, which says what the job lacks from then on, and why.
+        When it fails the user reads `warning`, which says what the job lacks from then on, and why.
         """
-        if without not in self._given_up:
-            expendable(call, partial(self._give_up, without))
-        return without not in self._given_up
+        if warning not in self._given_up:
+            expendable(call, partial(self._give_up, warning))
+        return warning not in self._given_up
 
-    def _give_up(self, without: str, why: str) -> None:
-        self._given_up.add(without)
-        self._context.reporter.warn(f"{without}: {why}")
+    def _give_up(self, warning: str, why: str) -> None:
+        self._given_up.add(warning)
+        self._context.reporter.warn(f"{warning}: {why}")
 
     @property
     def silent_for(self) -> float:
@@ -424,11 +417,11 @@ class Generations:
         self.output.release(self._loop.now())
         self._sample_at = inf
         if self._sampled is not None:
-            self.guard(_NOT_SAMPLED, self._sampled.flush)
+            self.call_or_warn(_NOT_SAMPLED, self._sampled.flush)
         if workers is None:
             return []
         if (inspected := self.inspected) is not None and inspected.samples:
-            self.guard("the stacks of the workers are not kept", lambda: self._keep_stacks(workers, inspected))
+            self.call_or_warn("the stacks of the workers are not kept", lambda: self._keep_stacks(workers, inspected))
         return workers.reap(state.exits, self._loop.now())
 
     def _keep_stacks(self, workers: Workers, inspected: Inspection) -> None:
@@ -445,5 +438,5 @@ class Generations:
         if self.debugged is not None:
             self.debugged.close()
         if self._sampled is not None:
-            self.guard(_NOT_SAMPLED, self._sampled.close)
+            self.call_or_warn(_NOT_SAMPLED, self._sampled.close)
         self.starter.close()

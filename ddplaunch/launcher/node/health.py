@@ -71,9 +71,10 @@ def _hint_without_node(allocation: Allocation) -> str | None:
         return None
     if least == most:
         return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
-    if (
+    is_first = (
         allocation.node_rank == 0 and not allocation.has_front
-    ):  # where a command has started the agents, any node may be the first
+    )  # where a command leads, any node may be the first
+    if is_first:
         return "no job begins without node 0: make another node the first one"
     may_be_node_0 = allocation.node_rank is None
     unless = ", unless it is node 0," if may_be_node_0 else ""

@@ -25,15 +25,12 @@ class Leftovers:
         self._files = files
         self._generations = generations
         self._rests_until = 0.0
-        self._due = loop.timer(None, self._post)
+        self._due = loop.timer(None, lambda: loop.post(events.ReapDue()))
 
     def on_child_ended(self) -> None:
         """Post `ReapDue` soon: some child has ended."""
         if not self._due.is_set:
             self._due.set(max(self._loop.now(), self._rests_until))
-
-    def _post(self) -> None:
-        self._loop.post(events.ReapDue())
 
     def reap(self) -> None:
         """Reap what has ended, except for workers, which are reaped together, and for children that others reap."""

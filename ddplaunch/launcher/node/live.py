@@ -91,16 +91,13 @@ class LiveOutput(FrontOutput):
         return {fd for fd, _ in self._poll.poll(timeout)}
 
     def _on_message(self, stream: bytes, data: bytes) -> None:
-        """Take a message of the agent: the place of the run's socket, progress bars, or output, which is held for a moment.
-
-        CONTROL is dropped: it is for a caller in Python, who has no --live.
-        """
+        """Take a message of the agent: the place of the run's socket, progress bars, or output, which is held for a moment."""
         if stream == SOCKET:
             self._on_socket_of_run(data)
         elif stream == BARS:
             self._take_bars(data)
             self._is_redraw_due = True
-        elif stream != CONTROL:
+        elif stream != CONTROL:  # which is for a caller in Python, and that has no --live
             self._held.append((stream, data))
             self._held_size += len(data)
 
@@ -124,6 +121,7 @@ class LiveOutput(FrontOutput):
         area, size = self._area, self._terminal_size()
         parts: list[tuple[bytes, bytes]] = []  # stream and data
         for stream, data in self._held:
+            # on the terminal, what makes the data stand above the rows
             shown = area.write(data, size) if area is not None and stream in self._terminals else data
             parts.append((stream, shown))
         self._held, self._held_size = [], 0
@@ -148,9 +146,7 @@ class LiveOutput(FrontOutput):
         self._modes_for_keys = _for_keys(self._modes_before)
         front = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        blocked = signal.pthread_sigmask(
-            signal.SIG_BLOCK, signal.valid_signals()
-        )  # no handler of the front runs in the child
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the child
         try:
             if fork() == 0:
                 self._be_viewer(front, theirs)

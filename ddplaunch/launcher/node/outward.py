@@ -268,13 +268,8 @@ def render(figures: Figures) -> str:
     since = "When a worker last made a step, wrote a line or was seen to compute."
     add("last_progress_timestamp_seconds", "gauge", since, round(figures.progressed_at, 3))
     if (progress := figures.progress) is not None:
-        add(
-            "step",
-            "gauge",
-            "The step that the job has reached.",
-            progress.step,
-            f',source="{_escaped(progress.source)}"',
-        )
+        source = f',source="{_escaped(progress.source)}"'
+        add("step", "gauge", "The step that the job has reached.", progress.step, source)
         if progress.total is not None:
             add("steps", "gauge", "How many steps the job is to make.", progress.total)
         for name, number in progress.metrics:

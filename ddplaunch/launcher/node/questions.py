@@ -15,20 +15,12 @@ from ddplaunch.launcher.node.context import AgentContext
 from ddplaunch.launcher.node.events import QuestionAnswered
 from ddplaunch.launcher.node.generations import Generations
 from ddplaunch.plan import Plan
-from ddplaunch.record.window.questions import (
-    Answer,
-    Answered,
-    Ask,
-    AskArrivals,
-    AskStacks,
-    AskStatus,
-    NoAnswer,
-    NodeArrivals,
-)
+from ddplaunch.record.window.questions import Answer, Answered, Ask, AskStacks, AskStatus, NoAnswer, NodeArrivals
 from ddplaunch.spec.outcome import WorkerExit
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
+    from ddplaunch.record.window.questions import AskArrivals
     from ddplaunch.system.loop.loop import Pending
 
 MAX_QUESTIONS = 8  # that children answer at once

@@ -58,9 +58,7 @@ class RunSocket:
             return
         files.listening = self._on_socket_named
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
-        in_folder = (
-            context.folder is not None and context.inputs.spec.log_dir is None
-        )  # a folder of the user's may be anywhere
+        in_folder = context.folder is not None and context.inputs.spec.log_dir is None  # not in a folder of the user's
         files.put(LISTEN, pack({"name": name, "in_folder": in_folder}))
 
     def _on_socket_named(self, reply: Mapping[str, Any]) -> None:
@@ -158,7 +156,7 @@ class RunSocket:
     def close(self) -> None:
         """Take no connections any more, and drop those that there are; called a second time, do nothing."""
         parts = self._clients, self._streams
-        self._clients = self._streams = self._link = None  # before they are closed, which may fail and come here again
+        self._clients = self._streams = self._link = None  # what follows from their end comes here no more
         for part in parts:
             if part is not None:
                 part.close()

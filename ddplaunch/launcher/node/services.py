@@ -99,8 +99,7 @@ class Mps:
         """Tell the MPS daemon to quit. Runs in a child, since the command may hang."""
         import subprocess
 
-        null = subprocess.DEVNULL
-        end_with_us = partial(_end_with, os.getpid())
+        null, end_with_us = subprocess.DEVNULL, partial(_end_with, os.getpid())
         subprocess.run(
             [self._control],
             env=self._env,

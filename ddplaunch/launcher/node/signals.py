@@ -90,6 +90,7 @@ class SignalDeduplicator:
         """
         if self._is_copy(signum, at, source):
             return node.SignalReceived(signum, at, escalates=False, is_copy=True)
+        # of signals that stop nothing, each is one for itself
         meaning = self._requests.take(signum, at, typed) if signum in self._stops else Meaning.FIRST
         is_first, repeats_first = meaning is Meaning.FIRST, meaning is Meaning.SAME
         escalates = decided
@@ -161,18 +162,15 @@ class SignalSource:
         self._look_at = loop.timer(None, self._look_at_front, may_rest=True)
 
     def listen(self, signals: Iterable[int]) -> None:
-        """Take these signals from now on, and SIGCHLD, SIGCONT and the front's question whether this process lives (ASKS).
-
-        Python's C handler writes the number of each signal to a pipe, which the loop reads, so most have nothing to do in Python.
-        """
+        """Take these signals from now on, and SIGCHLD, SIGCONT and the front's question whether this process lives (ASKS)."""
         signals = frozenset(signals)
         self._quit_kills = signal.SIGQUIT in signals & self._stops
         self._direct, wakeup = os.pipe()
         for fd in (self._direct, wakeup):
             os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)  # Python's C handler writes each signal's number there
         for signum in (*signals, signal.SIGCHLD):
-            signal.signal(signum, _do_nothing)
+            signal.signal(signum, _do_nothing)  # the loop reads the number
         signal.signal(signal.SIGCONT, self._on_sigcont)
         signal.signal(ASKS, lambda _signum, _frame: self._reply(LIVES))  # even while the loop is in a long call
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # all were blocked since before the fork

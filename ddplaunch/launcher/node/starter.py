@@ -63,12 +63,9 @@ class CannotStart(Exception):
 
 
 def stacks_size() -> tuple[int, str]:
-    """Return the size of the file for the stacks of a worker, and ""; or 0, and why there can be no such file.
-
-    The file is descriptor STACKS_FD of the worker, and no larger than a file may be.
-    """
+    """Return the size of the file for the stacks of a worker, and ""; or 0, and why there can be no such file."""
     largest_file, open_files = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE))
-    if open_files != resource.RLIM_INFINITY and open_files <= STACKS_FD:
+    if open_files != resource.RLIM_INFINITY and open_files <= STACKS_FD:  # the number of its descriptor in the worker
         return 0, f"no more than {open_files} files may be open (`ulimit -n`)"
     if largest_file == resource.RLIM_INFINITY or largest_file >= STACKS_SIZE:
         return STACKS_SIZE, ""
@@ -261,11 +258,7 @@ class Starter:
         return self._forker.leftovers() if self._forker is not None else []
 
     def start(
-        self,
-        workers: Sequence[WorkerPlan],
-        setup: WorkerSetup,
-        pipes: WorkerPipes,
-        of_mps: Mapping[str, str],
+        self, workers: Sequence[WorkerPlan], setup: WorkerSetup, pipes: WorkerPipes, of_mps: Mapping[str, str]
     ) -> list[RunningWorker]:
         """Start the first of these workers, as many as can be; their output then comes through `pipes`.
 
@@ -326,7 +319,7 @@ class Starter:
             if setup.plan.keep_warm is not None and worker.local_rank == 0:
                 env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
             env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
-        if worker.terminal:
+        if worker.terminal:  # it has the terminal itself, and no pipes
             return _ReadyWorker(worker, argv, env, Stdio(0, 1, 2, stacks), {}, recorder)
         try:
             made = pipes.make(worker.rank)

@@ -174,9 +174,7 @@ class Workers:
     # --- ends
 
     def exit_of(self, rank: int, at: float) -> WorkerExit | None:
-        """Return how a worker ended, after reading all that the worker wrote before; None while the worker lives.
-
-        `at` is CLOCK_MONOTONIC.
+        """Return how a worker ended, by CLOCK_MONOTONIC `at`, after reading all that it wrote before; None while it lives.
 
         Raises:
             CannotStart: it ended before it became its program.
@@ -195,7 +193,7 @@ class Workers:
         if exception:
             folder.keep_exception(self._setup.generation, rank, plan.local_rank, exception)
         _, stderr_log = folder.log_names(self._setup.generation, rank, plan.local_rank)
-        has_log = folder.whole and not plan.terminal
+        has_log = folder.whole and not plan.terminal  # `whole` is the path of the run's folder
         return WorkerExit(
             rank=rank,
             local_rank=plan.local_rank,
@@ -300,9 +298,9 @@ class Workers:
         self._output.close_filters()
         self.running.clear()
         self._ended_ranks.clear()
-        rendezvous_file = init_file(self._setup.plan, self._setup.generation)  # of torch, with a file:// init method
-        if rendezvous_file is not None and self._setup.plan.node_rank == 0:  # all nodes share it, and one removes it
-            self._setup.folder.remove(rendezvous_file)
+        init = init_file(self._setup.plan, self._setup.generation)  # torch's file with --init-method file
+        if init is not None and self._setup.plan.node_rank == 0:  # all nodes share it, and one removes it
+            self._setup.folder.remove(init)
         return list(exit_of_rank.values())
 
 
