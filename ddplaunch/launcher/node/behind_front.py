@@ -240,7 +240,7 @@ class BehindFront(ABC):
         return self._requeue if self._coordinator is not None or end.why == "lost" else None
 
     def _queue_again(self, requeue: Requeue) -> None:
-        """Have the cluster queue the job again if it may be, which may end this process, too; report that and how the job ended."""
+        """Have the cluster queue the job again if it may be, which may end this process, too; report that and the job's end."""
         assert self._link is not None
         assert self._link.end is not None
         end = self._link.end
