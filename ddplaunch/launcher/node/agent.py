@@ -84,11 +84,6 @@ class Agent(BehindFront):
         assert self._state.end.status is not None
         return self._state.end.status
 
-    @property
-    def run_id(self) -> str:
-        """The name that all nodes know the run by; "" before they have met."""
-        return self._generations.run_id
-
     def _watch_for_notices(self) -> None:
         """Have the file and the command watched that may announce the end of the job, or of this node."""
         inputs, spec = self._context.inputs, self._context.inputs.spec

@@ -65,7 +65,7 @@ class BehindFront(ABC):
             heartbeat_timeout=spec.heartbeat_timeout,
         )
         self._requeue = job.requeue  # what can queue the job again; None: nothing from here
-        self._run_socket = RunSocket(loop, self._context, lambda: self.run_id)
+        self._run_socket = RunSocket(loop, self._context)
         self._errands: list[Errands] = []  # what tells programs outside of the job
 
     def run(self) -> int:
@@ -121,11 +121,6 @@ class BehindFront(ABC):
     @abstractmethod
     def ended(self) -> Ended:
         """Return how the job has ended."""
-
-    @property
-    def run_id(self) -> str:
-        """The name that all nodes know the run by; "" before they have met."""
-        return self._context.draft.run_id
 
     def before_sleep(self) -> None:
         """Say what there is to be said of pauses and of the run folder. Called before each turn of the loop."""

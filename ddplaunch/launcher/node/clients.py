@@ -226,9 +226,8 @@ class Clients:
 class RunClients(Clients):
     """The clients of one agent: the coordinator's answers for the job; others attach debuggers for that, and say where it is."""
 
-    def __init__(self, loop: Loop, context: AgentContext, link: Link, run_id: Callable[[], str]) -> None:
+    def __init__(self, loop: Loop, context: AgentContext, link: Link) -> None:
         super().__init__(loop)
-        self._run_id = run_id  # as all nodes know it, "" before they have met
         self._context = context
         self._link = link
         self._of_coordinator: set[Client] = set()  # those for which the coordinator asks, which has their connections
@@ -324,7 +323,7 @@ class RunClients(Clients):
         of_allocation = () if allocation.has_front else allocation.hosts[:1]  # a command coordinates agents itself
         hosts = (*of_allocation, *of_rendezvous, "")  # "": not known
         return requests.RunsElsewhere(
-            run_id=piece(self._run_id()),
+            run_id=piece(self._context.run_id),
             host=host_name(hosts[0]),
             slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
         )
@@ -359,7 +358,7 @@ class RunClients(Clients):
         program = inputs.spec.program
         argv = Redactor(self._context.known_secrets).argv((program.target, *program.args))
         return requests.Run(
-            run_id=piece(self._run_id() or self._context.draft.run_id),
+            run_id=piece(self._context.run_id or self._context.draft.run_id),
             host=host_name(inputs.node.host),
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),

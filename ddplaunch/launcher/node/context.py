@@ -90,6 +90,9 @@ class AgentContext:
         self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
         self.draft = inputs.draft  # the plan as if all nodes were like this one
+        # the name that all nodes know the run by; "" before those that were started one by one have met
+        is_named_later = inputs.allocation.rendezvous is not None and not inputs.allocation.start and not inputs.leads
+        self.run_id = "" if is_named_later else inputs.draft.run_id
         self.folder: RunFolder | None = None
         self.files = files
         self.error_files = inputs.error_files

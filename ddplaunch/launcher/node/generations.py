@@ -76,13 +76,6 @@ class Generations:
         self._sampled: Sampler | None = None
         self._ended_scripts: EndedScripts | None = None
 
-    @property
-    def run_id(self) -> str:
-        """The name of the run that all nodes know; "" before those that were started one by one have met."""
-        allocation = self._context.inputs.allocation
-        is_known = self.plan is not self._context.draft or allocation.start or allocation.rendezvous is None
-        return self.plan.run_id if is_known else ""
-
     def before_sleep(self) -> None:
         """Adapt to how much output waits, and have the loop come by where there are workers to start or output to show."""
         self._hold_or_mute_output()
@@ -171,6 +164,7 @@ class Generations:
             dropped_before = self.output.dropped
             self.output = self._context.output(plan)
             self.output.dropped = dropped_before
+            self._context.run_id = plan.run_id
         self.output.restart()
         if self._ended_scripts is not None:
             self._ended_scripts.begin()

@@ -37,11 +37,9 @@ _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 class RunSocket:
     """The socket of the run in this process. The process that writes files gives it a name on the disk; then clients can come."""
 
-    def __init__(self, loop: Loop, context: AgentContext, run_id: Callable[[], str]) -> None:
-        """`run_id` returns the name that all nodes know the run by; "" before the nodes have met."""
+    def __init__(self, loop: Loop, context: AgentContext) -> None:
         self._loop = loop
         self._context = context
-        self._run_id = run_id
         self._link: Link | None = None  # to the coordinator; None before `open`, and after `close`
         self._listens = False  # this object does, until the first client comes: then `_clients` does
         self._clients: RunClients | None = None  # once there is one
@@ -90,7 +88,7 @@ class RunSocket:
             from ddplaunch.launcher.node.clients import RunClients
 
             assert self._link is not None
-            self._clients = RunClients(self._loop, self._context, self._link, self._run_id)
+            self._clients = RunClients(self._loop, self._context, self._link)
         return self._clients
 
     def client(self, number: int) -> Client | None:
