@@ -264,7 +264,8 @@ class Agent(BehindFront):
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         event = self._with_what_agent_knows(event)
-        if isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._generations.plan.nnodes > 1:
+        is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT
+        if is_ordered_stop and self._generations.plan.nnodes > 1:
             self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from a failure there
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
@@ -324,7 +325,7 @@ class Agent(BehindFront):
             text=end.text,
             restarts=state.generation,  # the number of the last generation, counted from 0
             exits=self._exits,
-            failure=state.start_failure or state.failure if has_failed_here else None,
+            failure=(state.start_failure or state.failure) if has_failed_here else None,
         )
 
     def _is_left_in_charge(self) -> bool:

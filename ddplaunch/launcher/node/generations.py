@@ -231,9 +231,9 @@ class Generations:
                 output.hide(False)
 
     def _capture_stacks(self, workers: Workers, action: node.CaptureStacks) -> None:
-        """Have the stacks captured; where that explains nothing, or fails, answer at once: the stop waits for the answer."""
-        explains = workers.may_have_joined or not action.if_in_group
-        if not explains or not self.call_or_warn(
+        """Have the stacks captured; where they are not wanted, or that fails, answer at once: the stop waits for the answer."""
+        is_wanted = workers.may_have_joined or not action.if_in_group
+        if not is_wanted or not self.call_or_warn(
             "stacks are missing",
             lambda: self.inspection.capture_before_stop(action.within, ras=action.ras, silently=action.silently),
         ):

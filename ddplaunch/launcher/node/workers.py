@@ -53,11 +53,9 @@ class Workers:
         self._raised_ranks: set[int] = set()  # those whose exception `newly_raised` has returned
         self._pipes = WorkerPipes(loop, output, workers=len(self._plans))
         self._mps = _mps(loop, setup)
-        reads_stdin = next((worker.rank for worker in setup.plan.workers if worker.stdin), None)
-        if reads_stdin is not None and os.isatty(0):
-            output.expect_prompts(
-                reads_stdin, lambda: awaited_input(running[reads_stdin].pid) if reads_stdin in running else None
-            )
+        reader = next((worker.rank for worker in setup.plan.workers if worker.stdin), None)  # the rank with our stdin
+        if reader is not None and os.isatty(0):  # it may ask its user something
+            output.expect_prompts(reader, lambda: awaited_input(running[reader].pid) if reader in running else None)
         self._duplicate_filtered_lines()
 
     def _duplicate_filtered_lines(self) -> None:
