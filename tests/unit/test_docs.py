@@ -16,7 +16,7 @@ from ddplaunch.launcher.decide.job.restarts import SHORT_LIFE, pause_after
 from ddplaunch.launcher.decide.node import CAUSE_TIMEOUT, KILL_TIMEOUT
 from ddplaunch.launcher.decide.node.teardown import HANG_GRACE
 from ddplaunch.launcher.job.messages import ToAgent, ToCoordinator
-from ddplaunch.launcher.node.generations import PATIENCE
+from ddplaunch.launcher.node.start_notice import PATIENCE
 from ddplaunch.launcher.output.collapse import WAIT
 from ddplaunch.launcher.start.dispatch import _GRACE_IN_ANOTHER
 from ddplaunch.launcher.start.node import _AT_REST

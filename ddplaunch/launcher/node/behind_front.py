@@ -1,7 +1,7 @@
-"""The loop behind a front, from its first signal to its last words: all that an agent has in common with a command that leads.
+"""The process behind a front (the one that was typed and has the terminal): what an agent and a command that leads share.
 
-A front shows what such a loop says, passes signals on to it, and ends what it leaves. `Agent` supervises the workers of a node;
-`Lead`, with `Dispatcher` and `Watcher`, has started the agents of all nodes and coordinates them.
+A front shows what such a process says, passes signals on to it, and ends what it leaves. `Agent` supervises the workers of a
+node; `Lead`, with `Dispatcher` and `Watcher`, has started the agents of all nodes and coordinates them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm bef
 
 
 class BehindFront(ABC):
-    """Owns the parts that every such loop has; a kind of loop adds its own parts, and says what follows from which event."""
+    """Owns the parts that every such process has; a kind of it adds its own parts, and says what follows from which event."""
 
-    _link: Link | None = None  # until the coordinator is known
+    _link: Link | None = None  # to the coordinator, which decides for all nodes; None until `connect`
 
     def __init__(self, loop: Loop, job: FrontedJob, files: FileQueue, pipes: FrontPipes) -> None:
         """Make the parts; `run` opens them. `files` goes to the process that writes them, `pipes` lead to the front."""
@@ -64,18 +64,18 @@ class BehindFront(ABC):
             from_caller=inputs.reports_to_caller,
             heartbeat_timeout=spec.heartbeat_timeout,
         )
-        self._requeue = job.requeue
-        self._run_socket = RunSocket(loop, self._context, lambda: self.run_id)
-        self._outward: list[Errands] = []
+        self._requeue = job.requeue  # what can queue the job again; None: nothing from here
+        self._run_socket = RunSocket(loop, self._context)
+        self._errands: list[Errands] = []  # what tells programs outside of the job
 
     def run(self) -> int:
         """Run the loop until nothing more is expected of it, hand all output over, and return the exit status of the job."""
         self._signals.listen(self._signals_of_job)
-        with ExitStack() as opened:  # what is opened is closed here, in reverse order
+        with ExitStack() as opened:  # its callbacks close what was opened, in reverse order
             try:
                 self._link = link = self.connect()
             except LaunchError as error:
-                # this node takes no part, and has nothing to decide
+                # from here on no event is for the subclass, whose decision needs a link
                 self._loop.handle = partial(BehindFront.handle, self)
                 self.fail(error)
                 self._leave()
@@ -84,7 +84,7 @@ class BehindFront(ABC):
             self._run_socket.open(link)
             opened.callback(self._run_socket.close)
             if self._context.inputs.reports_job and link.coordinator is not None:
-                self._report_job(link.coordinator)
+                self._serve_whole_job(link.coordinator)
             self.begin(opened)
             opened.callback(self._loop.give_up_questions)
             while not self.is_over:
@@ -94,12 +94,12 @@ class BehindFront(ABC):
             self._wait_for_errands()
         if self._context.last_words:
             self._reporter.stderr.put(self._context.last_words)
-        if (requeue := self._own_requeue) is not None:
+        if (requeue := self._requeue_to_use) is not None:
             self._queue_again(requeue)
         self._leave()
         return status
 
-    # --- what a kind of loop says
+    # --- what a kind of such a process says
 
     @abstractmethod
     def connect(self) -> Link:
@@ -107,12 +107,12 @@ class BehindFront(ABC):
 
     @abstractmethod
     def begin(self, opened: ExitStack) -> None:
-        """Begin what is this loop's own, and leave what closes it with `opened`."""
+        """Begin what is this kind's own, and leave what closes it with `opened`."""
 
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """Whether nothing more is expected of this loop."""
+        """Whether nothing more is expected of this process."""
 
     @abstractmethod
     def status(self) -> int:
@@ -122,11 +122,6 @@ class BehindFront(ABC):
     def ended(self) -> Ended:
         """Return how the job has ended."""
 
-    @property
-    def run_id(self) -> str:
-        """The name that all nodes know the run by; "" before they have met."""
-        return self._context.draft.run_id
-
     def before_sleep(self) -> None:
         """Say what there is to be said of pauses and of the run folder. Called before each turn of the loop."""
         self._reporter.report_pause(self._loop.clock.pause)
@@ -135,10 +130,10 @@ class BehindFront(ABC):
     # --- what happens to each of them
 
     def handle(self, event: Any) -> None:
-        """Carry out what follows from one event in every such loop."""
+        """Carry out what follows from one event in every such process; a kind of it calls this first."""
         match event:
             case node.FrontLost():
-                self._context.queue.abandon()
+                self._context.queue.abandon()  # nobody takes output any more
             case events.ClientAsked(client, request):
                 self._run_socket.answer(client, request)
             case events.ClientGone(client):
@@ -146,20 +141,20 @@ class BehindFront(ABC):
             case events.ClientsFailed(why):
                 self._run_socket.fail(why)
             case events.StopAsked():
-                # as Ctrl-C does; with another signal if that is ignored here, as after nohup
+                # by a client of the socket, as by Ctrl-C; with another signal if that is ignored here, as after nohup
                 self._reporter.print("asked to stop from another shell")
                 stop = SIGINT if SIGINT in self._signals_of_job else SIGTERM
                 self.stop_for_good(stop, SignalOrigin.FRONT, typed=Typed.YES)
             case events.NoticeSeen() if event.problem:
                 has_ended = self.is_over or (self._link is not None and self._link.end is not None)
-                if not has_ended:  # else what looks for it may be gone with the job
+                if not has_ended:  # else a file or a command that gives notices may be gone with the job
                     self._reporter.warn(f"{event.option}: {event.problem}")
             case events.NoticeSeen(stops_job=True):
                 self._tell_notice(event)
                 self.stop_for_good(event.signum, SignalOrigin.PROCESS)
 
     def stop_for_good(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
-        """Stop the job, and have it not queued again where this signal would mean that."""
+        """Stop the job by this signal, and have it not queued again, although the signal may be one that asks for that."""
         if self._coordinator is not None:
             from ddplaunch.launcher.decide import job  # imported with the coordinator
 
@@ -167,7 +162,7 @@ class BehindFront(ABC):
         self._signals.received(signum, source, typed=typed)
 
     def _tell_notice(self, notice: events.NoticeSeen, where: str = "") -> None:
-        """Tell that workers get the signal of this notice; `where` are those, if not all of the job."""
+        """Tell the user that workers get the signal of this notice; `where` ("on gpu07") these are, "" for all of the job."""
         self._reporter.emit("notice", text=notice.option)
         self._reporter.print(f"{notice.option}: {signal_name(notice.signum)} to the workers{where}")
 
@@ -176,17 +171,18 @@ class BehindFront(ABC):
         """What decides for all nodes, if it is in this process."""
         return self._link.coordinator if self._link is not None else None
 
-    def _report_job(self, coordinator: Coordinator) -> None:
-        """Do from now on what one node does for the whole job: tell programs outside of it, and look for the stop file."""
+    def _serve_whole_job(self, coordinator: Coordinator) -> None:
+        """Do from now on what one process does for the whole job: tell programs outside of it, and look for the stop file."""
         spec, reporter = self._context.inputs.spec, self._reporter
         if spec.notify or spec.metrics_file:
             from ddplaunch.launcher.node import outward  # few jobs need it
 
-            self._outward = outward.begin(self._loop, self._context, coordinator)
+            self._errands = outward.begin(self._loop, self._context, coordinator)
         if spec.stop_file:
             from ddplaunch.launcher.node import notices  # few jobs need it
 
-            notices.watch_stop_file(self._loop, spec.stop_file, reporter.clock() - reporter.story.began)
+            since_start = reporter.clock() - reporter.story.began
+            notices.watch_stop_file(self._loop, spec.stop_file, changed_within=since_start)
 
     def _question_failed(self, error: Exception) -> None:
         """Say that a child has met a bug of ours: the job goes on without its answer."""
@@ -207,7 +203,7 @@ class BehindFront(ABC):
         """Report how the job ended, unless it is to be queued again from here, which is known later."""
         if end.requeue:
             self._reporter.story.note_left_after(end.requeue)
-        if self._own_requeue is None:
+        if self._requeue_to_use is None:
             self._reporter.write_summary(self.ended(), time.monotonic())
             self._reporter.print_end(end.why, end.text)
             self._advise()
@@ -224,45 +220,51 @@ class BehindFront(ABC):
     def _wait_for_errands(self) -> None:
         """Wait until all is told to programs outside, unless the user does not wait; each errand has a time limit."""
         before = self._signals.stop_signals
-        while any(one.is_busy for one in self._outward) and self._signals.stop_signals == before:
+        while any(one.is_busy for one in self._errands) and self._signals.stop_signals == before:
             self._loop.run_once()
 
     @property
-    def _own_requeue(self) -> Requeue | None:
-        """What queues the job again, if it is to be done from here: where the coordinator is, or was lost after a notice."""
+    def _requeue_to_use(self) -> Requeue | None:
+        """What queues the job again, if that is for this process to do; None if not, or if no notice has asked for it.
+
+        It is for the process where the coordinator is, or for the first node once the coordinator was lost after a notice.
+        """
         end = self._link.end if self._link is not None else None
         if end is None or not end.requeue:
             return None
         return self._requeue if self._coordinator is not None or end.why == "lost" else None
 
     def _queue_again(self, requeue: Requeue) -> None:
-        """Have the cluster queue the job again if that is due, which may end this process, too; report what came of it."""
+        """Have the cluster queue the job again if it may be, which may end this process, too; report that and the job's end."""
         assert self._link is not None
         assert self._link.end is not None
         end = self._link.end
-        asked = self._loop.ask(partial(requeue.decide, end.requeue), requeue.undecided(end.requeue))
-        decision, at = self._signals.wait_for(asked), time.monotonic()
+        notice = end.requeue  # the signal that gave it
+        if_unanswered = requeue.undecided(notice)
+        decision = self._signals.wait_for(self._loop.ask(partial(requeue.decide, notice), if_unanswered))
+        decided_at = time.monotonic()
         self._reporter.print_end(end.why, end.text)
         self._reporter.print(decision.text)
-        failed = self._submit(requeue) if decision.requeues else None
-        self._reporter.story.note_left_after(end.requeue, decision, failed)
-        self._reporter.write_summary(self.ended(), at)
+        why_failed = self._submit(requeue) if decision.requeues else None
+        self._reporter.story.note_left_after(notice, decision, why_failed)
+        self._reporter.write_summary(self.ended(), decided_at)
 
     def _submit(self, requeue: Requeue) -> str | None:
-        """Queue the job again, which ends this process, too; return the reason if that failed."""
-        self._hand_over()
+        """Have the job queued again, which ends this process, too; return the reason if that failed. The output goes first."""
+        self._hand_over_output()
         if not self._context.inputs.leads:
-            # srun drops what it has not read when its step ends, and there is no sign of when it has
+            # srun, which shows an agent's output, drops what it has not read when its step ends, and nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
-        failed = self._signals.wait_for(self._loop.ask(requeue.submit, requeue.unsent))
-        if failed is not None:
-            self._reporter.print(failed)
-        return failed
+        why_if_unanswered = requeue.unsent
+        why_failed = self._signals.wait_for(self._loop.ask(requeue.submit, why_if_unanswered))
+        if why_failed is not None:
+            self._reporter.print(why_failed)
+        return why_failed
 
     def _leave(self) -> None:
         """Have all files of the run written, and hand over all output."""
         self._end_files()
-        self._hand_over()
+        self._hand_over_output()
         self._signals.see_front_go_on()
 
     def _end_files(self) -> None:
@@ -271,19 +273,25 @@ class BehindFront(ABC):
         files.end()
         while files.is_busy and self._signals.stop_signals == before:
             self._loop.run_once()
-        if files.is_open and (writer := look(files.pid)) is not None:
+        if files.is_open and (writer := look(files.pid)) is not None:  # it still writes, and may do so without us
             self._pipes.spare(writer.pid, writer.started)
         self._reporter.report_folder(leaves=True)
 
-    def _hand_over(self) -> None:
-        """Wait until the front has taken all output; after a stop, only as long as the front takes any."""
+    def _hand_over_output(self) -> None:
+        """Wait until the front has taken all output; once the user has asked for the end, only as long as it takes any.
+
+        Then each time that it has taken something, it has UNREAD_TIMEOUT seconds to take more.
+        """
         queue = self._context.queue
-        sent, read_by = queue.sent, self._loop.timer(None, lambda: None)
-        is_limited = False
+        limit = self._loop.timer(
+            None, lambda: None
+        )  # it wakes the loop, and is not set any more once its time has come
+        sent_before, is_limited = queue.sent, False
         while queue.size:
-            if self._signals.end_asked and (not is_limited or queue.sent != sent):
-                sent, is_limited = queue.sent, True
-                read_by.set(self._loop.now() + UNREAD_TIMEOUT)
-            elif is_limited and not read_by.is_set:
+            has_progressed = queue.sent != sent_before
+            if self._signals.end_asked and (has_progressed or not is_limited):
+                sent_before, is_limited = queue.sent, True
+                limit.set(self._loop.now() + UNREAD_TIMEOUT)
+            elif is_limited and not limit.is_set:
                 return
             self._loop.run_once()

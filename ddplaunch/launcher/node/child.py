@@ -1,4 +1,7 @@
-"""The agent as a child process: forked, observed, reaped with all that it left. Shows and decides nothing."""
+"""The agent (it supervises the workers of a node) as its front (the process that forked it) sees it: started, watched, reaped.
+
+Shows and decides nothing. The front is the command that was typed, or on another host `HostFront`.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,9 @@ from ddplaunch.system.process.tree import (
 )
 from ddplaunch.system.words import duration
 
-INTERVAL = 0.5  # seconds from one question to the next
+INTERVAL = 0.5  # seconds from one question of a `Question` to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
-_LOOK_AGAIN = 0.01  # seconds until it is looked whether it still is
+_LOOK_AGAIN = 0.01  # seconds from one look at what was killed to the next
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
 # questions are counted, not seconds, so that a pause of both processes gives no agent up
 _MOST_UNANSWERED = 4  # in a row: 2 s
@@ -48,24 +51,24 @@ _MOST_WITHOUT_LOOP = round(_WITHOUT_LOOP / INTERVAL)
 PATIENCE = 1.5
 # what a question without an answer counts by the state of the agent, which goes on by itself: a debugger holds it, or its disk
 # does not answer, as of a file server that starts again
-_COUNTS = {"t": 1 / 16, "D": 1 / 16}
+_WEIGHTS = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
 _AT_REST = 2  # times as long while all is well: the kernel tells at once that an agent is stopped
-# looks at which a lease is over before the agent is killed, half a second in all: one that runs kills its workers itself, or says
-# after a pause of both that the lease goes on
-_LAPSED = 3
+# looks in a row at which a lease is over before the agent is killed, half a second in all: an agent that runs kills its workers
+# itself, or says after a pause of both processes that the lease goes on
+_MOST_LAPSED = 3
 LOOK_AT_LAPSE = 0.25  # seconds from one of them to the next: the rest of `KILLED_WITHIN` is for the kernel
 
 
 def start(
     agent: Callable[[FrontPipes], int],
     blocked: Collection[int],
-    failed: Callable[[LaunchError, FrontPipes], None] = lambda error, _: _print(error),
+    report_failure: Callable[[LaunchError, FrontPipes], None] = lambda error, _: _print(error),
 ) -> AgentProcess:
-    """Fork, run `agent` in the child, in a session of its own; return the child, with our side of the pipes.
+    """Fork, run `agent` in the child, in a session of its own; return the child, with the front's side of the pipes.
 
-    The signals `blocked` are blocked in both processes from then on, so that none is lost until each handles them. `failed` is
-    called in the child, with what keeps the agent from its work.
+    The signals `blocked` are blocked in both processes from then on, so that none is lost until each handles them.
+    `report_failure` is called in the child if the agent cannot do its work for a reason that the user can mend.
 
     Raises:
         LaunchError: the machine has no room for the agent, or its kernel lacks what supervision needs.
@@ -80,13 +83,13 @@ def start(
     except OSError as error:
         raise _no_room(error) from None
     if pid == 0:
-        status = exitcodes.BUG
+        status = exitcodes.BUG  # unless `agent` returns another
         try:
             os.setsid()
-            # lets a stopped agent go on, so that it sees the end of the front; see `SignalSource`
+            # the kernel sends SIGCONT when the front ends, so that an agent which is stopped goes on and sees that end
             signal_at_end_of(pipes.front, signal.SIGCONT)
             pipes.agent_side()
-            status = _run(agent, pipes, failed)
+            status = _run(agent, pipes, report_failure)
         except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
             sys.excepthook(*sys.exc_info())
         finally:
@@ -96,18 +99,18 @@ def start(
 
 
 def _run(
-    agent: Callable[[FrontPipes], int], pipes: FrontPipes, failed: Callable[[LaunchError, FrontPipes], None]
+    agent: Callable[[FrontPipes], int], pipes: FrontPipes, report_failure: Callable[[LaunchError, FrontPipes], None]
 ) -> int:
-    """Run the agent and return its exit status; errors that a user can mend are reported by `failed`."""
+    """Run the agent in this process and return its exit status; a limit of open files, and any LaunchError, is reported."""
     try:
         return agent(pipes)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
+            raise  # a bug of ours
         failure = _no_room(error)
     except LaunchError as error:
         failure = error
-    failed(failure, pipes)
+    report_failure(failure, pipes)
     return failure.status
 
 
@@ -186,21 +189,21 @@ class AgentProcess:
     def kill(self) -> None:
         """Kill the agent, which does not respond, and every process below it."""
         os.kill(self.pid, signal.SIGKILL)
-        _kill_below(self.pid, (self.pid,), lambda _: False, with_sleeping=True)
+        _kill_below(self.pid, (self.pid,), lambda _: False, kills_sleeping=True)
 
     def sweep(self) -> None:
-        """Kill and reap every process that the agent, which has ended, left, but for that which it has named.
+        """Kill and reap every process that the agent, which has ended, left, except for those that it has named to be spared.
 
-        One that was not killed has done so itself. What it has not named may be the writer of a simulated node that was killed
-        itself: in uninterruptible sleep, it is waited for, but not killed.
+        An agent that was not killed has killed its processes itself. What is left then may be the writer of files of a simulated
+        node, whose own agent was killed: in uninterruptible sleep, the writer is waited for, but not killed.
         """
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        killed = info is not None and info.si_code != os.CLD_EXITED
-        _kill_below(os.getpid(), (self.pid,), self.pipes.is_spared, with_sleeping=killed)
+        was_killed = info is not None and info.si_code != os.CLD_EXITED
+        _kill_below(os.getpid(), (self.pid,), self.pipes.is_spared, kills_sleeping=was_killed)
 
     def reap(self) -> int:
         """Wait for the agent's end, end what it left, and return its wait status."""
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # the pid stays taken while its processes are swept
         self.sweep()
         return os.waitpid(self.pid, 0)[1]
 
@@ -208,62 +211,78 @@ class AgentProcess:
 class Watch:
     """Asks an agent, all its life, whether it runs, and gives up one that does not; by these questions the agent sees its front.
 
-    Has no timer: its owner calls `keeps_lease` and `look`, each time `wait` seconds after the last. Questions are counted, so a
-    pause of both gives nobody up.
+    Has no timer: its owner, the front, calls `keeps_lease` and `look`, each time `wait` seconds after the last. Questions are
+    counted, so a pause of both processes gives nobody up.
     """
 
     def __init__(self, agent: AgentProcess, heartbeat_timeout: float) -> None:
-        """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout does not run."""
-        self.interval = watch_interval(heartbeat_timeout)
-        self._waited = self.interval  # before the next look
-        self._within = PATIENCE * heartbeat_timeout
+        """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout (seconds) does not run.
+
+        One whose loop alone does not answer, though its signal handler does, has _WITHOUT_LOOP seconds at least.
+        """
+        self.interval = watch_interval(heartbeat_timeout)  # seconds from one question to the next
+        self._waited = self.interval  # seconds, as `wait` last returned them
+        self._patience = PATIENCE * heartbeat_timeout  # seconds
         self._agent = agent
-        self._most_unanswered = ceil(self._within / self.interval)
-        self._most_without_loop = ceil(max(self._within, _WITHOUT_LOOP) / self.interval)
-        self._has_begun = False  # the loop has answered once: before, the agent's files may have to come from far
-        self._unanswered = 0.0  # questions in a row without any answer, as they count
-        self._without_loop = 0.0  # the same, those in a row that the loop has not answered
+        self._most_unanswered = ceil(self._patience / self.interval)  # questions
+        self._most_without_loop = ceil(max(self._patience, _WITHOUT_LOOP) / self.interval)  # questions
+        self._has_begun = False  # the loop has answered once: before, the agent may import from a slow disk
+        # questions in a row, each as it weighs, see `_WEIGHTS`: without any answer, and without one of the loop
+        self._unanswered = 0.0
+        self._without_loop = 0.0
         self.silent = 0.0  # seconds in which the loop has not answered
         self._heartbeat_timeout = heartbeat_timeout
-        self._lapsed = 0  # looks in a row at which the lease of the workers was over
+        self._lapsed = 0  # looks in a row at which the lease of the workers (until when they may live) was over
         agent.ask()
 
     def look(self) -> bool:
-        """Take the answers and ask again; False: the agent does not run."""
+        """Take the answers to the last question and ask again; return whether the agent runs, as far as is known.
+
+        An agent whose loop never answered still imports its modules, and is given up only if it is stopped.
+        """
+        loop_answered, answered = self._take_answers()
+        self._has_begun = self._has_begun or loop_answered
+        state = "" if loop_answered else self._agent.state
+        is_stopped = state == "T"
+        if not (self._has_begun or is_stopped) or loop_answered:
+            self._unanswered = self._without_loop = self.silent = 0.0
+        else:
+            weight = 1.0 if answered else _WEIGHTS.get(state, 1.0)
+            weight *= min(1.0, self._waited / self.interval)  # a question that had less time to be answered says less
+            self._unanswered = 0.0 if answered else self._unanswered + weight
+            self._without_loop += weight
+            self.silent += self._waited
+        self._agent.ask(with_handler=not loop_answered)
+        return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
+
+    def _take_answers(self) -> tuple[bool, bool]:
+        """Return whether the agent's loop has answered, and whether it or the signal handler has; forget these answers."""
         replies = self._agent.replies
         replies.take()
         loop_answered, answered = replies.has(RUNS), replies.has(RUNS + LIVES)
         replies.forget(RUNS + LIVES)
-        self._has_begun = self._has_begun or loop_answered
-        state = "" if loop_answered else self._agent.state
-        is_judged = self._has_begun or state == "T"
-        counts = (1.0 if answered else _COUNTS.get(state, 1.0)) * min(1.0, self._waited / self.interval)
-        self._unanswered = self._unanswered + counts if is_judged and not answered else 0.0
-        self._without_loop = self._without_loop + counts if is_judged and not loop_answered else 0.0
-        self.silent = self.silent + self._waited if is_judged and not loop_answered else 0.0
-        self._agent.ask(with_handler=not loop_answered)
-        return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
+        return loop_answered, answered
 
     def keeps_lease(self) -> bool:
-        """Return whether the workers may live.
+        """Look whether the workers may still live, and return False once their lease was over at several looks in a row.
 
-        False: their lease is over, and the agent has not killed them, so that it does not run.
+        Then the agent has not killed them, so that it does not run.
         """
         self._lapsed = 0 if self._agent.pipes.lease_left() else self._lapsed + 1
-        if self._lapsed < _LAPSED:
+        if self._lapsed < _MOST_LAPSED:
             return True
-        self.silent = max(self.silent, self._heartbeat_timeout)  # so long ago it has sent its last renewal
+        self.silent = max(self.silent, self._heartbeat_timeout)  # so long ago the agent has sent its last renewal
         return False
 
     def wait(self, *, may_rest: bool = True) -> float:
-        """Return the seconds until the owner is to look: more while all is well, none beyond the lease.
+        """Return the seconds until the owner is to look again: `_AT_REST` times as many while all is well, none beyond the lease.
 
-        The owner asks anew at SIGCHLD, by which the kernel tells of a stopped agent; else it `may_rest` no longer than usual.
+        An owner that `may_rest` so long calls this again at SIGCHLD, by which the kernel tells of an agent that was stopped.
         """
         is_well = may_rest and not self.silent and not self._agent.is_stopped
-        self._waited = min(
-            self.interval * (_AT_REST if is_well else 1), self._agent.pipes.lease_left() or LOOK_AT_LAPSE
-        )
+        until_question = self.interval * (_AT_REST if is_well else 1)
+        until_lapse = self._agent.pipes.lease_left() or LOOK_AT_LAPSE
+        self._waited = min(until_question, until_lapse)
         return self._waited
 
     def describe(self) -> str:
@@ -271,9 +290,9 @@ class Watch:
         return f"(pid {self._agent.pid}) did not respond for {duration(self.silent)}{self._agent.describe_silence()}"
 
     @property
-    def within(self) -> float:
+    def gives_up_after(self) -> float:
         """The seconds without any answer after which the agent is given up, if its state does not change."""
-        return self._within / _COUNTS.get(self._agent.state, 1.0)
+        return self._patience / _WEIGHTS.get(self._agent.state, 1.0)
 
 
 def watch_interval(heartbeat_timeout: float) -> float:
@@ -297,17 +316,20 @@ class Question:
         self._agent = agent
         self._replies = agent.replies
         self._unanswered = 0  # questions in a row without any answer
-        self._without_loop = 0  # questions that the loop has not answered
-        agent.replies.forget(RUNS + LIVES)
+        self._without_loop = 0  # questions that the loop has not answered, though the signal handler may have
+        agent.replies.forget(RUNS + LIVES)  # those to the questions of a `Watch`
         agent.ask()
 
     def has_answer(self) -> bool:
-        """Whether the loop has come by."""
+        """Whether the agent's loop has answered."""
         self._replies.take()
         return self._replies.has(RUNS)
 
     def repeat(self) -> bool:
-        """Ask again, INTERVAL seconds after the last question; False: the agent does not respond, so give it up."""
+        """Ask again, INTERVAL seconds after the last question; False: the agent has not responded for too long, so give it up.
+
+        Called while `has_answer` is False: the loop has not answered any question yet.
+        """
         self._replies.take()
         handler_answered = self._replies.has(LIVES)
         self._unanswered = 0 if handler_answered else self._unanswered + 1
@@ -319,35 +341,37 @@ class Question:
         return True
 
 
-def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool], *, with_sleeping: bool) -> None:
-    """Kill all descendants of `root`; wait a little for processes in uninterruptible sleep, which die when they wake up.
+def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool], *, kills_sleeping: bool) -> None:
+    """Kill and reap all descendants of `root`, except for the pids `keep` and for those of which `spares` returns True.
 
-    That sleep is mostly over in an instant, as of what gives its memory back. Else it ends whenever its disk answers. Those
-    that tidy end by themselves after the others, and are killed only if they do not.
+    Processes in uninterruptible sleep die when they wake up: mostly in an instant, as when the kernel takes their memory back,
+    else whenever their disk answers. They are waited for a little, and killed only if `kills_sleeping`. Processes that tidy (they
+    clean up after others, and then exit) have TIDY_TIMEOUT seconds to end by themselves.
     """
-    refused: set[int] = set(keep)
-    spared: set[int] = set()
+    not_ours: set[int] = set(keep)  # and those that we may not signal
+    waited_for: set[int] = set()  # pids seen in uninterruptible sleep that are not to be killed
     began = clock.now()
-    while below := [found for found in descendants(root) if found.pid not in refused and not spares(found)]:
-        if not with_sleeping:  # it may sleep again and again, for each line that it writes
-            spared.update(found.pid for found in below if found.state == "D")
+    while below := [found for found in descendants(root) if found.pid not in not_ours and not spares(found)]:
+        if not kills_sleeping:  # a process may wake and sleep again for each line that it writes: once seen is enough
+            waited_for.update(found.pid for found in below if found.state == "D")
         may_tidy = clock.now() < began + TIDY_TIMEOUT
         tidying = [found for found in below if may_tidy and tidies(found)]
         for found in tidying:
             let_tidy(found)
-        killed = [found for found in below if found.pid not in spared and found not in tidying]
-        refused.update(found.pid for found in killed if not signal_process(found, signal.SIGKILL))
+        to_kill = [found for found in below if found.pid not in waited_for and found not in tidying]
+        not_ours.update(found.pid for found in to_kill if not signal_process(found, signal.SIGKILL))
         reap(keep)
-        if all(found.state == "D" or found.pid in spared or found in tidying for found in below):
+        dies_at_once = [found for found in to_kill if found.state != "D"]
+        if not dies_at_once:
             if not tidying and clock.now() >= began + _SLEEP_TIMEOUT:
                 return
             time.sleep(_LOOK_AGAIN)
 
 
 def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
-    """Return the status of the job by how the agent ended, and a text about it; "" if it printed all itself.
+    """Return the status of the job by how the agent (its pid) ended, and a line for the user; "" if the agent printed all itself.
 
-    `host` is named if this is printed where agents were started: that command says itself that the node is lost.
+    `host` is given where the line goes to a command that has started agents, which itself says that the node is lost.
     """
     if os.WIFSIGNALED(wait_status):
         by = signal.Signals(os.WTERMSIG(wait_status)).name

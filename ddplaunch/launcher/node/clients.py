@@ -1,4 +1,7 @@
-"""The clients of the socket of a run: bounded in number, size and time, each served one request. The agent waits for none."""
+"""The clients of the run's socket, commands such as `ddplaunch ps`: bounded in number, size and time, each served one request.
+
+The agent, in which they are served, waits for none.
+"""
 
 from __future__ import annotations
 
@@ -45,19 +48,19 @@ _UNAUTHENTICATED = (
 
 
 class Client:
-    """One connection: a request comes, replies go as far as they are read."""
+    """The connection of one client: a request comes, replies go as far as they are read."""
 
     def __init__(self, loop: Loop, sock: socket.socket, number: int) -> None:
         """Read one request from `sock`, within REQUEST_TIMEOUT; `number` names this client in events."""
         self.number = number
-        self.awaits_end = False
-        self.asker: Asker | None = None
+        self.awaits_end = False  # of the job, of which it is told then
+        self.asker: Asker | None = None  # gets the nodes' answers to its question; None: it has asked none
         self._loop = loop
-        self._sock = sock
+        self._sock = sock  # closed or detached once the connection is lost or given away: its fileno() is negative then
         self._decoder = Decoder()
-        self._buffer = SendBuffer(sock.sendmsg)
+        self._buffer = SendBuffer(sock.sendmsg)  # replies that are yet to be sent
         self._has_asked = False
-        self._is_last = False  # nothing follows what waits
+        self._has_last_reply = False  # it has been given that: the connection is closed once all is sent
         self._time_is_up = loop.timer(loop.now() + REQUEST_TIMEOUT, self.close)
         loop.watch(sock, self._on_ready)
 
@@ -77,11 +80,11 @@ class Client:
             data = b""
         if not data:
             self.close()
-        elif not self._has_asked:
+        elif not self._has_asked:  # more than one request is dropped
             self._decoder.feed(data)
-            self._take()
+            self._post_request()
 
-    def _take(self) -> None:
+    def _post_request(self) -> None:
         """Post the request once it has arrived whole; refuse a request of another version."""
         try:
             if (payload := self._decoder.take()) is None:
@@ -109,7 +112,7 @@ class Client:
 
     def finish(self, reply: requests.Reply) -> None:
         """Send the last reply."""
-        self._is_last = True
+        self._has_last_reply = True
         if not self._time_is_up.is_set:
             self.limit(0.0)
         self.send(reply)
@@ -126,7 +129,7 @@ class Client:
         self._watch()
 
     def hand_over(self, *last: requests.Reply) -> socket.socket | None:
-        """Send these replies and return the socket, which this client gives up; None if the connection is lost."""
+        """Send these replies and return the socket, which others serve from now on; None if the connection is lost."""
         for reply in last:
             self.send(reply)
         if self._sock.fileno() < 0:
@@ -151,7 +154,7 @@ class Client:
         self._watch()
 
     def _watch(self) -> None:
-        if self._is_last and not self._buffer.size:
+        if self._has_last_reply and not self._buffer.size:
             self.close()
         elif self._sock.fileno() >= 0:
             self._loop.watch(self._sock, self._on_ready, READ | WRITE if self._buffer.size else READ)
@@ -167,12 +170,12 @@ class Client:
 
 
 class Clients:
-    """They are this user or root, and served one request each: what each asks is posted as `ClientAsked`."""
+    """All clients of a socket: they are this user or root, and what each asks is posted as `ClientAsked`."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._clients: dict[int, Client] = {}  # by number
-        self._last = 0  # number given
+        self._newest = 0  # number
         self._acceptor: Acceptor | None = None
 
     def listen(self, listener: socket.socket) -> None:
@@ -185,8 +188,8 @@ class Clients:
 
     def add(self, sock: socket.socket) -> Client:
         """Take a client at the other end of this connection."""
-        self._last += 1
-        client = self._clients[self._last] = Client(self._loop, sock, self._last)
+        self._newest += 1
+        client = self._clients[self._newest] = Client(self._loop, sock, self._newest)
         if (uid := uid_of(sock)) not in (os.getuid(), 0):
             client.refuse(f"this run belongs to another user than {uid}")
         elif len(self._clients) > MAX_CLIENTS:
@@ -221,38 +224,38 @@ class Clients:
 
 
 class RunClients(Clients):
-    """The clients of the coordinator, which answers for the job; other agents open debuggers for it, and say where to ask."""
+    """The clients of one agent: the coordinator's answers for the job; others attach debuggers for that, and say where it is."""
 
-    def __init__(self, loop: Loop, context: AgentContext, link: Link, run_id: Callable[[], str]) -> None:
+    def __init__(self, loop: Loop, context: AgentContext, link: Link) -> None:
         super().__init__(loop)
-        self._run_id = run_id  # as all nodes know it, "" before they have met
         self._context = context
         self._link = link
-        self._of_coordinator: set[Client] = set()
+        self._of_coordinator: set[Client] = set()  # those for which the coordinator asks, which has their connections
 
     def add_of_coordinator(self, sock: socket.socket) -> None:
-        """Take a client that has connected to the coordinator, which asks for it."""
+        """Take a client that has connected to the coordinator, which asks for it over this socket."""
         self._of_coordinator.add(self.add(sock))
 
     def answer(self, number: int, request: requests.Request) -> None:
         """Answer the request of a client; for some requests, post an event that the agent answers."""
-        if (client := self._clients.get(number)) is None:
+        asked = request.asked
+        if (client := self._clients.get(number)) is None:  # its connection was lost meanwhile
             return
         if self._link.coordinator is not None:
             self._answer_for_job(client, request, self._link.coordinator)
-        elif self._link.is_waiting:
+        elif self._link.is_waiting:  # for node 0, and with it the coordinator, to be started again
             self._answer_alone(client, request)
-        elif client not in self._of_coordinator:
-            client.finish(self._elsewhere())
-        elif not isinstance(request.asked, requests.Attach | requests.Profile):
+        elif client not in self._of_coordinator:  # it is on this host, and the coordinator on another
+            client.finish(self._where_coordinator_is())
+        elif not isinstance(asked, requests.Attach | requests.Profile):
             client.refuse("the coordinator answers that itself")
-        elif isinstance(request.asked, requests.Attach) and not self._context.draft.authenticated:
+        elif isinstance(asked, requests.Attach) and not self._context.draft.authenticated:
             client.refuse(_UNAUTHENTICATED)
         else:
-            self._loop.post(AttachAsked(number, request.asked))
+            self._loop.post(AttachAsked(number, asked))
 
     def _answer_for_job(self, client: Client, request: requests.Request, coordinator: Coordinator) -> None:
-        """Answer a client of the whole job: describe the run first, then stop it, attach, or ask all nodes."""
+        """Answer a client where the coordinator is: describe the whole run first, then stop it, attach, or ask all nodes."""
         client.send(self._describe_run(coordinator))
         match request.asked:
             case requests.StopRun():
@@ -260,13 +263,15 @@ class RunClients(Clients):
                 self._loop.post(StopAsked())
             case requests.Attach() | requests.Profile() as asked:
                 self._attach(client, request, asked, coordinator)
-            case question:
-                client.asker = Asker(
-                    answered=lambda member, answer: self._guard(
-                        lambda: self.reply(client, _node_reply(member, answer))
-                    ),
-                    done=lambda: self._guard(lambda: client.finish(requests.Done())),
-                )
+            case question:  # each node's answer is a reply, and the last reply says that all have answered or are late
+                # the coordinator calls these, and what fails in them ends the socket, not the job
+                def answered(member: Member, answer: Answer) -> None:
+                    self._guard(lambda: self.reply(client, _node_reply(member, answer)))
+
+                def done() -> None:
+                    self._guard(lambda: client.finish(requests.Done()))
+
+                client.asker = Asker(answered=answered, done=done)
                 client.limit(request.within)
                 coordinator.questions.ask(question, request.within, client.asker)
 
@@ -279,7 +284,7 @@ class RunClients(Clients):
         elif isinstance(request.asked, requests.Attach | requests.Profile):
             client.refuse("it waits for node 0, and has no workers")
         else:
-            client.finish(requests.Done())
+            client.finish(requests.Done())  # to a question about workers, of which there are none
 
     def _attach(
         self,
@@ -288,18 +293,19 @@ class RunClients(Clients):
         asked: requests.Attach | requests.Profile,
         coordinator: Coordinator,
     ) -> None:
-        """Connect a client that wants to debug or profile a rank to the agent of the rank's node."""
+        """Connect a client that wants to debug or profile a rank to the agent of the rank's node, and pass the request on."""
         member = _member_of(asked.rank, coordinator.state.members.taking_part)
         if member is None:
             client.refuse(f"it has no rank {asked.rank}")
-        elif member.id == SELF_ID:
+        elif member.id == SELF_ID:  # this node
             self._loop.post(AttachAsked(client.number, asked))
         elif len(coordinator.streams) >= MAX_STREAMS:
             client.refuse(TOO_MANY)
         elif (sock := client.hand_over()) is not None:
-            late = requests.RequestRefused(line(f"node {member.node_rank} ({host_name(member.host)}) does not answer"))
-            first, last = (pack(requests.encode(message)) for message in (request, late))
-            coordinator.streams.open(member.id, sock, first, requests.reached_within(asked) + _ON_THE_WAY, last)
+            node = f"node {member.node_rank} ({host_name(member.host)})"
+            if_late = pack(requests.encode(requests.RequestRefused(line(f"{node} does not answer"))))
+            within = requests.reached_within(asked) + _ON_THE_WAY
+            coordinator.streams.open(member.id, sock, pack(requests.encode(request)), within, if_late)
 
     def forget(self, number: int) -> Client | None:
         """Have nothing more found out for a client that has gone."""
@@ -310,54 +316,55 @@ class RunClients(Clients):
                 self._link.coordinator.questions.forget(client.asker)
         return client
 
-    @property
-    def _host(self) -> str:
-        return host_name(self._context.inputs.node.host)
-
-    def _elsewhere(self) -> requests.RunsElsewhere:
-        """Say where the coordinator is."""
+    def _where_coordinator_is(self) -> requests.RunsElsewhere:
+        """Return the reply of another node than the coordinator's: the host of that, by the allocation or the rendezvous."""
         allocation = self._context.inputs.allocation
-        addresses = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
-        if not allocation.has_front:
-            addresses = (*allocation.hosts[:1], *addresses)
+        of_rendezvous = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
+        of_allocation = () if allocation.has_front else allocation.hosts[:1]  # a command coordinates agents itself
+        hosts = (*of_allocation, *of_rendezvous, "")  # "": not known
         return requests.RunsElsewhere(
-            run_id=piece(self._run_id()),
-            host=host_name((*addresses, "")[0]),
+            run_id=piece(self._context.run_id),
+            host=host_name(hosts[0]),
             slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
         )
 
     def _describe_run(self, coordinator: Coordinator) -> requests.Run:
-        """Return what `ddplaunch ps` shows of this run."""
-        state, stragglers, start = coordinator.state, coordinator.stragglers, self._context.inputs.allocation.start
+        """Return what `ddplaunch ps` shows of this run: what the coordinator knows of all nodes."""
+        state, allocation = coordinator.state, self._context.inputs.allocation
         members, idleness = state.members.taking_part, state.idleness
-        return replace(
+        is_suspended = state.limits.suspended_at is not None
+        described = replace(
             self._describe_node(),
-            phase="suspended" if state.limits.suspended_at is not None else state.phase.name.lower(),
+            phase="suspended" if is_suspended else state.phase.name.lower(),
             world_size=sum(member.workers for member in members),
             nnodes=len(members),
-            generation=max(0, state.generation.number),
+            generation=max(0, state.generation.number),  # -1 before the first one
             restarts=state.restarts.number,
             idle_for=max(0.0, self._loop.now() - idleness.progress_at) if idleness.is_printed else None,
             idle_why=piece(self._context.reporter.story.idle_why) if idleness.is_printed else "",
-            steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
-            steps=size(stragglers.steps) if stragglers is not None and stragglers.steps is not None else None,
             spares=piece(", ".join(member.host for member in state.spares)),
-            straggler=piece(str((stragglers and stragglers.straggler) or "")),
-            over_ssh=tuple(piece(host.name) for host in start)
-            if self._context.inputs.allocation.starter == "ssh"
-            else (),
+            over_ssh=tuple(piece(host.name) for host in allocation.start) if allocation.starter == "ssh" else (),
+        )
+        if (stragglers := coordinator.stragglers) is None:  # they are not looked for
+            return described
+        return replace(
+            described,
+            steps_per_second=pace(stragglers.pace),
+            steps=size(stragglers.steps) if stragglers.steps is not None else None,
+            straggler=piece(str(stragglers.straggler or "")),
         )
 
     def _describe_node(self) -> requests.Run:
-        """Return what this node knows of the run on its own."""
+        """Return what this node knows of the run on its own, as long as there is no generation of workers."""
         inputs, folder = self._context.inputs, self._context.folder
         program = inputs.spec.program
+        argv = Redactor(self._context.known_secrets).argv(program.shown)
         return requests.Run(
-            run_id=piece(self._run_id() or self._context.draft.run_id),
-            host=self._host,
+            run_id=piece(self._context.run_id or self._context.draft.run_id),
+            host=host_name(inputs.node.host),
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
-            command=piece(shlex.join(Redactor(self._context.known_secrets).argv(program.shown))),
+            command=piece(shlex.join(argv)),
             phase="rendezvous",
             seconds=max(0.0, time.monotonic() - self._context.reporter.story.began),
             world_size=0,

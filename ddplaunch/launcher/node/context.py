@@ -1,6 +1,7 @@
-"""What all parts of an agent work with: the job, the run folder, the reporter and the way to the front.
+"""What all parts of an agent work with: the job, the run folder, the reporter and the queue of output to the front.
 
-The plan of the workers is made when a generation begins: with several nodes it is complete only when they have agreed.
+The front is the process that was typed, which has the terminal. The plan of the workers is made when a generation begins: with
+several nodes it is complete only when they have agreed. A command that has started agents works with the same.
 """
 
 from __future__ import annotations
@@ -75,24 +76,40 @@ class WorkerSetup(Struct, frozen=True, kw_only=True):
 
 
 class AgentContext:
-    """One value for all parts of an agent."""
+    """What an agent's parts share: they get this one value, and each takes from it what it needs."""
 
     def __init__(self, loop: Loop, inputs: JobInputs, files: FileQueue, queue: OutputQueue) -> None:
-        """Have the process that takes `files` make the folder of the run while all else is made ready."""
+        """Make the reporter, and have the process that writes `files` make the run folder, if its name is known already.
+
+        It is not where nodes meet first, of which the first one names the run. `queue` goes to the front.
+        """
         self._loop = loop
         self.inputs = inputs  # what was known before the agent started
-        self.queue = queue  # to the front
-        self.writes_itself = False  # the front is lost, and the user is told all the same
+        self.queue = queue
+        self.writes_itself = False  # to stderr: the front is lost, and the user is told all the same
         self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
-        self.draft = inputs.draft
+        self.draft = inputs.draft  # the plan as if all nodes were like this one
+        # the name that all nodes know the run by; "" before those that were started one by one have met
+        is_named_later = inputs.allocation.rendezvous is not None and not inputs.allocation.start and not inputs.leads
+        self.run_id = "" if is_named_later else inputs.draft.run_id
         self.folder: RunFolder | None = None
         self.files = files
         self.error_files = inputs.error_files
         self.debug_address = f"ddplaunch-debug-{os.urandom(8).hex()}"  # abstract, unix(7)
         self.last_words = ""  # what closes a job whose agents were started from here: it comes behind the output of all
-        if not inputs.leads and (inputs.allocation.rendezvous is None or inputs.spec.no_control):
+        nodes_meet = inputs.allocation.rendezvous is not None and not inputs.spec.no_control
+        if not inputs.leads and not nodes_meet:
             self.make_folder(self.draft)
+
+    @property
+    def host(self) -> str:
+        """The name of this node, as its workers have it."""
+        return self.draft.workers[0].host
+
+    def tell_port(self, port: int) -> None:
+        """Tell a command that has started this agent at which port the coordinator, which is here, listens."""
+        self.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
 
     def worker_setup(self, generation: Generation, address: str | None) -> WorkerSetup:
         """Return everything that workers need to start; `address` is this node's address as the other nodes reach it.
@@ -100,22 +117,23 @@ class AgentContext:
         Raises:
             LaunchError: what all nodes agreed on does not fit this one.
         """
-        inputs, spec = self.inputs, self.inputs.spec
+        inputs, spec, agreed = self.inputs, self.inputs.spec, generation.agreed
         plan = self.draft
-        if generation.agreed is not None:
+        if agreed is not None:
             from ddplaunch.launcher.job.join import agreed_plan  # one node needs none of it
 
-            if is_loopback(generation.agreed.address):
+            if is_loopback(agreed.address):  # all nodes are on one host, and this one is reached there, too
                 address = address or LOOPBACK
-            plan = agreed_plan(generation.agreed, generation.port, address, spec, inputs.allocation, inputs.node)
+            plan = agreed_plan(agreed, generation.port, address, spec, inputs.allocation, inputs.node)
         if self.folder is None:
             self.make_folder(plan)
         assert self.folder is not None
-        is_common = generation.agreed is not None or plan.nnodes == 1
+        has_common_term = agreed is not None or plan.nnodes == 1  # else the nodes do not communicate
+        how_debugged = _how_debugged(spec, is_followed=inputs.node.is_followed)
         return WorkerSetup(
             plan=plan,
             generation=generation.number,
-            term=generation.term if is_common else None,
+            term=generation.term if has_common_term else None,
             port=generation.port,
             env=inputs.env,
             folder=self.folder,
@@ -124,7 +142,7 @@ class AgentContext:
             role=spec.role,
             has_recorder=not spec.no_flight_recorder,
             debugpy_ranks=spec.debugpy_ranks or frozenset(),
-            debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{_how_debugged(spec, is_followed=inputs.node.is_followed)}",
+            debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{how_debugged}",  # as worker/bootstrap.py reads it
             mps_control=inputs.node.mps_control,
             on_terminal=self._on_terminal(plan),
             of_terminal=of_terminal(inputs.screen.columns, inputs.screen.lines, highest=plan.world_size - 1),
@@ -133,7 +151,7 @@ class AgentContext:
 
     @property
     def is_last_generation(self) -> bool:
-        """Whether no generation can follow that which is there."""
+        """Whether no generation can follow the first one: all workers start once."""
         return self.inputs.spec.max_restarts == 0 and not self.inputs.allocation.is_elastic
 
     @property
@@ -146,13 +164,13 @@ class AgentContext:
         return inputs.node.is_followed and (0 in inputs.draft.ranks or bool(inputs.allocation.start))
 
     def make_folder(self, plan: Plan) -> None:
-        """Have the run folder made."""
+        """Have the run folder made; where a command has started the agents, each of them has a part of the command's."""
         is_part = self.inputs.allocation.has_front
         self.folder = folder_of_run(self.inputs.spec, self.inputs.env, plan, self.files, is_part=is_part)
 
     def output(self, plan: Plan) -> Output:
-        """Return what shows and keeps the workers' output."""
-        inputs, spec = self.inputs, self.inputs.spec
+        """Return what shows the output of the plan's workers here, by way of the front, and keeps it in logs."""
+        inputs, spec, screen = self.inputs, self.inputs.spec, self.inputs.screen
         shown = [
             ShownWorker(
                 rank=worker.rank,
@@ -166,84 +184,87 @@ class AgentContext:
         display = Display(
             mode="raw" if is_shown_as_it_is(spec, plan.world_size) else spec.output,
             ranks=shown,
-            screen=inputs.screen,
-            template=_template(spec),
+            screen=screen,
+            template=_prefix_of_torchrun(spec),
             world_size=plan.world_size,
             stamp=self._time_of_day if spec.timestamps else None,
             folds_tracebacks=spec.verbosity <= 0,
         )
         queue = self.queue
-        nodes = plan.nnodes if inputs.allocation.start else 1  # whose bars one terminal shows
+        nodes_on_screen = plan.nnodes if inputs.allocation.start else 1
         return Output(
             display,
             lambda stream, data: queue.put(_TAGS[stream], data),
             queue.put_bars,
-            nodes=nodes,
+            nodes=nodes_on_screen,
             on_terminal=self._on_terminal(plan),
         )
 
     def _on_terminal(self, plan: Plan) -> frozenset[int]:
-        """Return the ranks whose streams both go to a terminal, so that their progress bars stay in place there.
+        """Return the ranks whose streams are both shown on a terminal, so that their progress bars stay in place there.
 
-        Not with --output raw, which shows everything as the worker would write it to a pipe.
+        None with --output raw or none; nor if the only worker's output is shown as it is: that worker has the terminal itself.
         """
         spec = self.inputs.spec
-        if (
-            self.inputs.screen.live != BOTH
-            or spec.output in ("raw", "none")
-            or is_shown_as_it_is(spec, plan.world_size)
-        ):
+        are_bars_in_place = self.inputs.screen.live == BOTH  # on stdout and stderr, where the terminal can do that
+        if not are_bars_in_place or spec.output in ("raw", "none") or is_shown_as_it_is(spec, plan.world_size):
             return frozenset()
-        return frozenset(
-            worker.rank
-            for worker in plan.workers
-            if _shown(spec, worker.local_rank) == BOTH and (worker.rank == 0 or spec.output != "rank0")
-        )
+        shown = (worker for worker in plan.workers if worker.rank == 0 or spec.output != "rank0")
+        return frozenset(worker.rank for worker in shown if _shown(spec, worker.local_rank) == BOTH)
 
     def _time_of_day(self, at: float) -> bytes:
-        """Return the time of day at a time of the loop's clock, as it stands before a line."""
+        """Return the time of day, as it stands before a line, at a time of the loop's clock."""
         then = time.time() - self._loop.now() + at
         return f"{time.strftime('%H:%M:%S', time.localtime(then))}.{int(then % 1 * 1000):03d} ".encode()
 
     def _reporter(self) -> Reporter:
-        """Return the reporter of this node, with the readers and the colours that fit where the job was started."""
-        inputs, screen, queue, to_caller = self.inputs, self.inputs.screen, self.queue, self.inputs.reports_to_caller
-        ours = OURS if inputs.allocation.start and not inputs.leads else STDERR
+        """Return the reporter of this node, which tells the user, or a caller of `launch()`, by way of the front."""
+        inputs, to_caller = self.inputs, self.inputs.reports_to_caller
+        surroundings = Surroundings(
+            host=inputs.node.host,
+            cwd=working_directory() or "",  # "": it was removed, so that no path lies below it
+            home=inputs.env.get("HOME", ""),
+            cluster=inputs.cluster,
+            slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
+            bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
+            has_front=inputs.allocation.has_front,
+        )
+        reporter = Reporter(
+            inputs.spec,
+            self._stderr(),
+            time.monotonic,
+            around=surroundings,
+            reports_job=inputs.reports_job,
+            caller=CallerReporter(partial(_send, self.queue)) if to_caller else None,
+        )
+        is_simulated_node = inputs.spec.simulate and not inputs.leads
+        if is_simulated_node:
+            reporter.add_reader(partial(_tell_of_workers, self.queue))
+        return reporter
+
+    def _stderr(self) -> Stderr:
+        """Return what writes ddplaunch's own lines: to the front, or after its loss to our stderr."""
+        inputs, screen = self.inputs, self.inputs.screen
+        # a command that has started the agents shows a line of OURS once, however many of them say the same
+        tag = OURS if inputs.allocation.start and not inputs.leads else STDERR
 
         def put(text: str) -> None:
             if self.writes_itself:
                 write_stderr(visible(text))
             else:
-                queue.put(ours, visible(text).encode(errors="surrogateescape"))
+                self.queue.put(tag, visible(text).encode(errors="surrogateescape"))
 
-        reporter = Reporter(
-            inputs.spec,
-            Stderr(
-                put=put,
-                put_last=self._keep_last if inputs.leads else put,
-                # what becomes an exception elsewhere has no colours
-                paint=Paint() if to_caller else Paint(Stream.ERR in screen.colour, screen.links, screen.columns),
-                redactor=Redactor(self.known_secrets),
-            ),
-            time.monotonic,
-            around=Surroundings(
-                host=inputs.node.host,
-                cwd=working_directory() or "",  # removed meanwhile: no path lies below it
-                home=inputs.env.get("HOME", ""),
-                cluster=inputs.cluster,
-                slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
-                bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
-                has_front=inputs.allocation.has_front,
-            ),
-            reports_job=inputs.reports_job,
-            caller=CallerReporter(partial(_send, queue)) if to_caller else None,
+        def put_last(text: str) -> None:
+            self.last_words += visible(text)
+
+        # a caller in Python gets an exception, which has no colours
+        has_colour = Stream.ERR in screen.colour
+        return Stderr(
+            put=put,
+            put_last=put_last if inputs.leads else put,
+            paint=Paint() if inputs.reports_to_caller else Paint(has_colour, screen.links, screen.columns),
+            redactor=Redactor(self.known_secrets),
         )
-        if inputs.spec.simulate and not inputs.leads:
-            reporter.add_reader(partial(_tell_of_workers, queue))
-        return reporter
-
-    def _keep_last(self, text: str) -> None:
-        self.last_words += visible(text)
 
 
 def _tell_of_workers(queue: OutputQueue, event: Event) -> None:
@@ -263,12 +284,12 @@ def _send(queue: OutputQueue, what: Mapping[str, Any]) -> None:
     queue.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
 
 
-def _template(spec: JobSpec) -> str | None:
-    """torchrun's prefix where its options ask for one, unless --output asks for ours."""
+def _prefix_of_torchrun(spec: JobSpec) -> str | None:
+    """Return torchrun's prefix of a line where its options ask for one; None: ours, as also if the user has given --output."""
     if spec.log_line_prefix_template is not None or "output" in spec.origins:
         return spec.log_line_prefix_template
-    asked = spec.role != default("role") or spec.tee != default("tee")
-    return "[${role_name}${local_rank}]:" if asked else None
+    has_options_of_torchrun = spec.role != default("role") or spec.tee != default("tee")
+    return "[${role_name}${local_rank}]:" if has_options_of_torchrun else None
 
 
 def _how_debugged(spec: JobSpec, *, is_followed: bool) -> str:
@@ -279,7 +300,10 @@ def _how_debugged(spec: JobSpec, *, is_followed: bool) -> str:
 
 
 def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:
-    """torchrun's rules: redirected streams go to files only, unless they are tee'd; filtered ranks go nowhere else."""
+    """Return which streams of a worker are shown, by torchrun's rules: redirected ones go to files only, unless they are tee'd.
+
+    Of ranks that the user has filtered out nothing is shown.
+    """
     if spec.local_ranks_filter is not None and local_rank not in spec.local_ranks_filter:
         return frozenset()
     if spec.debug_rank is not None:

@@ -1,4 +1,4 @@
-"""Finds the workers whose script has ended long ago while their process goes on, and says what Python waits for there."""
+"""Finds, in the agent, workers whose script has ended long ago while their process goes on, and what Python waits for there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOGETHER = 1.0  # seconds between two ends of scripts that become one line
 
 
 class EndedScripts:
-    """Those of one generation after another; it has no timer while no script has ended."""
+    """The workers of one generation after another whose script has ended; it has no timer while none has."""
 
     def __init__(self, loop: Loop, running: Mapping[int, RunningWorker]) -> None:
         """`running` are the workers of the generation that there is, by rank. Each that lingers is posted once."""
@@ -64,17 +64,22 @@ class EndedScripts:
             self._loop.post(WorkersLinger(tuple(late)))
 
 
-def lingering(samples: Iterable[Sample], running: Mapping[int, RunningWorker]) -> list[str]:
-    """Say what Python waits for in workers whose script has ended, unless they have ended or are being stopped meanwhile."""
+def describe_lingering(samples: Iterable[Sample], running: Mapping[int, RunningWorker]) -> list[str]:
+    """Return lines that say what Python waits for in workers whose script has ended, one for all ranks that wait for the same.
+
+    `samples` show where they were; workers that have ended or are being stopped meanwhile are left out.
+    """
     from ddplaunch.record.seen.stack import ENDED  # most workers end with their scripts
 
-    by_state: dict[str, list[int]] = {}
+    ranks_by_state: dict[str, list[int]] = {}
     for sample in samples:
         worker = running.get(sample.rank)
-        if worker is not None and worker.stopped_with is None and not sample.child and sample.state.startswith(ENDED):
-            by_state.setdefault(sample.state, []).append(sample.rank)
+        is_left_alone = worker is not None and worker.stopped_with is None
+        is_of_worker = not sample.child  # not of a process below it, as a data loader's
+        if is_left_alone and is_of_worker and sample.state.startswith(ENDED):
+            ranks_by_state.setdefault(sample.state, []).append(sample.rank)
     return [
         f"{these_ranks(ranks)} still {'runs' if len(ranks) == 1 else 'run'}, {duration(PATIENCE)} after the end of the script: "
         f"Python {state.removeprefix(ENDED)}"
-        for state, ranks in by_state.items()
+        for state, ranks in ranks_by_state.items()
     ]

@@ -1,7 +1,7 @@
-"""The command that the user started: it has the terminal, passes signals to the agent and writes what the agent shows.
+"""The front, the process that the user started: it has the terminal, passes signals to the agent and writes what the agent shows.
 
-It may block on a terminal or pipe that is not read; the agent never does. It ends what a lost agent has left, and an agent
-that does not show that it runs; all else is decided elsewhere.
+The agent, which it forks, supervises the workers. The front may block on a terminal or pipe that is not read; the agent never
+does. The front ends what a lost agent has left, and an agent that does not show that it runs; all else is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
-_READER_LEFT = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal: no error of ours, and workers do not die of it
+# errors of a pipe and of a terminal whose reader has left (`| head`): that is not worth a message, and workers do not die of it
+_READER_LEFT = (errno.EPIPE, errno.EIO)
 
 
 def run(
@@ -56,8 +57,8 @@ def run(
 ) -> int:
     """Fork, run `agent` in the child, serve the agent until the child ends, and return the exit status of the job.
 
-    `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
-    was started (nohup) stays ignored. `stops` are those that ask the job to end, `sent_again` those that may come twice.
+    `signals` are passed to the agent, besides those that `passed_on` adds; one that was ignored when the command was started
+    (nohup) stays ignored. Of them `stops` ask the job to end, and a second one of `sent_again` is no second request.
     `output` takes the agent's messages; None: our stdout and stderr do. An agent that gives no sign of life for
     more than `heartbeat_timeout` seconds is killed.
 
@@ -65,33 +66,35 @@ def run(
         LaunchError: the machine has no room for the agent.
     """
     passed = passed_on(signals)
-    before = modes()
+    modes_before = modes()
     process = child.start(agent, passed)
-    # the C handler writes the signal's number straight to the agent, even while we block on a terminal
+    # Python's C handler writes the signal's number straight to the agent's pipe, even while we block on a terminal
     signal.set_wakeup_fd(process.pipes.signals[1], warn_on_full_buffer=False)
-    deduplicator = SignalDeduplicator(frozenset(stops), sent_again)
-    front = _Front(process, deduplicator, frozenset(stops), output or FrontOutput(), heartbeat_timeout)
+    front = _Front(process, frozenset(stops), sent_again, output or FrontOutput(), heartbeat_timeout)
     for signum in passed:
-        signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
-    # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
-    signal.signal(signal.SIGCHLD, front.child_ended)
-    front.child_ended(signal.SIGCHLD, None)  # an agent that ended before has sent its signal to nobody
-    signal.signal(signal.SIGALRM, front.interval_passed)
+        signal.signal(signum, front.on_sigtstp if signum == signal.SIGTSTP else front.on_signal)
+    # a Python handler interrupts even a write that blocks on a terminal, so that a lost agent's processes never wait for it
+    signal.signal(signal.SIGCHLD, front.on_sigchld)
+    front.on_sigchld(signal.SIGCHLD, None)  # an agent that ended before this line has sent its SIGCHLD to nobody
+    signal.signal(signal.SIGALRM, front.on_sigalrm)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     _show_until_end(front, process)
-    return _status_of_job(front, process, before)
+    return _status_of_job(front, process, modes_before)
 
 
 def _show_until_end(front: _Front, agent: child.AgentProcess) -> None:
-    """Show the agent's messages until the agent has ended, or is killed because it does not respond."""
+    """Show the agent's messages until the agent has ended, or is killed because it does not respond; then take no more signals.
+
+    The signal handlers of the front raise both exceptions, out of a write that may block.
+    """
     try:
-        front.watch_time()
+        front.set_timer()
         front.output.show(agent.pipes.output[0])
     except _Unread:
-        pass
+        pass  # the rest of the output is dropped
     except _Unresponsive as error:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        agent.kill()  # first, since the print may block
+        agent.kill()  # before the print, which may block
         print_now(f"{error}\n")
     front.is_done = True
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -99,17 +102,17 @@ def _show_until_end(front: _Front, agent: child.AgentProcess) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _status_of_job(front: _Front, agent: child.AgentProcess, before: Modes | None) -> int:
-    """Reap the agent, give the terminal its modes of `before` if the agent was killed, and return the exit status."""
+def _status_of_job(front: _Front, agent: child.AgentProcess, modes_before: Modes | None) -> int:
+    """Reap the agent and return the exit status of the job; unless it is 0, restore the modes that the terminal had before it."""
     if front.killed_agent:
-        if ends_within(agent.pid, child.KILL_TIMEOUT):
+        if ends_within(agent.pid, child.KILL_TIMEOUT):  # else it is in uninterruptible sleep, and is named below
             agent.reap()
-            set_modes(before)
+            set_modes(modes_before)
         print_now(child.describe_leftovers())
         return exitcodes.of_signal(front.stopped_by) if front.stopped_by else exitcodes.NODE_LOST
     wait_status = agent.reap()
     if wait_status:
-        set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
+        set_modes(modes_before)  # a worker that was killed while it edited a line has left those that it needed
     status, text = child.status_of(agent.pid, wait_status)
     print_now(text)
     return status or (exitcodes.NOT_WRITTEN if front.output.failed else exitcodes.OK)
@@ -124,100 +127,100 @@ class _Unresponsive(Exception):
 
 
 class _Front:
-    """The state that the writing shares with the signal handlers, which interrupt it."""
+    """The front's signal handlers, and the state that they share with the writing of output, which they interrupt."""
 
     def __init__(
         self,
         agent: child.AgentProcess,
-        deduplicator: SignalDeduplicator,
         stops: frozenset[int],
+        sent_again: frozenset[int],
         output: FrontOutput,
-        heartbeat_timeout: float,
+        timeout: float,
     ) -> None:
-        """Serve this agent; `stops` are the signals at which the user wants the job to end.
-
-        The agent is given up when it has been silent for more than `heartbeat_timeout` seconds.
-        """
+        """Serve this agent; `stops` and `sent_again` are as in `run`, and `timeout` is its heartbeat timeout, in seconds."""
         self.output = output
         self._agent = agent
-        self._deduplicator = deduplicator
+        self._deduplicator = SignalDeduplicator(stops, sent_again)
         self._stops = stops
-        self._suspending = False
-        self.stopped_by = 0  # the first signal to stop
-        self.killed_agent = False
-        self.is_done = False
-        self._escalates = False  # the agent is to kill its workers
-        self._watch = child.Watch(agent, heartbeat_timeout)
-        self._question: child.Question | None = None  # to an agent that is to stop or kill its workers
-        self._unread = 0  # INTERVALs without progress, in which the job has ended as it was asked to
+        self._waits_for_workers_to_stop = False  # as after Ctrl-Z: a second SIGTSTP meanwhile changes nothing
+        self.stopped_by = 0  # the first signal to stop; 0: none came
+        self.killed_agent = False  # by this process
+        self.is_done = False  # the agent has ended or is given up, so signals to stop come too late
+        self._workers_are_to_be_killed = False  # the user has asked a second time
+        self._watch = child.Watch(agent, timeout)
+        self._question: child.Question | None = None  # to an agent that has to end its workers; None: answered
+        self._unread = 0  # INTERVALs in a row in which nobody has read output, after the end of a job that was stopped
         self._written_before = 0  # bytes, one interval ago
 
-    def note_stop(self, signum: int, _frame: object) -> None:
-        """Note a signal to stop. The agent has received the same signal already."""
+    def on_signal(self, signum: int, _frame: object) -> None:
+        """Note a signal to stop, and ask more often from now on whether the agent runs; other signals concern the agent alone.
+
+        The agent has received the signal already, from the C handler, and decides by the same rules whether it escalates.
+        """
         if signum not in self._stops or self.is_done:
             return
         typed = typed_at(os.getpid(), signum)
-        event = self._deduplicator.take(signum, time.monotonic(), SignalOrigin.FRONT, typed=typed)
+        event = self._deduplicator.event_of(signum, time.monotonic(), SignalOrigin.FRONT, typed=typed)
         if not self.stopped_by:
             self.stopped_by = signum
             if self._agent.prevent_start():
                 self.killed_agent = True
                 print_now(child.prevented_by(signum))
         elif event.escalates:
-            self._escalates = True
+            self._workers_are_to_be_killed = True
         else:
-            return
+            return  # a repetition asks for nothing new
         if self._question is None and not self.killed_agent:
             self._question = child.Question(self._agent)
-        self.watch_time()
+        self.set_timer()
 
-    def suspend(self, _signum: int, _frame: object) -> None:
-        """Stop this process for SIGTSTP, which the agent received, too, once the agent has stopped the workers.
+    def on_sigtstp(self, _signum: int, _frame: object) -> None:
+        """Stop this process for SIGTSTP (Ctrl-Z), which the agent received, too, once the agent has stopped the workers.
 
-        SIGSTOP, since SIGTSTP would have to get its default action back for a moment, in which the next one would stop us
-        without a request to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
+        By SIGSTOP: SIGTSTP would have to get its default action back for a moment, in which the next one would stop us without a
+        request to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program: the agent is told so.
         """
         if is_orphaned_group():
             self._agent.pipes.pass_on(signal.SIGCONT)
-        elif not self._suspending:
-            self._suspending = True
-            may_stop = self._may_stop()
-            as_a_worker_needs_them = modes()
-            self._suspending = False
+        elif not self._waits_for_workers_to_stop:
+            self._waits_for_workers_to_stop = True
+            may_stop = self._wait_for_workers_to_stop()
+            modes_of_worker = modes()
+            self._waits_for_workers_to_stop = False
             if may_stop:
                 self.output.give_back()
-                os.kill(os.getpid(), signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)  # returns once somebody has sent SIGCONT
                 self.output.forget_area()  # the shell has written below it
-                set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
+                set_modes(modes_of_worker)  # the shell has set its own, and the worker does not know of the pause
 
-    def _may_stop(self) -> bool:
-        """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
+    def _wait_for_workers_to_stop(self) -> bool:
+        """Wait until the workers have stopped: the shell takes its terminal when we do. False: they go on already."""
         replies = self._agent.replies
         replies.forget(STOPPED + GOES_ON)
         self._agent.pipes.request(MAY_STOP)
         replies.wait(STOPPED + GOES_ON, clock.now() + _STOP_TIMEOUT)
         return not replies.has(GOES_ON)
 
-    def child_ended(self, _signum: int, _frame: object) -> None:
-        """End what a lost agent has left; look sooner at one that is stopped."""
+    def on_sigchld(self, _signum: int, _frame: object) -> None:
+        """End what an agent that has ended left; look at an agent that was stopped sooner than at one that runs."""
         if self.is_done:
             return
         if self._agent.has_ended:
             self.output.agent_has_ended = True
             self._agent.sweep()
-            self.watch_time()
-        elif self._agent.is_stopped and not self._watch.silent:
-            self.watch_time()
+            self.set_timer()
+        elif self._agent.is_stopped and not self._watch.silent:  # else it is looked at more often already
+            self.set_timer()
 
-    def watch_time(self) -> None:
-        """Have `interval_passed` called when it is time to look at the agent, or at output that nobody reads."""
+    def set_timer(self) -> None:
+        """Have `on_sigalrm` called when it is time to look at the agent, or at output that nobody reads."""
         has_agent = not self._agent.has_ended
         if self._question is not None or (self.stopped_by and not has_agent):
             signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
         elif has_agent:
             signal.setitimer(signal.ITIMER_REAL, self._watch.wait())
 
-    def interval_passed(self, _signum: int, _frame: object) -> None:
+    def on_sigalrm(self, _signum: int, _frame: object) -> None:
         """Give up an agent that does not run, or output that nobody reads: the end of a stopped job waits for neither.
 
         Raises:
@@ -226,16 +229,25 @@ class _Front:
         """
         if self._agent.has_ended:
             self._question = None
-            self._look_at_output()
-        elif (keeps_lease := self._watch.keeps_lease()) and self._question is not None:
-            self._look_at_answer(self._question)
-        elif not (keeps_lease and self._watch.look()):
+            self._check_output_is_read()
+        else:
+            self._check_agent()
+        self.set_timer()
+
+    def _check_agent(self) -> None:
+        """Look whether the agent runs, and ask it again: by `_question` while it has to stop its workers, else by `_watch`.
+
+        Raises _Unresponsive: it does not run, or has let its workers live beyond their lease (until when they may live).
+        """
+        keeps_lease = self._watch.keeps_lease()
+        if keeps_lease and self._question is not None:
+            self._check_answer(self._question)
+        elif not keeps_lease or not self._watch.look():
             self.killed_agent = True
             raise _Unresponsive(f"error: ddplaunch's agent {self._watch.describe()}: killed, with its workers")
-        self.watch_time()
 
-    def _look_at_output(self) -> None:
-        """Give up output that nobody reads, once the job has ended as it was asked to."""
+    def _check_output_is_read(self) -> None:
+        """Give up output that nobody reads, once the job has ended as it was asked to. Raises _Unread."""
         if not self.stopped_by:
             return
         self._unread = self._unread + 1 if self.output.written == self._written_before else 0
@@ -243,18 +255,22 @@ class _Front:
         if self._unread * child.INTERVAL >= UNREAD_TIMEOUT:
             raise _Unread
 
-    def _look_at_answer(self, question: child.Question) -> None:
-        """Kill an agent that was to kill its workers, and does not answer; of one that was to stop them, say so."""
+    def _check_answer(self, question: child.Question) -> None:
+        """Take the answer of an agent that was told to end its workers, or ask it again; after some questions give it up.
+
+        An agent that was to kill its workers is then killed itself (raises _Unresponsive). One that was to stop them is left to
+        `_watch`, which has more patience, and the user is told.
+        """
         if question.has_answer():
             self._question = None
         elif not question.repeat():
-            if self._escalates:
+            if self._workers_are_to_be_killed:
                 self.killed_agent = True
                 raise _Unresponsive(
                     f"ddplaunch: the agent (pid {self._agent.pid}) did not respond and was killed, with the workers"
                 )
             self._question = None
-            within = duration(self._watch.within)
+            within = duration(self._watch.gives_up_after)
             print_now(
                 f"ddplaunch: the agent (pid {self._agent.pid}) does not respond{self._agent.describe_silence()}. "
                 f"Without an answer for {within} it is killed, with the workers\n"
@@ -262,22 +278,28 @@ class _Front:
 
 
 class FrontOutput:
-    """Where the agent's messages go. A stdout or stderr that takes nothing is dropped, and the rest goes on."""
+    """Writes the agent's messages, in the front. A stdout or stderr that cannot be written to is dropped, and the rest goes on.
+
+    On a terminal, progress bars stand in a status area below the lines.
+    """
 
     def __init__(self, control: int | None = None, *, rewraps: bool = True) -> None:
-        """`control` is a descriptor for what the agent sends to a caller in Python, a line each; `rewraps` as in StatusArea."""
-        self._fds = {STDOUT: 1, STDERR: 2}
+        """`control` is a descriptor for what the agent sends to a caller in Python, a line each; None: nobody takes that.
+
+        `rewraps`: the terminal wraps lines again when its width changes.
+        """
+        self._fds = {STDOUT: 1, STDERR: 2}  # by the byte that begins a message of the agent
         if control is not None:
             self._fds[CONTROL] = control
-        self.written = 0  # bytes
+        self.written = 0  # bytes, ever
         self.failed: str | None = None  # why output could not be written
-        self.agent_has_ended = False
+        self.agent_has_ended = False  # as the front has seen
         self._rewraps = rewraps
-        self._area: StatusArea | None = None  # since the first bar
-        self._terminals: tuple[bytes, ...] = ()  # where lines have to stand above the area, on the last of them
+        self._area: StatusArea | None = None  # None before the first progress bar, and where there is no terminal
+        self._terminals: tuple[bytes, ...] = ()  # STDOUT and STDERR if they are terminals; the area is on the last
 
     def show(self, reader: socket.socket) -> None:
-        """Write all messages of the agent until the agent ends."""
+        """Write all messages of the agent, each a byte for its stream and its data, until the agent ends."""
         buffer = bytearray(MESSAGE + 1)
         view = memoryview(buffer)
         more = select.poll()
@@ -292,13 +314,13 @@ class FrontOutput:
                 self._write(stream, memoryview(self._area.write(bytes(data), self._terminal_size())))
             else:
                 self._write(stream, data)
-            # after a time in which the terminal took nothing, the last of many states is drawn
+            # only once no message waits: to draw the area for each of many messages would delay the rest of them
             if self._area is not None and not more.poll(0):
-                self._draw(self._area)
+                self._write(self._terminals[-1], memoryview(self._area.draw(self._terminal_size())))
         self._erase_area()
 
     def _erase_area(self) -> None:
-        """Leave only lines on the screen."""
+        """Take the status area away, so that only lines are on the screen."""
         if self._area is not None:
             self._write(self._terminals[-1], memoryview(self._area.write(b"", self._terminal_size())))
 
@@ -308,20 +330,21 @@ class FrontOutput:
             self._area.forget()
 
     def _take_bars(self, message: bytes) -> None:
-        """Show progress bars in place on a terminal, or answer the agent's question for the size of the terminal."""
+        """On a terminal, show the agent's progress bars from the next draw on, or keep a prompt that the user has answered."""
         from ddplaunch.launcher.output.bars import ANSWERED, unpack
 
         self._open_area()
         if self._area is None:
             return
         bars = unpack(message)
-        if any(bar.row == ANSWERED for bar in bars):
+        was_prompt_answered = any(bar.row == ANSWERED for bar in bars)
+        if was_prompt_answered:
             self._write(self._terminals[-1], memoryview(self._area.keep_prompt(self._terminal_size())))
         else:
             self._area.show_bars(bars)
 
     def _open_area(self) -> None:
-        """Have an area below the lines, if there is none and stdout or stderr is a terminal."""
+        """Have a status area below the lines, if there is none yet and stdout or stderr is a terminal."""
         from ddplaunch.launcher.output.area import StatusArea
 
         if self._area is None:
@@ -336,16 +359,13 @@ class FrontOutput:
     def give_back(self) -> None:
         """Restore the terminal. Outputs of this kind change no modes, so there is nothing to do."""
 
-    def _draw(self, area: StatusArea) -> None:
-        self._write(self._terminals[-1], memoryview(area.draw(self._terminal_size())))
-
     def _write(self, stream: bytes, data: memoryview) -> None:
-        """Write all of `data` to one of our streams; a stream that takes nothing any more is dropped, and named once."""
-        if stream not in self._fds:
+        """Write all of `data` to one of our streams; drop a stream that fails, and tell the user, unless its reader has left."""
+        if stream not in self._fds:  # it was dropped, or nobody takes it
             return
         try:
             while data:
-                written = _write(self._fds[stream], data)
+                written = _write_some(self._fds[stream], data)
                 self.written += written
                 data = data[written:]
         except OSError as error:
@@ -355,7 +375,7 @@ class FrontOutput:
                 print_now(f"error: cannot write to {_NAMES[stream]}: {self.failed}\n")
 
 
-def _write(fd: int, data: memoryview) -> int:
+def _write_some(fd: int, data: memoryview) -> int:
     """Write to a descriptor as if it blocked, whatever flags it has; return how many bytes were written."""
     while True:
         try:

@@ -1,6 +1,6 @@
-"""The workers of this node, one generation after another: made ready, started a few at a time, looked into, reaped.
+"""The workers of this node, one generation (a start of all workers) after another: prepared, started, looked into, reaped.
 
-It does what was decided and posts what came of it; it decides nothing.
+In the agent. Does what was decided, and posts what came of it; decides nothing.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
+from signal import SIGKILL, SIGWINCH
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job.orders import Generation
 from ddplaunch.launcher.node.context import AgentContext, WorkerSetup
 from ddplaunch.launcher.node.events import GroupJoined
+from ddplaunch.launcher.node.start_notice import StartNotice
 from ddplaunch.launcher.node.starter import CannotStart, Starter
 from ddplaunch.launcher.node.workers import Workers
-from ddplaunch.launcher.output.sinks import Output
+from ddplaunch.launcher.tell.closing import render_still_running, render_stuck
+from ddplaunch.reach.pipes import Backpressure
 from ddplaunch.record.run_folder import COLLECTIVES, SAMPLES
 from ddplaunch.spec.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIPT_ENDED, STORE_WANTED
 from ddplaunch.spec.job import RUNNER, ProgramKind
@@ -26,7 +29,6 @@ from ddplaunch.spec.outcome import StartFailure, WorkerExit
 from ddplaunch.system.errors import LaunchError, expendable
 from ddplaunch.system.exitcodes import USAGE
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.words import duration
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.look.debuggers import Debuggers
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.look.sampler import Sampler
     from ddplaunch.launcher.node.ended_scripts import EndedScripts
     from ddplaunch.record.seen import Sample
+    from ddplaunch.record.window.questions import StacksAtEnd
     from ddplaunch.system.process.child import RunningWorker
 
 # workers that are started between two waits for events: some 15 ms of fresh ones, 0.1 s of forks with torch
@@ -42,103 +45,108 @@ SAMPLE_AFTER = 1.0  # seconds: shorter jobs pay for no sample
 DESCRIBE_AFTER = 2.0  # seconds: when the workers have their imports behind them, and shorter jobs pay nothing
 _NOT_SAMPLED = "what the workers use is no longer recorded"
 _NOT_NAMED = "workers that do not end after their script are not named"
-PATIENCE = 2.0  # seconds of silence before the first row
-_OFTEN = 60.0  # seconds in which the row counts each of them; later it counts tens
 
 
 class Generations:
-    """At most one of them lives: its workers are the current ones."""
+    """All generations of workers on this node, of which at most one lives: its workers are the current ones."""
 
     def __init__(self, loop: Loop, context: AgentContext) -> None:
-        """Prepare for the first generation; `begin` starts one."""
+        """Prepare for the first generation. `take_order` and then `begin` make one ready; it starts when the loop comes by."""
         self._loop = loop
         self._context = context
-        self.workers: Workers | None = None  # of the generation that there is; None between two
+        self.plan = context.draft  # of the last generation, once there is one
+        self.workers: Workers | None = None  # of the generation that lives; None between two
         self.running: dict[int, RunningWorker] = {}  # of these, by rank, dead ones included until they are reaped
-        self._next: tuple[Generation, str | None] | None = None
-        self._ready: tuple[Generation, WorkerSetup] | None = None  # but for the folder
+        self.starter = Starter(loop, context)
+        self._ordered: Generation | None = None  # the next generation, as the coordinator has ordered it
+        self._address: str | None = None  # of this node, as the other nodes reach it
+        self._ready: WorkerSetup | None = None  # what `begin` has made; None once there are `workers`
+        self._number = 0  # of the generation that was started last
+        self._has_group = False  # a worker of the current generation has made a process group
         self._starts = loop.timer(None, self._start_some)
         self.output = context.output(context.draft)
         self._flushes = loop.timer(None, lambda: self.output.flush(loop.now()))
-        self.starter = Starter(loop, context)
-        self.inspected: Inspection | None = None  # what `inspection` gives, once it is needed
-        self.debugged: Debuggers | None = None  # what `debuggers` gives, once it is needed
-        self._sampled: Sampler | None = None  # what `sampler` gives, once it is needed
-        self._sample_at = inf  # when the workers may be sampled
+        self._backpressure = Backpressure(loop, context.queue)
+        self.start_notice = StartNotice(loop)
         self._describes = loop.timer(None, self._describe, may_rest=True)
-        self._ended_scripts: EndedScripts | None = None  # once a script has ended
-        self._given_up: set[str] = set()  # of what a job can do without
-        self._has_joined = False
-        self._number = 0  # of the generation that was started last
-        self.start_notice = StartNotice(loop, self)
-        self.plan = context.draft  # of the last generation, once there is one
-
-    @property
-    def run_id(self) -> str:
-        """The name of the run that all nodes know; "" before those that were started one by one have met."""
-        allocation = self._context.inputs.allocation
-        is_known = self.plan is not self._context.draft or allocation.start or allocation.rendezvous is None
-        return self.plan.run_id if is_known else ""
-
-    # --- its start
-
-    def prepare(self, generation: Generation, address: str | None) -> None:
-        """Take what the coordinator has set for the next one, and the address of this node that the others reach."""
-        self._next = generation, address
-        if self.inspected is not None:
-            self.inspected.begin()
-
-    def begin(self) -> None:
-        """Make all ready for the workers of the next generation, which are started when the loop comes by."""
-        assert self._next is not None
-        context, (generation, address) = self._context, self._next
-        try:
-            setup = context.worker_setup(generation, address)
-        except LaunchError as error:
-            host = context.draft.workers[0].host
-            failure = StartFailure(min(generation.ranks), host, error.message, error.status)
-            self._loop.post(node.StartFailed(failure, self._loop.now()))
-        else:
-            context.reporter.use_plan(setup.plan, setup.folder)
-            self.starter.prepare(setup.plan, setup.env)
-            setup.error_files.forget_all_but(generation.number)
-            if (notified := setup.error_files.notified) >= 0:
-                self._loop.watch(notified, self._on_notifications)
-            self._has_joined = False
-            self._ready = generation, setup
-        if context.inputs.spec.debug_on_error or context.inputs.spec.debugpy_ranks:
-            try:
-                self.debuggers.listen(generation.ranks & (context.inputs.spec.debugpy_ranks or frozenset()))
-            except OSError as error:
-                context.reporter.warn(f"no worker can be given a debugger: {error.strerror}")
+        self._sample_at = inf  # when to sample what the workers use; inf: not now
+        self._given_up: set[str] = set()  # the warnings of `call_or_warn` about what has failed
+        # what most jobs do without: None until it is needed, and then made by `inspection`, `debuggers`, `sampler`
+        self.inspected: Inspection | None = None
+        self.debugged: Debuggers | None = None
+        self._sampled: Sampler | None = None
+        self._ended_scripts: EndedScripts | None = None
 
     def before_sleep(self) -> None:
-        """Have the loop come by where there is something to do: workers to be started, output that waits to be shown."""
-        self._starts.set(self._loop.now() if self._is_starting else None)
+        """Adapt to how much output waits, and have the loop come by where there are workers to start or output to show."""
+        self._hold_or_mute_output()
+        self._starts.set(self._loop.now() if self._can_start_some else None)
         self._flushes.set(self.output.deadline)
         if self._loop.now() >= self._sample_at:
             self._sample()
 
+    def _hold_or_mute_output(self) -> None:
+        """Leave the workers' pipes alone while too much of their output waits, or drop it from view if nobody reads it."""
+        backpressure = self._backpressure
+        backpressure.update(logged=self.output.logs_have_all)
+        if self.workers is not None:
+            self.workers.pause_output(backpressure.holds or self._context.files.holds)
+        self.output.muted = backpressure.mutes
+        if not backpressure.mutes:
+            self._context.reporter.report_dropped_output(self.output.dropped)
+
+    # --- the start of a generation
+
+    def take_order(self, generation: Generation, address: str | None) -> None:
+        """Take what the coordinator has ordered for the next generation, and the address of this node that the others reach."""
+        self._ordered, self._address = generation, address
+        if self.inspected is not None:
+            self.inspected.begin()
+
+    def begin(self) -> None:
+        """Make all ready for the workers of the generation that was ordered, which are started when the loop comes by."""
+        assert self._ordered is not None
+        context, generation, spec = self._context, self._ordered, self._context.inputs.spec
+        try:
+            setup = context.worker_setup(generation, self._address)
+        except LaunchError as error:  # what all nodes agreed on does not fit this one
+            failure = StartFailure(min(generation.ranks), context.host, error.message, error.status)
+            self._loop.post(node.StartFailed(failure, self._loop.now()))
+        else:
+            context.reporter.use_plan(setup.plan, setup.folder)
+            self.starter.prepare(setup.plan, setup.env)
+            error_files = setup.error_files
+            error_files.forget_all_but(generation.number)
+            if error_files.notified >= 0:  # else there is no descriptor: what the workers announce is found later
+                self._loop.watch(error_files.notified, self._on_notifications)
+            self._has_group = False
+            self._ready = setup
+        if spec.debug_on_error or spec.debugpy_ranks:
+            debugpy_ranks_here = generation.ranks & (spec.debugpy_ranks or frozenset())
+            try:
+                self.debuggers.listen(debugpy_ranks_here)
+            except OSError as error:
+                context.reporter.warn(f"no worker can be given a debugger: {error.strerror}")
+
     @property
-    def _is_starting(self) -> bool:
-        """Whether workers are yet to be started, and can be."""
+    def _can_start_some(self) -> bool:
+        """Whether workers are yet to be started, and can be now."""
         if self._ready is not None:
-            return self._ready[1].folder.is_settled
+            return self._ready.folder.is_settled  # the path of the logs, which the workers get, is known
         workers = self.workers
         return workers is not None and workers.may_start and self.starter.is_ready
 
     def _start_some(self) -> None:
-        """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
-        if self._ready is not None and self._ready[1].folder.is_settled:  # the path of the logs is known
-            generation, setup = self._ready
-            if setup.folder.refusal is not None:  # it was asked for
+        """Start a few workers. Called by the loop, which serves events between two such rounds, so no signal waits for all."""
+        if self._ready is not None and self._ready.folder.is_settled:
+            if (why := self._ready.folder.refusal) is not None:  # the folder was asked for
+                failure = StartFailure(self._ready.plan.workers[0].rank, self._ready.plan.workers[0].host, why, USAGE)
                 self._ready = None
-                failure = StartFailure(min(generation.ranks), setup.plan.workers[0].host, setup.folder.refusal, USAGE)
                 self._loop.post(node.StartFailed(failure, self._loop.now()))
                 return
-            self._make_workers(generation, setup)
+            self._make_workers(self._ready)
         workers = self.workers
-        if workers is None or not self._is_starting:
+        if workers is None or not self._can_start_some:
             return
         try:
             started = workers.start(STARTS_PER_ROUND)
@@ -149,53 +157,119 @@ class Generations:
         for rank, pid in started:
             self._context.reporter.worker_started(rank, pid)
             self._loop.post(node.WorkerStarted(rank, self._loop.now()))
-            if self._context.may_be_held:
+            if self._context.may_be_held:  # by a debugger around the command: no limit of time counts
                 self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
         if not workers.waiting and self._context.is_last_generation:
             self.starter.fork_no_more()
 
-    def _make_workers(self, generation: Generation, setup: WorkerSetup) -> None:
-        """Make the workers of a generation whose run folder is ready; they start one by one from the loop."""
-        self._ready, self._number = None, generation.number
-        if generation.agreed is not None:
-            dropped = self.output.dropped
-            self.output = self._context.output(setup.plan)  # ranks may have changed
-            self.output.dropped = dropped
+    def _make_workers(self, setup: WorkerSetup) -> None:
+        """Make the workers of a generation whose run folder is ready, without processes yet; `_start_some` starts them."""
+        self._ready, self._number = None, setup.generation
+        spec, plan, now = self._context.inputs.spec, setup.plan, self._loop.now()
+        if plan is not self._context.draft:  # nodes have agreed on it, and a rank may be elsewhere than before
+            dropped_before = self.output.dropped
+            self.output = self._context.output(plan)
+            self.output.dropped = dropped_before
+            self._context.run_id = plan.run_id
         self.output.restart()
         if self._ended_scripts is not None:
             self._ended_scripts.begin()
-        self.plan = setup.plan
+        self.plan = plan
         self.workers = Workers(self._loop, setup, self.starter, self.output, self.running)
-        if setup.on_terminal and self._context.inputs.spec.verbosity >= 0:
-            first = "starting" if not setup.plan.preload else f"importing {setup.plan.preload[0]}"
-            self.start_notice.begin(self.output, tuple(sorted(setup.on_terminal)), first)
-        if not self._context.inputs.spec.no_sample and setup.folder.path is not None:
-            self._sample_at = self._loop.now() + SAMPLE_AFTER
-            if generation.number == 0:
-                self._describes.set(self._loop.now() + DESCRIBE_AFTER)
-        self._context.reporter.generation_started(generation.number, setup.term, generation.port)
+        if setup.on_terminal and spec.verbosity >= 0:
+            before_processes = f"importing {plan.preload[0]}" if plan.preload else "starting"
+            self.start_notice.begin(self.workers, self.output, tuple(sorted(setup.on_terminal)), before_processes)
+        if not spec.no_sample and setup.folder.path is not None:
+            self._sample_at = now + SAMPLE_AFTER
+            if setup.generation == 0:
+                self._describes.set(now + DESCRIBE_AFTER)
+        self._context.reporter.generation_started(setup.generation, setup.term, setup.port)
 
     def start_no_more(self) -> None:
-        """Leave out the workers that were not started yet."""
+        """Drop the workers that were not started yet: the generation is to end."""
         self._ready = None
         if self.workers is not None:
             self.workers.waiting.clear()
 
     # --- while it lives
 
+    def carry_out(self, action: node.Action) -> None:
+        """Carry out an action of the decision that concerns the workers there are; without any, do nothing."""
+        workers, output, now = self.workers, self.output, self._loop.now()
+        if workers is None:
+            return
+        match action:
+            case node.ForwardSignal(signum, ranks):
+                workers.forward(signum, ranks)
+                if signum == SIGWINCH:
+                    output.show_bars_again(now)
+            case node.StopWorkers(signum, ranks, by_cluster):
+                self.start_notice.end()
+                if self.debugged is not None:
+                    self.debugged.detach_all()
+                workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
+            case node.KillWorkers(ranks):
+                workers.end(SIGKILL, ranks, time.monotonic())
+            case node.CaptureStacks():
+                self._capture_stacks(workers, action)
+            case node.FindStuck(ranks):
+                warning = "workers that hang get the whole grace period"
+                self.call_or_warn(warning, lambda: self.inspection.find_stuck(ranks))
+            case node.CheckProgress(asks):
+                warning = "a job in which nothing moves is no longer noticed"
+                self.call_or_warn(warning, lambda: self.inspection.check_progress(workers.has_written, asks=asks))
+            case node.NameRunning(ranks, seconds):
+                self._context.reporter.print(render_still_running(workers.written_since_stop(ranks), seconds))
+            case node.NameStuck(ranks, seconds):
+                self._context.reporter.print(render_stuck(sorted(ranks), seconds))
+            case node.FindRaised():
+                for rank, error in workers.lingering():
+                    self._loop.post(node.WorkerRaised(rank, error, now, lingers=True))
+            case node.HostStore():
+                self.call_or_warn("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
+            case node.LendTerminal(rank):
+                workers.drain(rank)  # what it wrote before its debugger has the terminal is shown before
+                output.hide(True)
+                self.debuggers.lend_terminal(rank)
+            case node.RefuseTerminal(rank):
+                self.debuggers.refuse_terminal(rank)
+            case node.ShowOutput():
+                output.hide(False)
+
+    def _capture_stacks(self, workers: Workers, action: node.CaptureStacks) -> None:
+        """Have the stacks captured; where they are not wanted, or that fails, answer at once: the stop waits for the answer."""
+        is_wanted = workers.may_have_joined or not action.if_in_group
+        if not is_wanted or not self.call_or_warn(
+            "stacks are missing",
+            lambda: self.inspection.capture_before_stop(action.within, ras=action.ras, silently=action.silently),
+        ):
+            self._loop.post(node.StacksCaptured(self._loop.now()))
+
+    def suspend(self, suspended: bool) -> None:
+        """Stop the processes of all workers, or have them go on."""
+        if self.workers is not None:
+            self.workers.suspend(suspended)
+        self.output.show_bars_again(self._loop.now())  # when the job goes on, the shell has written to the screen
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether no worker runs: each is stopped, or has ended."""
+        return self.workers is None or self.workers.has_stopped
+
     def _on_notifications(self) -> None:
-        """Read what workers have announced through their pipe, and post an event for each kind of news."""
+        """Read what workers have announced through their pipe, a byte each, and post an event for each kind of news."""
         found = self._context.error_files.notifications()
-        if JOINED in found and not self._has_joined:
-            self._has_joined = True
+        if JOINED in found and not self._has_group:
+            self._has_group = True
             self.start_notice.end()
             self._loop.post(GroupJoined())
-        self.start_notice.imports(found.count(IMPORTING), found.count(IMPORTED))
+        self.start_notice.note_imports(found.count(IMPORTING), found.count(IMPORTED))
         if SCRIPT_ENDED in found:
-            self.guard(_NOT_NAMED, self._note_ended_scripts)
+            self.call_or_warn(_NOT_NAMED, self._note_ended_scripts)
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
+            # before more is read of the others' output: what they write after the first failure only follows from it
             self.output.note_failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
 
@@ -210,21 +284,22 @@ class Generations:
         self._ended_scripts.note(self._context.error_files.scripts_ended(self._number))
 
     def name_lingering(self, ranks: Iterable[int]) -> None:
-        """Say what Python waits for in these workers, whose script has ended long ago."""
-        from ddplaunch.launcher.node.ended_scripts import WITHIN, lingering
+        """Have a child find out what Python waits for in these workers, whose script has ended long ago, and tell the user."""
+        from ddplaunch.launcher.node.ended_scripts import WITHIN, describe_lingering
 
-        def say(samples: Sequence[Sample] | None) -> None:
-            for text in lingering(samples or (), self.running):
+        def tell(samples: Sequence[Sample] | None) -> None:
+            for text in describe_lingering(samples or (), self.running):
                 self._context.reporter.emit("notice", text=text)
                 self._context.reporter.tell(text)
 
         workers = [self.running[rank] for rank in ranks if rank in self.running]
-        self.guard(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, say, convert=tuple))
+        self.call_or_warn(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert=tuple))
 
-    def end_of(self, rank: int, *, tells_why: bool) -> list[node.Event]:
-        """Return how a worker has ended, after reading all that the worker wrote before; None while the worker lives.
+    def events_of_end(self, rank: int, *, names_causes: bool) -> list[node.Event]:
+        """Return the events of a worker's end, after reading all that the worker wrote before; none while the worker lives.
 
-        `tells_why`: with the exceptions of others, unless they are being stopped: then each end brings its own error with it.
+        `names_causes`: of a worker that failed, the exceptions that others have recorded come first, since one of those may be
+        the cause. Not while the workers are being stopped: then each end brings its own exception with it.
         """
         workers, now = self.workers, self._loop.now()
         assert workers is not None
@@ -236,19 +311,20 @@ class Generations:
         if exit is None:
             return []
         self.start_notice.end()
-        if exit.status != 0:
+        has_failed = exit.status != 0
+        if has_failed:
             self.output.note_failed(lambda: {rank})
-        raised = workers.newly_raised() if exit.status != 0 and tells_why else ()
-        others = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
-        return [*others, node.WorkerExited(exit, now)]
+        raised = workers.newly_raised() if has_failed and names_causes else ()
+        causes = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
+        return [*causes, node.WorkerExited(exit, now)]
 
     @property
     def inspection(self) -> Inspection:
-        """What looks into the workers."""
+        """What captures the stacks of the workers, and checks their progress; made at its first use."""
         if self.inspected is None:
             from ddplaunch.launcher.look.inspection import Inspection  # most jobs need none
 
-            self.inspected = Inspection(self._loop, self._context.draft.workers[0].host, self.running, self._printed)
+            self.inspected = Inspection(self._loop, self._context.host, self.running, self._printed)
         return self.inspected
 
     def _printed(self, rank: int) -> str:
@@ -257,7 +333,7 @@ class Generations:
 
     @property
     def sampler(self) -> Sampler:
-        """What knows what the workers use."""
+        """What samples how much of the machine the workers use; made at its first use."""
         if self._sampled is None:
             from ddplaunch.launcher.look.sampler import Sampler  # a short job needs none
 
@@ -269,32 +345,33 @@ class Generations:
     def _sample(self) -> None:
         """Record what the workers use, as long as that does not fail."""
         self._sample_at, workers = inf, self.workers
-        if workers is not None and self.guard(
+        if workers is not None and self.call_or_warn(
             _NOT_SAMPLED,
             lambda: self.sampler.sample(self.plan.workers, self.running, workers.progress, self._number),
         ):
             self._sample_at = self.sampler.due
 
     def _describe(self) -> None:
-        """Have a child find out what code runs, and where."""
+        """Have a child find out which code runs, and on which hardware, for about.json in the run folder. Called by the loop."""
         from ddplaunch.record.about import WITHIN, about  # a short job needs none
 
         inputs, folder = self._context.inputs, self._context.folder
         assert folder is not None
-        program, plan = inputs.spec.program, self.plan
+        program, devices = inputs.spec.program, inputs.node.devices
         is_script = program.kind is ProgramKind.SCRIPT and program.target != RUNNER
-        of_program = os.path.dirname(os.path.abspath(program.target)) if is_script else "."
-        question = partial(
-            about, of_program, plan.interpreter, inputs.node.devices, inputs.env, self._context.known_secrets
-        )
+        code = os.path.dirname(os.path.abspath(program.target)) if is_script else "."
+
+        def keep(found: dict[str, Any]) -> None:
+            if found:  # else the child has failed
+                folder.write("about.json", found)
+
+        question = partial(about, code, self.plan.interpreter, devices, inputs.env, self._context.known_secrets)
         nothing: dict[str, Any] = {}
-        self._loop.ask(
-            question, nothing, lambda found: folder.write("about.json", found) if found else None, within=WITHIN
-        )
+        self._loop.ask(question, nothing, keep, within=WITHIN)
 
     @property
     def debuggers(self) -> Debuggers:
-        """Where workers ask for what a debugger needs."""
+        """Where workers ask for what a debugger needs; made at its first use."""
         if self.debugged is None:
             from ddplaunch.launcher.look.debuggers import Debuggers  # few jobs are debugged
 
@@ -302,19 +379,22 @@ class Generations:
             self.debugged = Debuggers(self._loop, self.running, context.reporter, context.debug_address)
         return self.debugged
 
-    def guard(self, without: str, call: Callable[[], object]) -> bool:
-        """Call what a job can do without, unless it has failed before; return whether it never has."""
-        if without not in self._given_up:
-            expendable(call, partial(self._give_up, without))
-        return without not in self._given_up
+    def call_or_warn(self, warning: str, call: Callable[[], object]) -> bool:
+        """Call what a job can do without, unless it has failed before; return whether it never has.
 
-    def _give_up(self, without: str, why: str) -> None:
-        self._given_up.add(without)
-        self._context.reporter.warn(f"{without}: {why}")
+        When it fails the user reads `warning`, which says what the job lacks from then on, and why.
+        """
+        if warning not in self._given_up:
+            expendable(call, partial(self._give_up, warning))
+        return warning not in self._given_up
+
+    def _give_up(self, warning: str, why: str) -> None:
+        self._given_up.add(warning)
+        self._context.reporter.warn(f"{warning}: {why}")
 
     @property
-    def silent(self) -> float:
-        """How many seconds ago a worker has last written to its pipes, or was started; 0 if one writes past us."""
+    def silent_for(self) -> float:
+        """How many seconds ago a worker has last written to its pipes, or was started; 0 if one writes to the terminal itself."""
         workers = self.workers
         if workers is None or any(map(workers.has_terminal, workers.running)):
             return 0.0
@@ -323,18 +403,26 @@ class Generations:
 
     # --- its end
 
+    def stacks_at_end(self, number: int) -> StacksAtEnd | None:
+        """Return where the workers of this generation were when they had to end; None if the user is not to see that."""
+        if self.inspected is None or not self.inspected.samples:
+            return None
+        from ddplaunch.launcher.look.answers import stacks_at_end  # most jobs do not fail
+
+        return stacks_at_end(number, self.inspected.samples)
+
     def reap(self, state: node.State) -> list[WorkerExit]:
-        """Release all that the generation held, and give the ends of its workers."""
+        """Release all that the generation held, and return the ends of its workers; none between two generations."""
         workers, self.workers = self.workers, None
         self.start_notice.end()
         self.output.release(self._loop.now())
         self._sample_at = inf
         if self._sampled is not None:
-            self.guard(_NOT_SAMPLED, self._sampled.flush)
+            self.call_or_warn(_NOT_SAMPLED, self._sampled.flush)
         if workers is None:
             return []
         if (inspected := self.inspected) is not None and inspected.samples:
-            self.guard("the stacks of the workers are not kept", lambda: self._keep_stacks(workers, inspected))
+            self.call_or_warn("the stacks of the workers are not kept", lambda: self._keep_stacks(workers, inspected))
         return workers.reap(state.exits, self._loop.now())
 
     def _keep_stacks(self, workers: Workers, inspected: Inspection) -> None:
@@ -351,56 +439,5 @@ class Generations:
         if self.debugged is not None:
             self.debugged.close()
         if self._sampled is not None:
-            self.guard(_NOT_SAMPLED, self._sampled.close)
+            self.call_or_warn(_NOT_SAMPLED, self._sampled.close)
         self.starter.close()
-
-
-class StartNotice:
-    """From the start of a generation to its first output, process group or exit; it has no timer before and afterwards."""
-
-    def __init__(self, loop: Loop, generations: Generations) -> None:
-        self._loop = loop
-        self._generations = generations
-        self._timer = loop.timer(None, self._show_status, may_rest=True)
-        self._began = 0.0
-        self._first = ""
-        self._importing = 0  # workers that have begun to import torch, and not finished
-        self._given: tuple[Output, tuple[int, ...]] | None = None
-
-    def begin(self, output: Output, ranks: tuple[int, ...], first: str) -> None:
-        """Watch these ranks, whose output is shown on a terminal; `first` says what happens before they have processes."""
-        self._first = first
-        self._began = self._loop.now()
-        self._importing = 0
-        self._given = (output, ranks)
-        self._timer.set(self._began + PATIENCE)
-
-    def imports(self, begun: int, finished: int) -> None:
-        """Note that so many more workers have begun and finished to import torch."""
-        self._importing += begun - finished
-
-    def end(self) -> None:
-        """Take the row away, and show none until the next generation."""
-        self._timer.cancel()
-        if self._given is not None:
-            self._given[0].show_status((), "", self._loop.now())
-            self._given = None
-
-    def _show_status(self) -> None:
-        """Show for how long the workers have been starting, until the first of them writes something."""
-        if self._given is None:
-            return
-        output, ranks = self._given
-        now = self._loop.now()
-        if any(at >= self._began for at in output.written_at.values()):
-            self.end()
-            return
-        seconds = round(now - self._began)
-        output.show_status(ranks, f"{self._doing()}, {duration(seconds)}", now)
-        self._timer.set(now + (1.0 if seconds < _OFTEN else 10.0))
-
-    def _doing(self) -> str:
-        workers = self._generations.workers
-        if workers is None or workers.waiting:
-            return self._first
-        return "importing torch" if self._importing > 0 else "running, nothing printed yet"

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from functools import partial
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
-from ddplaunch.launcher.job.orders import Generation
+from ddplaunch.launcher.job.orders import Generation, JobEnd, Unfit
 from ddplaunch.launcher.node.events import HealthChecked
 from ddplaunch.launcher.node.job import JobInputs
 from ddplaunch.plan.cluster import Allocation
+from ddplaunch.spec.outcome import StartFailure
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError, own_imports
-from ddplaunch.system.fields import line
+from ddplaunch.system.fields import line, piece
 from ddplaunch.system.loop.loop import Loop, Pending
 from ddplaunch.system.process.command import run_in_shell
 from ddplaunch.system.process.linux import signal_at_end_of
@@ -35,11 +36,12 @@ def why_unfit(command: str, env: Mapping[str, str]) -> str:
 
 
 def check(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> None:
-    """Find out whether this node is fit; if it is not, tell a coordinator elsewhere.
+    """Run the health check in the agent, before it reaches the coordinator; if several nodes take part, tell the coordinator.
 
-    Until then the front ends this process, the agent, as soon as somebody wants the job to end.
+    As long as the command runs the agent serves no signals: the kernel kills it if the front ends, and the front kills it as soon
+    as somebody wants the job to end.
 
-    Raises LaunchError: it is unfit.
+    Raises LaunchError: this node is not fit.
     """
     with own_imports():
         from ddplaunch.launcher.job.join import withdraw  # only jobs of several nodes have it
@@ -47,36 +49,46 @@ def check(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: b
     front = os.getppid()
     signal_at_end_of(front, SIGKILL)
     why = why_unfit(command, inputs.env)
-    signal_at_end_of(front, SIGCONT)
+    signal_at_end_of(front, SIGCONT)  # as before: from here on the loop sees the end of the front
     if not why:
         return
-    asked = inputs.spec.typed("health_check", command)
-    text = f"{inputs.node.host} is not fit for the job: {asked}: {why}"
-    error = LaunchError(text, hint=_without_this_node(inputs.allocation), status=exitcodes.NODE_LOST)
+    text = _unfit_text(inputs, command, why)
+    error = LaunchError(text, hint=_hint_without_node(inputs.allocation), status=exitcodes.NODE_LOST)
     if several:
         withdraw(inputs.spec, inputs.allocation, env, error)
     raise error
 
 
-def _without_this_node(allocation: Allocation) -> str | None:
-    """Return what becomes of the job without this node, before it has begun; None: it has no other."""
+def _unfit_text(inputs: JobInputs, command: str, why: str) -> str:
+    asked = inputs.spec.typed("health_check", command)
+    return f"{inputs.node.host} is not fit for the job: {asked}: {why}"
+
+
+def _hint_without_node(allocation: Allocation) -> str | None:
+    """Return a hint for the user: what becomes of a job that has not begun, without this node; None: it has no other node."""
     least, most = allocation.nnodes
     if most == 1:
         return None
     if least == most:
         return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
-    if allocation.node_rank == 0 and not allocation.has_front:
+    is_first = (
+        allocation.node_rank == 0 and not allocation.has_front
+    )  # where a command leads, any node may be the first
+    if is_first:
         return "no job begins without node 0: make another node the first one"
-    unless = ", unless it is node 0," if allocation.node_rank is None else ""
+    may_be_node_0 = allocation.node_rank is None
+    unless = ", unless it is node 0," if may_be_node_0 else ""
     return f"the job begins without this node{unless} if enough others are fit"
 
 
 class HealthGate:
-    """Has a generation wait until the node has passed its health check."""
+    """Before a restart, has a generation wait in the agent until the node has passed its health check."""
 
-    def __init__(self, loop: Loop, command: str, env: Mapping[str, str]) -> None:
+    def __init__(self, loop: Loop, command: str, inputs: JobInputs) -> None:
         self._loop = loop
-        self._question = partial(why_unfit, command, env)
+        self._inputs = inputs
+        self._command = command
+        self._question = partial(why_unfit, command, inputs.env)
         self._waits: Generation | None = None
         self._asked: Pending[str] | None = None  # the last check
 
@@ -103,3 +115,18 @@ class HealthGate:
         if found is not None and self._asked is not None:
             self._asked.give_up()
         return found
+
+    # --- what a node says that is not fit
+
+    def unfit(self, why: str) -> Unfit:
+        """Return the report to a coordinator elsewhere."""
+        return Unfit(piece(why))
+
+    def end_of_node(self, why: str) -> JobEnd:
+        """Return the end of the job for this node, which leaves the job."""
+        return JobEnd(exitcodes.NODE_LOST, "unfit", f"error: {_unfit_text(self._inputs, self._command, why)}\n")
+
+    def start_failure(self, generation: Generation, why: str) -> StartFailure:
+        """Return the failure of a generation that cannot do without this node: none of its workers is started here."""
+        text = f"its health check failed: {why}"
+        return StartFailure(min(generation.ranks), self._inputs.node.host, text, exitcodes.NODE_LOST)

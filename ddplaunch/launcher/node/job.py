@@ -1,4 +1,4 @@
-"""What an agent is started with: values that are made before it is forked."""
+"""What an agent (the process that supervises a node's workers) is started with: values that are made before it is forked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers leave behind: the agent, a subreaper, looks for such processes, signals and reaps them."""
+"""Processes that workers leave behind: the agent, which adopts them (it is a subreaper), finds, signals and reaps them."""
 
 from __future__ import annotations
 
@@ -12,51 +12,48 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.tree import descendants, reap, signal_leftovers
 
 # rest after a look at all children, in times of what the look took: thousands may end one by one
-_REST = 9
-_REST_OF_SWEEP = 1
+_REST_AFTER_REAPING = 9
+_REST_AFTER_SWEEP = 1
 
 
 class Leftovers:
-    """Posts when there is something to reap, but not all the time."""
+    """All processes below the agent that are none of its own. Posts `ReapDue` when some have ended, with a rest in between."""
 
     def __init__(self, loop: Loop, files: FileQueue, generations: Generations) -> None:
-        """Look for processes that are neither workers of these generations nor the one that takes `files`."""
+        """Leave alone the workers of these generations, and the process that writes `files`."""
         self._loop = loop
         self._files = files
         self._generations = generations
         self._rests_until = 0.0
-        self._due = loop.timer(None, self._post)
+        self._due = loop.timer(None, lambda: loop.post(events.ReapDue()))
 
-    def child_ended(self) -> None:
-        """Note that some child has ended."""
+    def on_child_ended(self) -> None:
+        """Post `ReapDue` soon: some child has ended."""
         if not self._due.is_set:
             self._due.set(max(self._loop.now(), self._rests_until))
-
-    def _post(self) -> None:
-        self._loop.post(events.ReapDue())
 
     def reap(self) -> None:
         """Reap what has ended, except for workers, which are reaped together, and for children that others reap."""
         began, workers = time.monotonic(), self._generations.workers
-        reap(self._others | (workers.pids if workers is not None else frozenset()))
-        self._rest(time.monotonic() - began, _REST)
+        reap(self._own_children | (workers.pids if workers is not None else frozenset()))
+        self._rest(time.monotonic() - began, _REST_AFTER_REAPING)
 
     def find(self, signum: int = 0, *, sparing: bool = False) -> tuple[str, ...]:
-        """Return what is left, each as in a sentence, and signal it if `signum` is one.
+        """Return which processes are left, each as in a sentence ("pid 7 (sleep)"), and signal them if `signum` is not 0.
 
-        `sparing` spares those that clean up and then exit by themselves.
+        `sparing` leaves out processes that clean up after others and then exit by themselves; NVIDIA's MPS daemon is told to.
         """
         if signum and sparing and self._generations.workers is not None:
             self._generations.workers.dismiss_services()
         began = time.monotonic()
-        left = [*descendants(os.getpid(), but_for=self._others), *self._generations.starter.leftovers()]
+        left = [*descendants(os.getpid(), but_for=self._own_children), *self._generations.starter.leftovers()]
         if signum:
             signal_leftovers(signum, left, sparing=sparing)
-        self._rest(time.monotonic() - began, _REST_OF_SWEEP)
+        self._rest(time.monotonic() - began, _REST_AFTER_SWEEP)
         return tuple(map(str, left))
 
     @property
-    def _others(self) -> frozenset[int]:
+    def _own_children(self) -> frozenset[int]:
         """Our children that are neither workers that live nor left behind by any."""
         workers, starter = self._generations.workers, self._generations.starter
         ended = workers.ended if workers is not None else frozenset[int]()

@@ -1,4 +1,4 @@
-"""--live at the front: rows about the job stand below the lines, and keys belong to ddplaunch.
+"""--live at the front (the process that has the terminal): rows about the job stand below the lines, and keys are ddplaunch's.
 
 A process of its own, the viewer, makes the rows, and gives the terminal its modes back if the front is killed. What the two say
 to each other is in `record/window/rows.py`; the front alone writes. Lines that come close together, and the rows below them, are
@@ -15,6 +15,9 @@ import termios
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import NoReturn
 
 from ddplaunch.launcher.node.front import FrontOutput
 from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, SOCKET, STDERR
@@ -26,32 +29,33 @@ from ddplaunch.system.process.terminal import Modes, modes, set_modes
 
 View = Callable[[socket.socket], None]  # draws the rows, until the socket ends; see record/window/rows.py
 
-_EVERY = 1.0  # seconds from one request for rows to the next
-_PACE = 0.05  # seconds from one drawing to the next
-_MOST = 1 << 16  # bytes that are held so long
+_ASKS_EVERY = 1.0  # seconds from one request for rows to the next
+_DRAWS_EVERY = 0.05  # seconds from one drawing to the next at least
+_MOST_HELD = 1 << 16  # bytes that are held so long
 _SILENT = 10.0  # seconds without rows after which the old ones are not shown any more
-_KEYBOARD = 0
+_KEYBOARD = 0  # stdin
 _HELP = "ddplaunch: t or Enter shows where the ranks are, Ctrl-C stops the job, Ctrl-Z pauses it, h shows these keys\n"
 _LOST = "ddplaunch: --live has ended, since the process that makes its rows is gone. The job goes on\n"
 
 
 class LiveOutput(FrontOutput):
-    """Where the agent's messages go while rows about the job stand below them."""
+    """Writes the agent's messages, held for a moment, and rows about the job in the status area below them, in one write."""
 
     def __init__(self, view: View, *, rewraps: bool) -> None:
-        """`view` runs in a process of its own; `rewraps` as in StatusArea."""
+        """`view` makes the rows, in a process of its own (the viewer); `rewraps` as in `FrontOutput`."""
         super().__init__(rewraps=rewraps)
         self._view = view
-        self._before = modes()  # what the terminal gets back; None: no keys
-        self._keys: Modes | None = None  # the modes while the keyboard is ours
-        self._viewer: socket.socket | None = None
-        self._place = b""  # of the run's socket
+        self._modes_before = modes()  # what the terminal gets back; None: it is not ours, so that there are no keys
+        self._modes_for_keys: Modes | None = None  # in which each key comes at once; None: there are no keys
+        self._viewer: socket.socket | None = None  # None before the run has a socket, and once the viewer is lost
+        self._place = b""  # of the run's socket, which the viewer asks, as `Draw` has it
         self._held: list[tuple[bytes, bytes]] = []  # what is to be written: stream and data
-        self._size = 0  # bytes of that
+        self._held_size = 0  # bytes of that
+        # times are CLOCK_MONOTONIC seconds
         self._drawn_at = 0.0
-        self._is_old = False  # the rows have changed since they were drawn
-        self._next = 0.0  # when to ask the viewer for rows
-        self._asked_at: float | None = None  # when the viewer was asked, if it has not replied
+        self._is_redraw_due = False  # rows or bars have changed since they were drawn
+        self._next_request_at = 0.0  # for rows
+        self._asked_at: float | None = None  # when the viewer was asked for rows; None: it has replied
         self._poll = select.poll()
 
     def show(self, reader: socket.socket) -> None:
@@ -65,12 +69,12 @@ class LiveOutput(FrontOutput):
                 if reader.fileno() in ready:
                     if not (size := reader.recv_into(buffer)):
                         break
-                    self._take(bytes(buffer[:1]), bytes(buffer[1:size]))
+                    self._on_message(stream=bytes(buffer[:1]), data=bytes(buffer[1:size]))
                 if self._viewer is not None and self._viewer.fileno() in ready:
                     self._on_reply(self._viewer)
                 if _KEYBOARD in ready:
                     self._on_keys()
-                self._update()
+                self._do_what_is_due()
             self._flush(draws=False)
             self._erase_area()
         finally:
@@ -78,111 +82,112 @@ class LiveOutput(FrontOutput):
 
     def _wait(self) -> set[int]:
         """Wait until there is something to do; return the descriptors that can be read."""
-        until = [self._next] if self._viewer is not None and self._asked_at is None else []
+        until = [self._next_request_at] if self._viewer is not None and self._asked_at is None else []
         if self._asked_at is not None:
             until.append(self._asked_at + _SILENT)
-        if self._held or self._is_old:
-            until.append(self._drawn_at + _PACE)
+        if self._held or self._is_redraw_due:
+            until.append(self._drawn_at + _DRAWS_EVERY)
         timeout = max(0.0, min(until) - time.monotonic()) * 1000 if until else None
         return {fd for fd, _ in self._poll.poll(timeout)}
 
-    def _take(self, stream: bytes, data: bytes) -> None:
-        """Take a message of the agent; lines for the terminal are held for a moment."""
+    def _on_message(self, stream: bytes, data: bytes) -> None:
+        """Take a message of the agent: the place of the run's socket, progress bars, or output, which is held for a moment."""
         if stream == SOCKET:
-            self._look_at(data)
+            self._on_socket_of_run(data)
         elif stream == BARS:
             self._take_bars(data)
-            self._is_old = True
-        elif stream != CONTROL:
+            self._is_redraw_due = True
+        elif stream != CONTROL:  # which is for a caller in Python, and that has no --live
             self._held.append((stream, data))
-            self._size += len(data)
+            self._held_size += len(data)
 
-    def _update(self) -> None:
+    def _do_what_is_due(self) -> None:
         """Ask for rows if it is time, clear the rows of a viewer that does not reply, and write what is held or drawn."""
         now = time.monotonic()
         if self._viewer is not None:
-            if now >= self._next and self._asked_at is None:
+            has_replied = self._asked_at is None
+            if has_replied and now >= self._next_request_at:
                 self._take_keyboard()
                 self._ask(now)
             elif self._asked_at is not None and now >= self._asked_at + _SILENT:
                 self._show_rows([])
-                self._asked_at = now
-        draws = (self._held or self._is_old) and now >= self._drawn_at + _PACE
-        if draws or self._size >= _MOST:
-            self._flush(draws=bool(draws))
+                self._asked_at = now  # so that this is done again only after as long
+        draws = bool(self._held or self._is_redraw_due) and now >= self._drawn_at + _DRAWS_EVERY
+        if draws or self._held_size >= _MOST_HELD:
+            self._flush(draws=draws)
 
     def _flush(self, *, draws: bool) -> None:
-        """Write what is held, and draw the rows below it: one write for what goes to one stream."""
+        """Write what is held, and if it `draws` the rows below it: one write for what goes to one stream in a row."""
         area, size = self._area, self._terminal_size()
-        parts: list[tuple[bytes, bytes]] = []
+        parts: list[tuple[bytes, bytes]] = []  # stream and data
         for stream, data in self._held:
+            # on the terminal, what makes the data stand above the rows
             shown = area.write(data, size) if area is not None and stream in self._terminals else data
             parts.append((stream, shown))
-        self._held, self._size = [], 0
+        self._held, self._held_size = [], 0
         if draws and area is not None:
             parts.append((self._terminals[-1], area.draw(size)))
-            self._drawn_at, self._is_old = time.monotonic(), False
-        together: list[tuple[bytes, list[bytes]]] = []
-        for stream, data in parts:
-            if not together or together[-1][0] != stream:
-                together.append((stream, []))
-            together[-1][1].append(data)
-        for stream, pieces in together:
-            self._write(stream, memoryview(b"".join(pieces)))
+            self._drawn_at, self._is_redraw_due = time.monotonic(), False
+        for stream, pieces in groupby(parts, key=itemgetter(0)):
+            self._write(stream, memoryview(b"".join(data for _, data in pieces)))
 
     # --- the process that makes the rows
 
-    def _look_at(self, place: bytes) -> None:
+    def _on_socket_of_run(self, place: bytes) -> None:
         """Show rows about the run whose socket is at this place; after another place, the run is the same."""
         self._place = place
         if self._viewer is None:
             self._start_viewer()
 
     def _start_viewer(self) -> None:
-        """Start the process that makes the rows, and take the keyboard; without the terminal's modes there are no keys."""
+        """Start the viewer, the process that makes the rows, if there is a terminal; from the next request on keys are ours."""
         if self._area is None:
             return
-        keys = self._keys = _for_keys(self._before)
-        before, front = self._before, os.getpid()
+        self._modes_for_keys = _for_keys(self._modes_before)
+        front = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the child
         try:
             if fork() == 0:
-                try:
-                    signal.set_wakeup_fd(-1)
-                    detach(theirs.fileno(), _KEYBOARD)
-                    restore = partial(_restore, 4, before, keys)
-                    _call_at_end_of(front, restore)
-                    try:
-                        self._view(socket.socket(fileno=3))
-                    finally:
-                        restore()
-                finally:
-                    os._exit(0)
-        except OSError:  # the machine is at a limit
+                self._be_viewer(front, theirs)
+        except OSError:  # the machine is at a limit, and there are no rows
             ours.close()
+            return
         finally:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        if ours.fileno() >= 0:
-            self._viewer = ours
-            self._poll.register(ours, select.POLLIN)
+        self._viewer = ours
+        self._poll.register(ours, select.POLLIN)
+
+    def _be_viewer(self, front: int, requests: socket.socket) -> NoReturn:
+        """Be the viewer, a child of `front` (its pid), until `requests` ends; give the terminal its modes back at the end."""
+        try:
+            signal.set_wakeup_fd(-1)
+            detach(requests.fileno(), _KEYBOARD)  # these become descriptors 3 and 4, and all others are closed
+            restore = partial(_restore, 4, self._modes_before, self._modes_for_keys)
+            _restore_at_end_of(front, restore)
+            try:
+                self._view(socket.socket(fileno=3))
+            finally:
+                restore()
+        finally:
+            os._exit(0)
 
     def _ask(self, now: float, *, snapshot: bool = False) -> None:
-        """Ask for rows or for a snapshot, of the terminal's size; not while another job of the shell has the terminal."""
-        self._next = now + _EVERY
+        """Ask the viewer for rows or for a snapshot, of the terminal's size; not while another job of the shell has that."""
+        self._next_request_at = now + _ASKS_EVERY
         size = self._terminal_size()
         if self._viewer is None or size is None:
             return
         try:
             self._viewer.send(encode(Draw(self._place, size.columns, size.lines, snapshot)), socket.MSG_DONTWAIT)
-        except OSError:  # it is full, or has ended, which is then read
+        except OSError:  # the viewer reads too little; or it has ended, which `_on_reply` sees
             return
         if not snapshot:
             self._asked_at = now
 
     def _on_reply(self, viewer: socket.socket) -> None:
-        """Show rows, or a part of a snapshot; do without a viewer that has ended, or says what none of ours does."""
+        """Show rows, or a part of a snapshot; do without a viewer that has ended, or sends what is no reply."""
         try:
             data = viewer.recv(LONGEST, socket.MSG_DONTWAIT)
             reply = for_front(data) if data else None
@@ -191,16 +196,16 @@ class LiveOutput(FrontOutput):
         except (OSError, Malformed):
             reply = None
         if reply is None:
-            self._end_rows()
-            if not self.agent_has_ended:  # which ends this process too
-                self._hold(_LOST.encode())
+            self._do_without_viewer()
+            if not self.agent_has_ended:  # else the viewer has ended with the run, as it should
+                self._write_above_rows(_LOST)
         elif reply.snapshot:
-            self._hold(reply.text.encode())
+            self._write_above_rows(reply.text)
         else:
             self._asked_at = None
             self._show_rows(reply.text.split("\n"))
 
-    def _end_rows(self) -> None:
+    def _do_without_viewer(self) -> None:
         """Show no rows any more, and give the keyboard back."""
         if self._viewer is not None:
             self._poll.unregister(self._viewer)
@@ -213,20 +218,19 @@ class LiveOutput(FrontOutput):
     def _show_rows(self, rows: list[str]) -> None:
         if self._area is not None:
             self._area.show_live(rows)
-            self._is_old = True
+            self._is_redraw_due = True
 
-    def _hold(self, text: bytes) -> None:
-        """Have a text of ours written above the rows."""
-        self._take(STDERR, text)
+    def _write_above_rows(self, text: str) -> None:
+        self._on_message(STDERR, text.encode())
 
     # --- keys
 
     def _take_keyboard(self) -> None:
         """Have keys come as they are pressed, while the shell has put us into its foreground."""
-        if self._keys is not None and modes() is not None:
-            set_modes(self._keys)
+        if self._modes_for_keys is not None and modes() is not None:
+            set_modes(self._modes_for_keys)
             self._poll.register(_KEYBOARD, select.POLLIN)
-        elif self._keys is not None:
+        elif self._modes_for_keys is not None:
             self._leave_keyboard()
 
     def _leave_keyboard(self) -> None:
@@ -236,8 +240,8 @@ class LiveOutput(FrontOutput):
             pass
 
     def _on_keys(self) -> None:
-        """Do what the keys ask for that were pressed."""
-        if modes() is None:  # in the background, to read would stop us
+        """Do what the pressed keys ask for: Enter or t a snapshot, h or ? the help. No other key means anything."""
+        if modes() is None:  # we are in the shell's background, where a read would stop us
             self._leave_keyboard()
             return
         try:
@@ -245,24 +249,24 @@ class LiveOutput(FrontOutput):
         except OSError:
             pressed = b""
         if not pressed:  # the terminal is gone
-            self._keys = None
+            self._modes_for_keys = None
             self._leave_keyboard()
-        elif not pressed.startswith(b"\x1b"):
+        elif not pressed.startswith(b"\x1b"):  # else an arrow or a function key, whose letters are no keys
             keys = {*pressed.decode(errors="replace").lower()}
             if keys & {"t", "\n", "\r"}:
                 self._ask(time.monotonic(), snapshot=True)
             elif keys & {"h", "?"}:
-                self._hold(_HELP.encode())
+                self._write_above_rows(_HELP)
 
     def forget_area(self) -> None:
         """Draw the rows again below those that are on the screen, which stay there."""
         super().forget_area()
-        self._is_old = True
+        self._is_redraw_due = True
 
     def give_back(self) -> None:
         """Restore the modes of the terminal, if this output has changed them. A signal handler may call this."""
-        if self._keys is not None:
-            set_modes(self._before)
+        if self._modes_for_keys is not None:
+            set_modes(self._modes_before)
 
 
 def _for_keys(before: Modes | None) -> Modes | None:
@@ -280,8 +284,8 @@ def _restore(terminal: int, before: Modes | None, keys: Modes | None) -> None:
         termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
-def _call_at_end_of(front: int, restore: Callable[[], None]) -> None:
-    """In the process that makes the rows: call this and end as soon as the front has ended, whatever is done then."""
+def _restore_at_end_of(front: int, restore: Callable[[], None]) -> None:
+    """In the viewer: restore the terminal's modes and end as soon as the front (its pid) has ended, whatever is done then."""
 
     def end(*_: object) -> None:
         try:

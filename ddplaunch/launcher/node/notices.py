@@ -1,4 +1,4 @@
-"""Notices that come by files and commands in place of signals: --notice-file, --notice-command and --stop-file.
+"""Notices of the job's or this node's end by files and commands, not signals: --notice-file, --notice-command, --stop-file.
 
 A child looks each second, so that a disk or a command that hangs costs the job nothing; the agent itself does not wake.
 """
@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from enum import Enum, auto
 
 from ddplaunch.launcher.node.events import NoticeSeen
 from ddplaunch.record.folders import replaceable_by, unknown_owners
@@ -25,6 +26,7 @@ from ddplaunch.system.words import why_failed
 EVERY = 1.0  # seconds from one look at a file to the next
 COMMAND_EVERY = 5.0  # seconds from one end of the command to its next start
 COMMAND_LIMIT = 10.0  # seconds that the command may take
+# exit statuses of a shell: a program that it cannot execute or find, and a command whose syntax is wrong
 _CANNOT_RUN = (126, 127)
 _WRONG_SYNTAX = 2
 _AGAIN = ". ddplaunch tries again"
@@ -46,13 +48,15 @@ def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) ->
         _watch_one(loop, Command(spec.notice_command, env), lambda problem: NoticeSeen(option, notice, problem))
 
 
-def watch_stop_file(loop: Loop, path: str, seconds: float) -> None:
-    """Post `NoticeSeen` when this file appears or changes, or has done so within the last `seconds`."""
-    _watch_file(loop, "--stop-file", path, seconds, signal.SIGTERM, stops_job=True)
+def watch_stop_file(loop: Loop, path: str, changed_within: float) -> None:
+    """Post `NoticeSeen` when this file appears or changes, or has done so within the last so many seconds."""
+    _watch_file(loop, "--stop-file", path, changed_within, signal.SIGTERM, stops_job=True)
 
 
-def _watch_file(loop: Loop, option: str, path: str, seconds: float, signum: int, *, stops_job: bool = False) -> None:
-    watched = File(os.path.abspath(path), time.time_ns() - int(seconds * 1e9))
+def _watch_file(
+    loop: Loop, option: str, path: str, changed_within: float, signum: int, *, stops_job: bool = False
+) -> None:
+    watched = File(os.path.abspath(path), time.time_ns() - int(changed_within * 1e9))
     _watch_one(loop, watched, lambda problem: NoticeSeen(f"{option} {path}", signum, problem, stops_job))
 
 
@@ -68,31 +72,38 @@ def _watch_one(loop: Loop, watched: Watched, event: Callable[[str], NoticeSeen])
     loop.ask(lambda: (watched.wait(), watched), None, answered)
 
 
+class Look(Enum):
+    """What a look at a file or a command has found, if there is no problem."""
+
+    NOTICE = auto()
+    NOTHING_YET = auto()
+
+
 class Watched(ABC):
-    """What may give a notice, and is looked at again and again."""
+    """What may give a notice, and is looked at again and again, in a child."""
 
     every: float  # seconds from one look to the next
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._told: set[str] = set()  # the problems that `wait` has returned
 
     def wait(self) -> str:
         """Return "" once there is the notice; or why there may never be one, if that was not returned before."""
         while True:
             try:
-                problem = self.look()
+                found: Look | str = self.look()
             except OSError as error:  # of the network's disk, or for lack of a process: it may pass
-                problem = f"{why_failed(error)}{_AGAIN}"
-            if problem is None:
+                found = f"{why_failed(error)}{_AGAIN}"
+            if found is Look.NOTICE:
                 return ""
-            if problem and problem not in self._told:
-                self._told.add(problem)
-                return problem
+            if isinstance(found, str) and found not in self._told:
+                self._told.add(found)
+                return found
             time.sleep(self.every)
 
     @abstractmethod
-    def look(self) -> str | None:
-        """Return None for the notice, "" if there is none yet, or why there may never be one."""
+    def look(self) -> Look | str:
+        """Return whether there is a notice; or, as a text for the user, why there may never be one as things are."""
 
 
 class File(Watched):
@@ -104,27 +115,25 @@ class File(Watched):
         super().__init__()
         self._path = path
         self._since = since
-        self._has_looked = False
-        self._before: os.stat_result | None = None  # as it was when it was last seen
+        self._has_looked = False  # before the first look is over, `since` decides whether the file is new
+        self._before: os.stat_result | None = None  # as it was when it was last seen; None: it was not there
 
-    def look(self) -> str | None:
-        """Return None if the file has appeared or changed since the last look."""
+    def look(self) -> Look | str:
+        """Return NOTICE if the file has appeared or changed since the last look, the first time since `since`; or a problem."""
         try:
             found = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
             self._has_looked = True
-            return what_lacks(self._path)
+            return what_lacks(self._path) or Look.NOTHING_YET
         if not stat.S_ISREG(found.st_mode):
             self._has_looked = True
             what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
             return f"it is {what}, and only a file counts"
-        if why := why_not_ours(self._path, found):
-            self._before, self._has_looked = found, True
-            return why
-        if self._is_new(found):
-            return None
+        why_not = why_not_ours(self._path, found)
+        if not why_not and self._is_new(found):
+            return Look.NOTICE
         self._before, self._has_looked = found, True
-        return ""
+        return why_not or Look.NOTHING_YET
 
     def _is_new(self, found: os.stat_result) -> bool:
         """Return whether the file was made, written or moved there: `chmod` and `ln` change the ctime alone."""
@@ -153,13 +162,13 @@ def what_lacks(path: str) -> str:
 def why_not_ours(path: str, found: os.stat_result) -> str:
     """Return why the file at an absolute path, `found` there, may be another user's doing; "" if this user or root put it there.
 
-    The owner tells who wrote it, of a link who made the link. Where another user may rename files, one of ours that was
-    written elsewhere may be theirs to have moved, so that only a file that was just written there counts.
+    The owner tells who wrote a file, and who made a link. Where another user may rename files, that user may have moved one of
+    ours there, so that only a file counts which was just written there: to move or link it changes the ctime alone.
 
     Raises OSError.
     """
     above = path
-    while above != os.path.dirname(above):
+    while above != os.path.dirname(above):  # the path and all folders in it, as any of them may be a link
         link = os.lstat(above)
         if stat.S_ISLNK(link.st_mode) and not _is_own(link.st_uid, os.path.dirname(above)):
             return f"{'it' if above == path else above} is a link of user {link.st_uid}, {_ONLY}"
@@ -167,7 +176,7 @@ def why_not_ours(path: str, found: os.stat_result) -> str:
     if not _is_own(found.st_uid, os.path.dirname(path)):
         return f"it belongs to user {found.st_uid}, {_ONLY}"
     was_written_there = found.st_nlink == 1 and abs(found.st_ctime - found.st_mtime) < _AT_ONCE
-    if not was_written_there and (who := replaceable_by(path)):
+    if not was_written_there and (who := replaceable_by(path)):  # "any user may: /data has no sticky bit"
         return f"it was moved or linked there, which another user can do: {who.partition(': ')[2] or who}"
     return ""
 
@@ -208,17 +217,18 @@ class Command(Watched):
         self._command = command
         self._env = env
 
-    def look(self) -> str | None:
-        """Return None if the command exits with 0."""
+    def look(self) -> Look | str:
+        """Run the command, and return NOTICE if it exits with 0; a problem if it cannot run, or runs too long."""
         code, said = run_in_shell(self._command, self._env, COMMAND_LIMIT)
         if code is None:
             return f"it was killed after {COMMAND_LIMIT:g} s{_AGAIN}"
         if code in _CANNOT_RUN:
             return f"the shell cannot run it (exit status {code}){_AGAIN}"
-        # other programs exit with that, too
-        if (
-            code == _WRONG_SYNTAX
-            and run_in_shell(f"sh -n -c {shlex.quote(self._command)}", self._env, COMMAND_LIMIT)[0]
-        ):
+        if code == _WRONG_SYNTAX and self._has_wrong_syntax():  # other programs exit with that, too
             return f"the shell cannot read it: {line(said.splitlines()[0])}"
-        return "" if code else None
+        return Look.NOTICE if code == 0 else Look.NOTHING_YET
+
+    def _has_wrong_syntax(self) -> bool:
+        """Whether the shell cannot read the command, as `sh -n` finds out, which runs nothing."""
+        code, _ = run_in_shell(f"sh -n -c {shlex.quote(self._command)}", self._env, COMMAND_LIMIT)
+        return bool(code)  # None: the shell hangs

@@ -40,17 +40,18 @@ Errand = Callable[[], str]  # returns why it failed, "" if it did not
 
 
 def begin(loop: Loop, context: AgentContext, coordinator: Coordinator) -> list[Errands]:
-    """Start what tells programs outside the job about it, as its options ask."""
-    spec, reporter, found = context.inputs.spec, context.reporter, []
+    """Start what tells programs outside the job about it, as its options ask; return what may not have told all at the end."""
+    spec, reporter, errands = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
         reporter.add_reader(notifier)
-        found.append(notifier.errands)
+        errands.append(notifier.errands)
     if spec.metrics_file:
-        file = MetricsFile(loop, os.path.abspath(spec.metrics_file), Look(loop, context, coordinator), reporter.warn)
-        reporter.add_reader(lambda event: file.ended() if event.name == "job_ended" else None)
-        found.append(file.errands)
-    return found
+        progress = JobProgress(loop, context, coordinator)
+        file = MetricsFile(loop, os.path.abspath(spec.metrics_file), progress, reporter.warn)
+        reporter.add_reader(lambda event: file.write_end() if event.name == "job_ended" else None)
+        errands.append(file.errands)
+    return errands
 
 
 class Errands:
@@ -139,54 +140,56 @@ class Figures(Struct, frozen=True):
     status: int | None = None  # exit status; None: the job runs
 
 
-class Look:
-    """Looks at the job by asking all nodes, and remembers how far it was."""
+class JobProgress:
+    """How far the job is: asks all nodes, by way of the coordinator in this process, and remembers what they said last."""
 
     def __init__(self, loop: Loop, context: AgentContext, coordinator: Coordinator) -> None:
         self._loop = loop
         self._context = context
         self._coordinator = coordinator
-        self._progress: Progress | None = None
+        self._progress: Progress | None = None  # None: no worker has said how far it is
         self._moved_at = 0.0  # when a worker last made a step or wrote a line, by the clock of the epoch
 
     def ask(self, done: Callable[[], None]) -> None:
-        """Ask all nodes how their workers are, and call `done` once that is known as far as it can be."""
+        """Ask all nodes how their workers are; call `done` once all have answered, or the time for that is over."""
         from ddplaunch.launcher.job.questions import Asker
         from ddplaunch.record.window.questions import AskStatus, NodeStatus
 
-        known: dict[int, Progress] = {}
-        quiet: list[float] = []
+        progress_of_rank: dict[int, Progress] = {}
+        ages: list[float] = []  # seconds since each worker has written something, or was started
 
-        def answered(_: object, answer: Answer) -> None:
+        def on_answer(_: object, answer: Answer) -> None:
             for worker in answer.workers if isinstance(answer, NodeStatus) else ():
                 if worker.progress is not None:
-                    known[worker.rank] = worker.progress
-                quiet.append(min(worker.seconds, worker.seconds if worker.quiet is None else worker.quiet))
+                    progress_of_rank[worker.rank] = worker.progress
+                ages.append(worker.seconds if worker.quiet is None else min(worker.seconds, worker.quiet))
 
-        def finished() -> None:
-            self._note(known, quiet)
+        def on_all_asked() -> None:
+            self._note(progress_of_rank, ages)
             done()
 
-        self._coordinator.questions.ask(AskStatus(), _ANSWER_WITHIN, Asker(answered=answered, done=finished))
+        self._coordinator.questions.ask(AskStatus(), _ANSWER_WITHIN, Asker(answered=on_answer, done=on_all_asked))
 
-    def _note(self, known: Mapping[int, Progress], ages: list[float]) -> None:
-        """Note how far these workers are, and how long ago one of them moved."""
-        if (found := progress_of_job(known)) is not None:
+    def _note(self, progress_of_rank: Mapping[int, Progress], ages: list[float]) -> None:
+        """Note how far these workers are; `ages` are how many seconds ago each of them moved, besides what its progress says."""
+        if (found := progress_of_job(progress_of_rank)) is not None:
             self._progress = found
             ages = [*ages, found.age]
         if ages:
             self._moved_at = max(self._moved_at, time.time() - min(ages))
 
     def figures(self) -> Figures | None:
-        """Return the figures for the file of --metrics-file; None before the workers are started."""
+        """Return the figures for the file of --metrics-file, of what is known now; None before the workers are started."""
         reporter, state = self._context.reporter, self._coordinator.state
         plan = reporter.story.plan
         if plan is None:
             return None
-        if state.end.status is not None:
+        if state.end.status is not None:  # nobody can be asked any more, but each end says how far its worker came
             self._note({end.rank: end.progress for end in state.generation.exits if end.progress is not None}, [])
+        # times of other clocks become times since the epoch
         started_at = time.time() - (reporter.clock() - reporter.story.began)
-        idle_at = time.time() - (self._loop.now() - max(state.idleness.progress_at, state.generation.began_at))
+        last_busy = max(state.idleness.progress_at, state.generation.began_at)  # as the checks of --hang-timeout saw it
+        busy_at = time.time() - (self._loop.now() - last_busy)
         return Figures(
             run_id=plan.run_id,
             program=self._context.inputs.spec.program.shown[0],
@@ -194,7 +197,7 @@ class Look:
             nnodes=plan.nnodes,
             restarts=state.generation.number,
             started_at=started_at,
-            progressed_at=max(self._moved_at, idle_at),
+            progressed_at=max(self._moved_at, busy_at),
             progress=self._progress or self._by_collectives(),
             status=state.end.status,
         )
@@ -209,24 +212,24 @@ class Look:
 class MetricsFile:
     """Writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
 
-    def __init__(self, loop: Loop, path: str, look: Look, warn: Callable[[str], None]) -> None:
-        """Write what `look` finds."""
+    def __init__(self, loop: Loop, path: str, progress: JobProgress, warn: Callable[[str], None]) -> None:
+        """Write the figures of `progress`, from now on."""
         self.errands = Errands(loop, warn, f"--metrics-file {path}")
         self._loop = loop
         self._path = path
-        self._look = look
+        self._progress = progress
         self._has_ended = False
-        self._due = loop.timer(loop.now(), lambda: look.ask(self._write), may_rest=True)
+        self._due = loop.timer(loop.now(), lambda: progress.ask(self._write), may_rest=True)
 
     def _write(self) -> None:
         if self._has_ended:
             return
-        if (figures := self._look.figures()) is not None:
+        if (figures := self._progress.figures()) is not None:
             self.errands.add(partial(write_whole, self._path, render(figures)), most=1)
         self._due.set(self._loop.now() + (EVERY if figures is not None else 1.0))
 
-    def ended(self) -> None:
-        """Write how the job has ended."""
+    def write_end(self) -> None:
+        """Write how the job has ended, and nothing after that."""
         self._write()
         self._has_ended = True
         self._due.cancel()
@@ -244,14 +247,14 @@ def write_whole(path: str, text: str) -> str:
 
 def render(figures: Figures) -> str:
     """Return the figures in Prometheus' text format, version 0.0.4."""
-    labels = f'run="{_escaped(figures.run_id)}"'
+    label_of_run = f'run="{_escaped(figures.run_id)}"'
     lines: list[str] = []
 
-    def add(name: str, kind: str, text: str, value: object, more: str = "") -> None:
+    def add(name: str, kind: str, text: str, value: object, more_labels: str = "") -> None:
         full = f"ddplaunch_{name}"
-        if f"# TYPE {full} {kind}" not in lines:
+        if f"# TYPE {full} {kind}" not in lines:  # of several with one name only the first has these
             lines.extend([f"# HELP {full} {text}", f"# TYPE {full} {kind}"])
-        lines.append(f"{full}{{{labels}{more}}} {value}")
+        lines.append(f"{full}{{{label_of_run}{more_labels}}} {value}")
 
     of_job = f',program="{_escaped(figures.program)}",version="{__version__}"'
     add("info", "gauge", "The job.", 1, of_job)
@@ -265,19 +268,13 @@ def render(figures: Figures) -> str:
     since = "When a worker last made a step, wrote a line or was seen to compute."
     add("last_progress_timestamp_seconds", "gauge", since, round(figures.progressed_at, 3))
     if (progress := figures.progress) is not None:
-        add(
-            "step",
-            "gauge",
-            "The step that the job has reached.",
-            progress.step,
-            f',source="{_escaped(progress.source)}"',
-        )
+        source = f',source="{_escaped(progress.source)}"'
+        add("step", "gauge", "The step that the job has reached.", progress.step, source)
         if progress.total is not None:
             add("steps", "gauge", "How many steps the job is to make.", progress.total)
         for name, number in progress.metrics:
-            what = "A metric that the script reports."
-            add("metric", "gauge", what, {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(number, number),
-                f',name="{_escaped(name)}"')  # fmt: skip
+            value = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(number, number)
+            add("metric", "gauge", "A metric that the script reports.", value, f',name="{_escaped(name)}"')
     return "\n".join([*lines, ""])
 
 

@@ -1,4 +1,4 @@
-"""What observers ask about the workers of this node: the coordinator passes their questions on, and this has them answered.
+"""Answers, in the agent of a node, what observers (`ddplaunch ps`) ask about its workers: the coordinator passes questions on.
 
 Imported with the first question; `launcher/look/answers.py` makes the answers.
 """
@@ -20,6 +20,7 @@ from ddplaunch.spec.outcome import WorkerExit
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
+    from ddplaunch.record.window.questions import AskArrivals
     from ddplaunch.system.loop.loop import Pending
 
 MAX_QUESTIONS = 8  # that children answer at once
@@ -37,53 +38,59 @@ class Questions:
 
     def answer(self, ask: Ask, plan: Plan, exits: Sequence[WorkerExit]) -> None:
         """Answer a question, unless too many are being answered; `plan` has the workers, and `exits` how some have ended."""
-        number, question, generations = ask.number, ask.question, self._generations
+        number, question = ask.number, ask.question
         if number in self._children:
-            return  # it was asked before
+            return  # the question came before, and a child is at work on its answer
         if len(self._children) >= MAX_QUESTIONS:
             self._reply(number, NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
-            return
-        if isinstance(question, AskStatus):
+        elif isinstance(question, AskStatus):
             self._reply(number, self._status(plan, exits))
-            return
-        reply, running = partial(self._on_answer, number), generations.running
-        if isinstance(question, AskStacks):
-            asked = generations.inspection.capture(
-                running.values(),
-                question.within,
-                reply,
-                convert=partial(answers.stacks, threads=question.threads),
-                native=question.native,
-                stacks=question.frames,
-                ras=question.frames,
-            )
+        elif isinstance(question, AskStacks):
+            self._have_stacks_captured(number, question)
         else:
-            recorders = {rank: worker.recorder for rank, worker in running.items() if worker.recorder}
-            if not recorders:
-                self._reply(number, NodeArrivals(wall=0, series=()))
-                return
-            until = time.monotonic() + question.within
-            read = partial(answers.arrivals, recorders, until=until, every=question.every)
-            asked = generations.inspection.ask(read, question.within, reply)
-        if asked.pid:
-            self._children[number] = asked
+            self._have_arrivals_read(number, question)
+
+    def _have_stacks_captured(self, number: int, question: AskStacks) -> None:
+        """Have a child capture where the workers are; without frames, only which collectives torch's recorder knows of."""
+        child = self._generations.inspection.capture(
+            self._generations.running.values(),
+            question.within,
+            partial(self._on_answer, number),
+            convert=partial(answers.stacks, threads=question.threads),
+            native=question.native,
+            stacks=question.frames,
+            ras=question.frames,
+        )
+        self._keep(number, child)
+
+    def _have_arrivals_read(self, number: int, question: AskArrivals) -> None:
+        """Have a child read when the workers came to their collectives, from torch's recorders in them."""
+        running = self._generations.running
+        recorders = {rank: worker.recorder for rank, worker in running.items() if worker.recorder}
+        if not recorders:
+            self._reply(number, NodeArrivals(wall=0, series=()))
+            return
+        until = time.monotonic() + question.within
+        read = partial(answers.arrivals, recorders, until=until, every=question.every)
+        self._keep(number, self._generations.inspection.ask(read, question.within, partial(self._on_answer, number)))
+
+    def _keep(self, number: int, child: Pending[Any]) -> None:
+        """Keep a child that answers a question; there is none if it could not be made, which is answered already."""
+        if child.pid:
+            self._children[number] = child
 
     def _status(self, plan: Plan, exits: Sequence[WorkerExit]) -> Answer:
-        """Return what each worker of the plan does."""
-        generations, context, workers = self._generations, self._context, self._generations.workers
-        return answers.status(
-            plan.workers,
-            generations.running,
-            exits,
-            workers.written if workers is not None else {},
-            workers.progress if workers is not None else {},
-            generations.debugged.ranks if generations.debugged is not None else frozenset(),
-            generations.sampler.gpus(generations.plan.workers),
-            (context.folder.path or "") if context.folder is not None else "",
-        )
+        """Return what each worker of the plan does, or how it has ended."""
+        generations, folder, workers = self._generations, self._context.folder, self._generations.workers
+        written = workers.written if workers is not None else {}
+        progress = workers.progress if workers is not None else {}
+        debugged = generations.debugged.ranks if generations.debugged is not None else frozenset()
+        gpus = generations.sampler.gpus(generations.plan.workers)
+        log_folder = (folder.path or "") if folder is not None else ""
+        return answers.status(plan.workers, generations.running, exits, written, progress, debugged, gpus, log_folder)
 
     def _on_answer(self, number: int, answer: Answer | None) -> None:
-        """Take what the child has found out. Called by the loop."""
+        """Take what a child has found out; None: there could be no child, or it has failed. Called by the loop."""
         self._children.pop(number, None)
         self._reply(number, answer or NoAnswer("could not create the process that asks the workers"))
 

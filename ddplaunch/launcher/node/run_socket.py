@@ -1,88 +1,85 @@
-"""The socket of the run, where its coordinator is; those of other agents say where to ask. Costs nothing until somebody asks.
+"""The socket at which commands such as `ddplaunch ps` ask the run: at the coordinator. Those of other agents say where to ask.
 
+Costs nothing until somebody asks.
 What fails here never ends a job: its files may have been replaced by those of another version since it started.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.launcher.job.link import Link
-from ddplaunch.launcher.job.orders import JobEnd
+from ddplaunch.launcher.job.orders import ClientOrder, JobEnd
 from ddplaunch.launcher.node.context import AgentContext
+from ddplaunch.launcher.node.events import QuestionAnswered
 from ddplaunch.reach.pipes import SOCKET
 from ddplaunch.record.file_queue import LISTEN, pack
 from ddplaunch.system.errors import expendable
-from ddplaunch.system.fields import text
+from ddplaunch.system.fields import line, text
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:  # only a job that is looked into needs it
     from ddplaunch.launcher.node.clients import Client, RunClients
+    from ddplaunch.launcher.node.generations import Generations
+    from ddplaunch.launcher.node.questions import Questions
+    from ddplaunch.plan import Plan
     from ddplaunch.reach.channel.streams import Chunk, Streams
+    from ddplaunch.record.window.questions import Ask
     from ddplaunch.record.window.requests import Request
+    from ddplaunch.spec.outcome import WorkerExit
 
 _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 
 
 class RunSocket:
-    """Takes connections from the moment that the writer of files has made it."""
+    """The socket of the run in this process. The process that writes files gives it a name on the disk; then clients can come."""
 
-    def __init__(self, loop: Loop, context: AgentContext, run_id: Callable[[], str]) -> None:
-        """`run_id` returns the name that all nodes know the run by; "" before the nodes have met."""
+    def __init__(self, loop: Loop, context: AgentContext) -> None:
         self._loop = loop
         self._context = context
-        self._run_id = run_id
-        self._link: Link | None = None  # while there is a socket
-        self._clients: RunClients | None = None
-        self._streams: Streams | None = None  # of clients that have connected to the coordinator
-        self._newest = 0  # number of a stream
-        self._listens = False
-        self._place: tuple[str, str] | None = None  # the folder that it lies in, and its name there
+        self._link: Link | None = None  # to the coordinator; None before `open`, and after `close`
+        self._listens = False  # this object does, until the first client comes: then `_clients` does
+        self._clients: RunClients | None = None  # once there is one
+        # of clients that are connected to the coordinator, which passes on what they send, each under an ascending number
+        self._streams: Streams | None = None
+        self._newest_stream = 0  # its number
 
     def open(self, link: Link) -> None:
-        """Have the writer of the run's files make the socket. Simulated nodes have none."""
+        """Have the process that writes files give the socket a name. Simulated nodes, except for the coordinator's, have none."""
         files, context = self._context.files, self._context
         self._link = link
-        if files.listener is None or (link.coordinator is None and context.inputs.spec.simulate):
+        is_simulated_node = link.coordinator is None and context.inputs.spec.simulate
+        if files.listener is None or is_simulated_node:
             return
-        files.listening = self._on_socket_made
+        files.listening = self._on_socket_named
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
-        in_folder = context.folder is not None and context.inputs.spec.log_dir is None
+        in_folder = context.folder is not None and context.inputs.spec.log_dir is None  # not in a folder of the user's
         files.put(LISTEN, pack({"name": name, "in_folder": in_folder}))
 
-    def _on_socket_made(self, reply: Mapping[str, Any]) -> None:
-        """Begin to listen, or report why there is no socket: the reply of the process that writes files."""
-        if self._link is None:
+    def _on_socket_named(self, reply: Mapping[str, Any]) -> None:
+        """Take the reply of the process that writes files: begin to listen, and tell --live where, or report why that failed."""
+        if self._link is None:  # the socket was closed meanwhile
             return
+        is_coordinator = self._link.coordinator is not None
         if why := reply.get("why"):
-            if self._link.coordinator is not None:
+            if is_coordinator:  # the user asks that one
                 self._warn(f"do not reach this run: {why}")
             return
         assert self._context.files.listener is not None
         self._listens = True
-        self._loop.watch(self._context.files.listener, lambda: expendable(self._on_connection, self.fail))
-        self._place = reply["folder"], reply["name"]
-        if self._link.coordinator is not None:
-            self._register()
+        self._loop.watch(self._context.files.listener, lambda: expendable(self._on_first_connection, self.fail))
+        if is_coordinator and self._context.inputs.spec.live:
+            self._context.queue.put(SOCKET, os.fsencode(f"{reply['folder']}\0{reply['name']}"))
 
-    def _register(self) -> None:
-        """Say where this socket is, now that it answers for the job."""
-        if self._place is None:
-            return
-        folder, name = self._place
-        if self._context.inputs.spec.live:
-            self._context.queue.put(SOCKET, os.fsencode(f"{folder}\0{name}"))
-
-    def _on_connection(self) -> None:
-        """Hand the listening socket to `RunClients`, which is imported when the first client connects."""
-        from socket import socket  # with accept()
-
+    def _on_first_connection(self) -> None:
+        """Hand the listening socket to `RunClients`, which takes the connection, and all others. Called by the loop."""
         files = self._context.files
-        assert files.listener is not None
-        self._loop.unwatch(files.listener)
-        listener, files.listener = socket(fileno=files.listener.detach()), None
+        listener, files.listener = files.listener, None
+        assert listener is not None
+        self._loop.unwatch(listener)
         self._listens = False
         self._made_clients().listen(listener)
 
@@ -91,12 +88,17 @@ class RunSocket:
             from ddplaunch.launcher.node.clients import RunClients
 
             assert self._link is not None
-            self._clients = RunClients(self._loop, self._context, self._link, self._run_id)
+            self._clients = RunClients(self._loop, self._context, self._link)
         return self._clients
 
     def client(self, number: int) -> Client | None:
         """Return the client of this number while its connection is there."""
         return self._clients.get(number) if self._clients is not None else None
+
+    def serve(self, number: int, call: Callable[[Client], object]) -> None:
+        """Have `call` serve the client of this number, while its connection is there."""
+        if (client := self.client(number)) is not None:
+            expendable(lambda: call(client), self.fail)
 
     def answer(self, client: int, request: Request) -> None:
         """Answer the request of a client."""
@@ -104,28 +106,29 @@ class RunSocket:
             expendable(lambda: clients.answer(client, request), self.fail)
 
     def take(self, chunk: Chunk) -> None:
-        """Take a piece of what a client has sent to the coordinator, which needs this node for it.
-
-        With the first piece begins a stream, whose numbers ascend.
-        """
+        """Take a chunk of what a client has sent to the coordinator, which needs this node to answer it."""
         expendable(lambda: self._take_chunk(chunk), self.fail)
 
     def _take_chunk(self, chunk: Chunk) -> None:
-        """Take a chunk of a client that is connected to another node; its first chunk makes a client here, over a socket pair."""
-        if self._link is None:
+        """Pass a chunk to the client here that stands for one of the coordinator's; with the first chunk that client is made.
+
+        A socket pair connects the two: the client here reads what the stream writes, and answers as one that came to our socket.
+        """
+        if self._link is None:  # the socket is closed
             return
         if self._streams is None:
             from ddplaunch.reach.channel.streams import Streams
 
             self._streams = Streams(self._loop, self._link.send)
-        if chunk.number > self._newest and chunk.data:
+        is_first_chunk = chunk.number > self._newest_stream and bool(chunk.data)
+        if is_first_chunk:
             import socket
 
-            self._newest = chunk.number
-            ours, its = socket.socketpair()
-            its.setblocking(False)
-            self._streams.add(chunk.number, ours)
-            self._made_clients().add_of_coordinator(its)
+            self._newest_stream = chunk.number
+            end_of_stream, end_of_client = socket.socketpair()
+            end_of_client.setblocking(False)
+            self._streams.add(chunk.number, end_of_stream)
+            self._made_clients().add_of_coordinator(end_of_client)
         self._streams.take(chunk)
 
     def forget(self, client: int) -> None:
@@ -149,9 +152,9 @@ class RunSocket:
             expendable(lambda: clients.ended(RunEnded(end.status, end.why, text(end.text))), self.fail)
 
     def close(self) -> None:
-        """Take no connections any more, and drop those that there are."""
+        """Take no connections any more, and drop those that there are; called a second time, do nothing."""
         parts = self._clients, self._streams
-        self._clients = self._streams = self._link = None
+        self._clients = self._streams = self._link = None  # what follows from their end comes here no more
         for part in parts:
             if part is not None:
                 part.close()
@@ -159,3 +162,41 @@ class RunSocket:
             self._loop.unwatch(listener)
             listener.close()
         self._listens = False
+
+
+class ClientOrders:
+    """In the agent of each node: carries out what the coordinator orders for its clients, as questions about the workers here."""
+
+    def __init__(self, loop: Loop, context: AgentContext, generations: Generations, run_socket: RunSocket) -> None:
+        self._loop = loop
+        self._context = context
+        self._generations = generations
+        self._run_socket = run_socket
+        self._questions: Questions | None = None  # once a question has come
+
+    def carry_out(self, order: ClientOrder, plan: Plan, exits: Sequence[WorkerExit]) -> None:
+        """Answer a question or give it up, or pass on what a client says; `plan` and `exits` are as for `Questions.answer`."""
+        from ddplaunch.record.window.questions import Ask, Forget  # only a job that is looked into needs it
+
+        match order.order:
+            case Ask(number) as ask:
+                expendable(lambda: self._answer(ask, plan, exits), partial(self._on_answer_failed, number))
+            case Forget(number):
+                if self._questions is not None:
+                    self._questions.forget(number)
+            case chunk:
+                self._run_socket.take(chunk)
+
+    def _answer(self, ask: Ask, plan: Plan, exits: Sequence[WorkerExit]) -> None:
+        from ddplaunch.launcher.node.questions import Questions  # few jobs are asked
+
+        if self._questions is None:
+            self._questions = Questions(self._loop, self._context, self._generations)
+        self._questions.answer(ask, plan, exits)
+
+    def _on_answer_failed(self, number: int, why: str) -> None:
+        """Tell the user, and who asked, that a question could not be answered, as after an upgrade of our files."""
+        from ddplaunch.record.window.questions import Answered, NoAnswer
+
+        self._context.reporter.print(f"warning: a question could not be answered: {why}")
+        self._loop.post(QuestionAnswered(Answered(number, NoAnswer(line(f"could not answer: {why}")))))

@@ -1,4 +1,4 @@
-"""What serves the workers of a node: NVIDIA's MPS daemon, and torch's store at MASTER_PORT. Few jobs need either."""
+"""What the agent starts to serve its workers: NVIDIA's MPS daemon, and torch's store at MASTER_PORT. Few jobs need either."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _STORE = worker_program("store.py")
 
 
 class Mps:
-    """NVIDIA's MPS daemon of one generation, with folders and variables of its own, separate from any other daemon.
+    """NVIDIA's MPS daemon (workers share a GPU by it) of one generation, with folders and variables of its own.
 
     It becomes a child of the agent, which is a subreaper: if it does not quit it is swept. NVIDIA's command talks to the driver,
     so children start the daemon and have it quit, and the loop waits for nothing.
     """
 
     def __init__(self, loop: Loop, control: str, env: Mapping[str, str], folder: str) -> None:
-        """Have the MPS daemon started: `control` is the path of nvidia-cuda-mps-control, `env` the workers' environment.
+        """Have a child start the MPS daemon, which makes `folder` for it.
 
-        `folder` is made for it.
+        `control` is the path of nvidia-cuda-mps-control, `env` the workers' environment.
         """
         self._control = control
         self._folder = folder
@@ -44,7 +44,8 @@ class Mps:
         # the daemon would renumber the devices visible to it, and its clients apply the variable again
         self._env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"} | self.variables
         self._loop = loop
-        self._asked = loop.ask(self._start_in_time, "interrupted")
+        why_if_given_up = "interrupted"
+        self._asked = loop.ask(self._start_in_time, why_if_given_up)
 
     @property
     def is_starting(self) -> bool:
@@ -98,8 +99,7 @@ class Mps:
         """Tell the MPS daemon to quit. Runs in a child, since the command may hang."""
         import subprocess
 
-        null = subprocess.DEVNULL
-        end_with_us = partial(_end_with, os.getpid())
+        null, end_with_us = subprocess.DEVNULL, partial(_end_with, os.getpid())
         subprocess.run(
             [self._control],
             env=self._env,
@@ -125,9 +125,10 @@ def _end_with(asked: int) -> None:
 
 
 def host_store(setup: WorkerSetup) -> None:
-    """Start a process that hosts torch's store at MASTER_PORT: a worker of another node has waited for the store in vain.
+    """Start a process on the node of rank 0 that hosts torch's store at MASTER_PORT, for which a worker elsewhere has waited.
 
-    The process has the interpreter and the environment of the first worker here, and ends with what workers leave behind.
+    Rank 0, whose torch hosts the store mostly, has not: its program may be none of torch's. The process has the interpreter and
+    the environment of the first worker here, and ends with what workers leave behind.
     """
     plan = setup.plan
     if plan.interpreter is None:  # the program is not Python

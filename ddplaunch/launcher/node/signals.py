@@ -1,4 +1,4 @@
-"""What signals mean, and how they reach a loop behind a front: passed on by it, or directly.
+"""What signals mean, and how they reach a loop behind a front (the process that was typed): passed on by the front, or directly.
 
 Front, agent and the loops of `remote` and `slurm` all find here which signals are passed on, which is a copy of one that has
 come, and which escalates a stop. What follows from one is decided by each of them.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 # passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
-# mean something to the front alone: its child, this process, and its timer
+# in the front's pipe as well, to which its C handler writes each signal: its child's end and its timer concern the front alone
 _OF_FRONT = (signal.SIGCHLD, signal.SIGALRM)
 COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 END_MARGIN = 60.0  # seconds beyond the grace period in which a process ends after its front
@@ -66,40 +66,49 @@ class SignalOrigin(Enum):
 
 
 class SignalDeduplicator:
-    """Distinguishes a signal that was sent again from one that arrives twice. Pure: the time comes with the signal."""
+    """Distinguishes a signal that was sent again from a copy that comes by another way. Pure: the time comes with the signal."""
 
     def __init__(self, stops: frozenset[int], sent_again: frozenset[int] = frozenset(), *, lasts: float = inf) -> None:
-        """`sent_again` are signals that a scheduler sends more than once, without escalating; a stop `lasts` so many seconds."""
+        """`stops` ask for the end of the job; `sent_again` are sent more than once by a scheduler, without escalating.
+
+        A signal to stop that comes `lasts` seconds after the first one is the first one again.
+        """
         self._stops = stops
         self._sent_again = sent_again | {signal.SIGHUP}
         self._requests = StopRequests(sent_again, lasts=lasts)
-        self._came: dict[int, tuple[float, set[SignalOrigin]]] = {}  # since when the latest comes, and from where
+        self._came: dict[
+            int, tuple[float, set[SignalOrigin]]
+        ] = {}  # when a signal last came anew, and from where it has since
 
-    def take(
+    def event_of(
         self, signum: int, at: float, source: SignalOrigin, *, typed: Typed = Typed.NO, decided: bool | None = None
     ) -> node.SignalReceived:
-        """Return the event for a signal. Only a signal that the user sent to the front escalates.
+        """Return the event for a signal, which says what the signal means: a copy, a first request to stop, a repetition, ...
 
-        `decided` is whether it does, if another process has decided that; None: it is decided here.
+        It escalates if the front got it and it is no mere repetition, or as another process of ddplaunch has `decided`: a
+        caller of `launch()` knows whether a person insists. None: it is decided here.
         """
         if self._is_copy(signum, at, source):
             return node.SignalReceived(signum, at, escalates=False, is_copy=True)
+        # of signals that stop nothing, each is one for itself
         meaning = self._requests.take(signum, at, typed) if signum in self._stops else Meaning.FIRST
+        is_first, repeats_first = meaning is Meaning.FIRST, meaning is Meaning.SAME
         escalates = decided
         if escalates is None:
-            escalates = meaning is Meaning.INSISTS or (meaning is Meaning.FIRST and signum not in self._sent_again)
+            escalates = meaning is Meaning.INSISTS or (is_first and signum not in self._sent_again)
         return node.SignalReceived(
             signum,
             at,
             escalates=escalates and source is SignalOrigin.FRONT,
-            # a process of ddplaunch that has decided does not say so, and passes on what is typed
+            # who has decided passes on what a person has typed, and does not say how
             is_typed=typed is not Typed.NO or decided is not None,
-            asks_first=meaning is Meaning.FIRST and signum in POLITE and typed is not Typed.YES,
-            taken_for=self._requests.first if meaning is Meaning.SAME and decided is None else 0,
+            # a program which begins with a polite signal sends others if that does not help
+            asks_first=is_first and signum in POLITE and typed is not Typed.YES,
+            taken_for=self._requests.first if repeats_first and decided is None else 0,
         )
 
     def _is_copy(self, signum: int, at: float, source: SignalOrigin) -> bool:
-        """Whether another process of ddplaunch has just had the same signal; remember that this one has."""
+        """Whether the same signal has just come from elsewhere, and not from this source yet; remember the source."""
         since, sources = self._came.get(signum, (-inf, set()))
         if at - since < COPY_WINDOW and source not in sources:
             sources.add(source)
@@ -109,7 +118,7 @@ class SignalDeduplicator:
 
 
 class SignalSource:
-    """Turns signals, and requests of the front, into events, in the loop."""
+    """Turns signals, and requests of the front, into events of the loop of an agent, or of a command that has started agents."""
 
     def __init__(
         self,
@@ -123,7 +132,7 @@ class SignalSource:
         from_caller: bool = False,
         heartbeat_timeout: float = inf,
     ) -> None:
-        """Prepare to take signals; `stops` ask for the end of the job, `sent_again` may come twice without escalating.
+        """Prepare to take signals; `stops` ask for the end of the job, a second one of `sent_again` is no second request.
 
         `end_within` seconds after the end of the front, this process is killed if it still lives. `signals_all`: a signal that
         comes to this process directly was sent by the cluster to all processes of the job (Slurm's proctrack/linuxproc).
@@ -131,55 +140,54 @@ class SignalSource:
         A front that is stopped, and has asked nothing for more than `heartbeat_timeout` seconds, is killed.
         """
         self._loop = loop
-        self._from_front = pipes.signals[0]
-        self._requests = pipes.requests[0]
-        self._replies = pipes.replies[1]
-        self._front = pipes.front
-        self._end_within = end_within
         self._stops = stops
         self._deduplicator = SignalDeduplicator(stops, sent_again, lasts=end_within)
         self._signals_all = signals_all
         self._from_caller = from_caller
+        self._end_within = end_within
         self.end_asked = False  # whether a signal to stop has come
-        self.stop_signals = 0  # how many of them the user has sent
+        self.stop_signals = 0  # how many of them the user has sent: one more, and nothing is waited for at the end
         self._quit_kills = False  # whether SIGQUIT is taken, and stops the job
-        self._direct = -1  # what signals to this process write to
-        self._front_waits = False  # whether it is to stop, and does so last
-        self._front_silent = 0  # looks since it has asked, which come only if it does not ask
+        # descriptors: signals to this process (-1 before `listen`), signals and requests of the front, and replies to these
+        self._direct = -1
+        self._from_front, self._requests, self._replies = pipes.signals[0], pipes.requests[0], pipes.replies[1]
+        # of the front, which asks at least each `_longest_wait` seconds whether this process runs
+        self._front = pipes.front  # pid
+        self._front_waits = False  # whether it is to stop (Ctrl-Z), and waits until the workers have stopped
+        self._goes_on = True  # whether the job does: SIGCONT or a signal to stop came after the last SIGTSTP
         self._interval = watch_interval(heartbeat_timeout)
         self._longest_wait = longest_wait(heartbeat_timeout)
-        self._most_silent = PATIENCE * heartbeat_timeout / self._interval
+        self._unasked = 0  # looks at the front in a row before which it had asked nothing for too long
+        self._most_unasked = PATIENCE * heartbeat_timeout / self._interval  # inf: the front is never killed
         self._look_at = loop.timer(None, self._look_at_front, may_rest=True)
-        self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
 
     def listen(self, signals: Iterable[int]) -> None:
-        """Take these signals, and SIGCHLD, from now on."""
+        """Take these signals from now on, and SIGCHLD, SIGCONT and the front's question whether this process lives (ASKS)."""
         signals = frozenset(signals)
         self._quit_kills = signal.SIGQUIT in signals & self._stops
-        ours, wakeup = os.pipe()
-        for fd in (ours, wakeup):
+        self._direct, wakeup = os.pipe()
+        for fd in (self._direct, wakeup):
             os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)  # Python's C handler writes each signal's number there
         for signum in (*signals, signal.SIGCHLD):
-            signal.signal(signum, _nothing)
-        signal.signal(signal.SIGCONT, self._limit_end)
-        signal.signal(ASKS, lambda _signum, _frame: self._reply(LIVES))
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._direct = ours
-        self._loop.watch(ours, self._on_signals)
+            signal.signal(signum, _do_nothing)  # the loop reads the number
+        signal.signal(signal.SIGCONT, self._on_sigcont)
+        signal.signal(ASKS, lambda _signum, _frame: self._reply(LIVES))  # even while the loop is in a long call
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # all were blocked since before the fork
+        self._loop.watch(self._direct, self._on_signals)
         self._loop.watch(self._from_front, self._on_front_signals)
         self._loop.watch(self._requests, self._on_requests)
-        if self._most_silent < inf:
+        if self._most_unasked < inf:
             self._look_at.set(self._loop.now() + self._longest_wait)
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, whatever comes meanwhile."""
+        """Run the loop for so long, whatever comes meanwhile."""
         timer = self._loop.timer(self._loop.now() + seconds, lambda: None)
         while timer.is_set:
             self._loop.run_once()
 
     def wait_for(self, pending: Pending[T]) -> T:
-        """Return the answer when it has come, or what stands for it as soon as the user does not want to wait."""
+        """Return the answer of a child when it has come, or its `otherwise` as soon as the user sends a signal to stop."""
         before = self.stop_signals
         while pending.pid:
             self._loop.run_once()
@@ -196,14 +204,14 @@ class SignalSource:
         typed: Typed = Typed.NO,
         decided: bool | None = None,
     ) -> None:
-        """Take a signal that came from `source`: post its event, which says whether it escalates, as far as not `decided`."""
+        """Take a signal that came from `source`: post its event, which says what it means; `decided` as for the deduplicator."""
         self.end_asked = self.end_asked or signum in self._stops
-        event = self._deduplicator.take(signum, self._loop.now(), source, typed=typed, decided=decided)
+        event = self._deduplicator.event_of(signum, self._loop.now(), source, typed=typed, decided=decided)
         self.stop_signals += event.escalates and signum in self._stops
         self._loop.post(replace(event, by_cluster=by_cluster, quit_kills=self._quit_kills))
 
     def _on_signals(self) -> None:
-        """Take the signals that came to this process. Called by the loop."""
+        """Take the signals that came to this process itself. Called by the loop, and before those of the front are taken."""
         try:
             numbers = os.read(self._direct, 256)
         except BlockingIOError:
@@ -211,11 +219,11 @@ class SignalSource:
         for signum in numbers:
             if signum == signal.SIGCHLD:
                 self._loop.post(ChildEnded())
-            elif signum == signal.SIGCONT and os.getppid() != self._front:
-                pass  # the kernel's word of the front's end
-            elif signum != ASKS:
+            elif signum == ASKS or (signum == signal.SIGCONT and not self._has_front):
+                pass  # the Python handler has answered; the kernel has told of the front's end
+            else:
                 self.received(signum, SignalOrigin.PROCESS, by_cluster=self._signals_all)
-        self._post_if_front_waits()
+        self._post_if_front_waits()  # workers may have stopped, or the job goes on
 
     def _on_front_signals(self) -> None:
         """Take the signals that the front has passed on, or the end of the front. Called by the loop."""
@@ -228,10 +236,16 @@ class SignalSource:
             self._lose_front()
         for signum in numbers:
             if signum not in _OF_FRONT:
-                decided = True if self._from_caller and signum == signal.SIGINT else None
-                self.received(signum, SignalOrigin.FRONT, typed=typed_at(self._front, signum), decided=decided)
-        self._note_pause(numbers)
+                insists = self._from_caller and signum == signal.SIGINT  # at the second one, by a person
+                typed = typed_at(self._front, signum)
+                self.received(signum, SignalOrigin.FRONT, typed=typed, decided=True if insists else None)
+        self._note_whether_job_goes_on(numbers)
         self._post_if_front_waits()
+
+    @property
+    def _has_front(self) -> bool:
+        """Whether the front lives: it is the parent of this process, which another process adopts once the front has ended."""
+        return os.getppid() == self._front
 
     def _lose_front(self) -> None:
         """Report the loss of the front, which is listened to no longer."""
@@ -246,8 +260,8 @@ class SignalSource:
         a disk that hangs.
         """
         self._look_at.set(self._loop.now() + self._interval)
-        self._front_silent += 1
-        if self._front_silent >= self._most_silent and self._is_front_stopped:
+        self._unasked += 1
+        if self._unasked >= self._most_unasked and self._is_front_stopped:
             os.kill(self._front, signal.SIGKILL)
             self._lose_front()
 
@@ -258,7 +272,7 @@ class SignalSource:
         One that may go on at any time is left alone: a shell has stopped it, with the workers or as a job in the background, or
         a batch system has suspended the script that calls it, which may not reach sessions such as ours.
         """
-        if not self._goes_on or os.getppid() != self._front:
+        if not self._goes_on or not self._has_front:
             return False
         front = look(self._front)
         if front is None or front.state != "T" or state_of(front.parent) == "T":
@@ -277,29 +291,29 @@ class SignalSource:
         except BlockingIOError:
             return None
 
-    def _note_pause(self, numbers: bytes) -> None:
-        for signum in numbers:
+    def _note_whether_job_goes_on(self, signals: bytes) -> None:
+        for signum in signals:
             if signum == signal.SIGTSTP:
                 self._goes_on = False
             elif signum == signal.SIGCONT or signum in self._stops:
                 self._goes_on = True
 
     def _on_requests(self) -> None:
-        """Take the requests of the front, each REQUEST bytes long. Called by the loop."""
+        """Take the requests of the front: of the REQUEST bytes of each, the first is its kind. Called by the loop."""
         requests = os.read(self._requests, 256 * REQUEST)
-        if not requests:
+        if not requests:  # the front has ended
             self._loop.unwatch(self._requests)
         for at in range(0, len(requests), REQUEST):
-            request = requests[at : at + 1]
-            if request == HOST_SIGNAL:
-                self.received(requests[at + 1], SignalOrigin.HOST)
-            elif request == MAY_STOP:
+            kind, signum = requests[at : at + 1], requests[at + 1]
+            if kind == HOST_SIGNAL:
+                self.received(signum, SignalOrigin.HOST)
+            elif kind == MAY_STOP:
                 if self._loop.watches(self._from_front):
-                    self._on_front_signals()  # its SIGTSTP is in the other pipe
+                    self._on_front_signals()  # SIGTSTP, for which the front asks, is in the other pipe
                 self._front_waits = True
-            elif request == IS_RUNNING:
-                self._front_silent = 0
-                if self._look_at.is_set:
+            elif kind == IS_RUNNING:
+                self._unasked = 0
+                if self._look_at.is_set:  # not without a heartbeat timeout, nor once the front is lost
                     self._look_at.set(self._loop.now() + self._longest_wait)
                 self._reply(RUNS)
         self._post_if_front_waits()
@@ -309,7 +323,7 @@ class SignalSource:
             self._loop.post(FrontWaits())
 
     def let_front_stop(self, *, all_stopped: bool) -> None:
-        """Answer a front that waits to stop, if all that is to stop before it has, or goes on again."""
+        """Answer a front that waits to stop, if `all_stopped` that are to stop before it, or the job goes on again."""
         if self._front_waits and (self._goes_on or all_stopped):
             self._front_waits = False
             self._reply(GOES_ON if self._goes_on else STOPPED)
@@ -318,15 +332,15 @@ class SignalSource:
         with suppress(OSError):  # the front has ended
             os.write(self._replies, reply)
 
-    def _limit_end(self, _signum: int, _frame: object) -> None:
+    def _on_sigcont(self, _signum: int, _frame: object) -> None:
         """Have the kernel kill this process, and the workers with it, if it does not end in time after the front was lost.
 
         A Python handler runs even where the loop does not; SIGCONT comes from the kernel when the front ends.
         """
-        if os.getppid() != self._front:
+        if not self._has_front:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, self._end_within)
 
 
-def _nothing(_signum: int, _frame: object) -> None:
+def _do_nothing(_signum: int, _frame: object) -> None:
     """Only there so that the wakeup descriptor is written to."""

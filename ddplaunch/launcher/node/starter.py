@@ -1,4 +1,4 @@
-"""How workers become processes, fresh ones or forked ones, with what they are given and the pipes that they write to."""
+"""How workers become processes of the agent, fresh or forked ones, with what they are given and the pipes that they write to."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from ddplaunch.system.process.linux import bounded_file, grow_pipe, unread
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.workers.forker import Forker
+    from ddplaunch.record.file_queue import Log
     from ddplaunch.system.process.child import Child
     from ddplaunch.system.process.tree import Process
 
@@ -63,14 +64,14 @@ class CannotStart(Exception):
 
 def stacks_size() -> tuple[int, str]:
     """Return the size of the file for the stacks of a worker, and ""; or 0, and why there can be no such file."""
-    size, open_files = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE))
-    if open_files != resource.RLIM_INFINITY and open_files <= STACKS_FD:
+    largest_file, open_files = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE))
+    if open_files != resource.RLIM_INFINITY and open_files <= STACKS_FD:  # the number of its descriptor in the worker
         return 0, f"no more than {open_files} files may be open (`ulimit -n`)"
-    if size == resource.RLIM_INFINITY or size >= STACKS_SIZE:
+    if largest_file == resource.RLIM_INFINITY or largest_file >= STACKS_SIZE:
         return STACKS_SIZE, ""
-    if size < _LEAST_STACKS_SIZE:
-        return 0, f"no file may be larger than {size >> 10} KiB (`ulimit -f`)"
-    return size, ""
+    if largest_file < _LEAST_STACKS_SIZE:
+        return 0, f"no file may be larger than {largest_file >> 10} KiB (`ulimit -f`)"
+    return largest_file, ""
 
 
 class Pipe:
@@ -158,8 +159,9 @@ class WorkerPipes:
             raise
         return made
 
-    def watch(self, rank: int, pipes: Mapping[Stream, Pipe]) -> None:
-        """Read the pipes of a worker that has started."""
+    def watch(self, rank: int, pipes: Mapping[Stream, Pipe], logs: tuple[Log, Log] | None) -> None:
+        """Read the pipes of a worker that has started, to `logs` as well; None: nothing of it is kept."""
+        self._output.open(rank, logs)
         self._pipes[rank] = pipes
         for pipe in pipes.values():
             pipe.started()
@@ -196,15 +198,15 @@ def _close(pipes: Iterable[Pipe]) -> None:
         pipe.close()
 
 
-class _Start(Struct, frozen=True):
-    """A worker before its process, and what it is given."""
+class _ReadyWorker(Struct, frozen=True):
+    """A worker before its process, with all that the process is given."""
 
     plan: WorkerPlan
     argv: tuple[str, ...]
     env: Mapping[str, str]
     stdio: Stdio
     pipes: Mapping[Stream, Pipe]  # none of a worker that has the terminal
-    recorder: str
+    recorder: str  # path of the socket of torch's recorder in the worker; "": there is none
 
     def close(self) -> None:
         """Release all, for a worker that is not started."""
@@ -214,30 +216,30 @@ class _Start(Struct, frozen=True):
 
 
 class Starter:
-    """Starts workers. What forks them lives on, for the next generation, until `close`."""
+    """Starts workers. What forks them (a fork server) lives on, for the next generation, until `close`."""
 
     def __init__(self, loop: Loop, context: AgentContext) -> None:
-        """Prepare to start workers; warn if their stacks cannot be shown on this machine."""
+        """Prepare to start workers; tell the user why none is forked as was asked, or why their stacks cannot be shown."""
         if context.inputs.why_cold:
             context.reporter.tell(context.inputs.why_cold)
-        self._stacks_size, why = stacks_size()
-        if why:
-            context.reporter.warn(f"where workers are cannot be shown, as by `ddplaunch stacks`: {why}")
+        self._stacks_size, why_no_stacks = stacks_size()
+        if why_no_stacks:
+            context.reporter.warn(f"where workers are cannot be shown, as by `ddplaunch stacks`: {why_no_stacks}")
         self._loop = loop
         self._context = context
-        self._handled: tuple[int, ...] = ()
-        self._forker: Forker | None = None
+        self._handled: tuple[int, ...] = ()  # signals that the agent has a handler for, which no worker may inherit
+        self._forker: Forker | None = None  # None: all workers are fresh processes
 
     def prepare(self, plan: Plan, caller: Mapping[str, str]) -> None:
-        """Prepare a generation: if its workers are to be forked, make the fork server ready."""
+        """Prepare a generation: if its workers are to be forked, make the fork server ready, in the caller's environment."""
         self._handled = handled_signals()
         if self._forker is None and plan.preload is not None:
             from ddplaunch.launcher.workers.forker import Forker  # most jobs need none
 
-            context, loop = self._context, self._loop
+            context = self._context
             output = context.queue.fileno()
-            left = partial(loop.post, ChildEnded())
-            self._forker = Forker(loop, context.reporter.print, context.inputs.warm, output, left)
+            on_guard_over = partial(self._loop.post, ChildEnded())  # a guard's workers are no children of the agent
+            self._forker = Forker(self._loop, context.reporter.print, context.inputs.warm, output, on_guard_over)
         if self._forker is not None:
             self._forker.prepare(plan, caller, self._handled)
 
@@ -248,52 +250,47 @@ class Starter:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The process of what forks them, which is no leftover of a worker."""
+        """The pid of the fork server, which is no leftover of a worker; empty without one."""
         return self._forker.pids if self._forker is not None else frozenset()
 
     def leftovers(self) -> list[Process]:
-        """Return what descends from workers and is not below us."""
+        """Return the processes that descend from workers and are not below the agent."""
         return self._forker.leftovers() if self._forker is not None else []
 
     def start(
-        self,
-        workers: Sequence[WorkerPlan],
-        setup: WorkerSetup,
-        pipes: WorkerPipes,
-        output: Output,
-        of_mps: Mapping[str, str],
+        self, workers: Sequence[WorkerPlan], setup: WorkerSetup, pipes: WorkerPipes, of_mps: Mapping[str, str]
     ) -> list[RunningWorker]:
         """Start the first of these workers, as many as can be; their output then comes through `pipes`.
 
-        `of_mps` are the variables by which they find MPS.
+        `of_mps` are the variables by which they find NVIDIA's MPS daemon; empty without one.
 
         Raises:
-            StartError: the machine cannot create another process, or what it is given.
+            StartError: the machine cannot create another process, or what it is given; its `index` says for which worker.
         """
-        starts: list[_Start] = []
-        children: Sequence[Child] = ()
+        ready: list[_ReadyWorker] = []
+        children: Sequence[Child] = ()  # of the first of these
         devnull = -1
         try:
             try:
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-                starts.extend(self._make_ready(worker, setup, pipes, devnull, of_mps) for worker in workers)
+                ready.extend(self._make_ready(worker, setup, pipes, devnull, of_mps) for worker in workers)
             except OSError as error:
-                # fresh ones are started as far as there are files, of which they then hold fewer
-                if not starts or (self._forker is not None and self._forker.forks_workers):
+                # of fresh workers those are started for which there were files, and then hold fewer; forked ones begin together
+                if not ready or (self._forker is not None and self._forker.forks_workers):
                     number = error.errno or errno.EMFILE
-                    raise StartError(number, "cannot open its pipes and files", len(starts)) from None
-            children = self._make_processes(starts)
+                    raise StartError(number, "cannot open its pipes and files", index=len(ready)) from None
+            children = self._make_processes(ready)
         finally:
             if devnull >= 0:
                 os.close(devnull)
-            for one in starts[len(children) :]:
+            for one in ready[len(children) :]:
                 one.close()
-        return [_started(one, child, setup, pipes, output) for one, child in zip(starts, children, strict=False)]
+        return [_as_running(one, child, setup, pipes) for one, child in zip(ready, children, strict=False)]
 
     def _make_ready(
         self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, devnull: int, of_mps: Mapping[str, str]
-    ) -> _Start:
-        """Return what a worker is given; `devnull` is /dev/null, opened.
+    ) -> _ReadyWorker:
+        """Open the pipes and files of a worker, and return them with its command and environment; `devnull` is its stdin.
 
         Raises:
             OSError: there are too many open files, or there is no memory.
@@ -312,8 +309,8 @@ class Starter:
         )
         recorder = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""
         argv = worker.wrapped(str(setup.folder.path or "."))
-        stacks: int | None = None
-        if setup.plan.interpreter is not None:
+        stacks: int | None = None  # the file that the worker writes its stacks to
+        if setup.plan.interpreter is not None:  # variables for our bootstrap in a Python program, see worker/
             if self._stacks_size:
                 stacks = bounded_file("ddplaunch-stacks", self._stacks_size)
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
@@ -322,8 +319,8 @@ class Starter:
             if setup.plan.keep_warm is not None and worker.local_rank == 0:
                 env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
             env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
-        if worker.terminal:
-            return _Start(worker, argv, env, Stdio(0, 1, 2, stacks), {}, recorder)
+        if worker.terminal:  # it has the terminal itself, and no pipes
+            return _ReadyWorker(worker, argv, env, Stdio(0, 1, 2, stacks), {}, recorder)
         try:
             made = pipes.make(worker.rank)
         except BaseException:
@@ -331,23 +328,26 @@ class Starter:
                 os.close(stacks)
             raise
         out, err = (made[stream].write_fd for stream in (Stream.OUT, Stream.ERR))
-        return _Start(worker, argv, env, Stdio(0 if worker.stdin else devnull, out, err, stacks), made, recorder)
+        stdin = 0 if worker.stdin else devnull
+        return _ReadyWorker(worker, argv, env, Stdio(stdin, out, err, stacks), made, recorder)
 
-    def _make_processes(self, starts: Sequence[_Start]) -> Sequence[Child]:
-        """Make the processes of the first of these workers, as many as can be made.
+    def _make_processes(self, ready: Sequence[_ReadyWorker]) -> Sequence[Child]:
+        """Make the processes of the first of these workers, as many as can be: by the fork server, or fresh where none forks.
 
         Nothing else is done between two forks: each page that is written after one is a fault of its own, and perhaps a copy.
+
+        Raises StartError: no process could be made.
         """
         if self._forker is not None:
             from ddplaunch.launcher.workers.servers import Fork
 
-            forks = [Fork(one.argv, one.env, one.stdio, one.plan.cpus) for one in starts]
+            forks = [Fork(one.argv, one.env, one.stdio, one.plan.cpus) for one in ready]
             if children := self._forker.fork(forks):
                 return children
         fresh: list[Child] = []
         try:
             fresh.extend(
-                start(one.argv, one.env, one.stdio, handled=self._handled, cpus=one.plan.cpus) for one in starts
+                start(one.argv, one.env, one.stdio, handled=self._handled, cpus=one.plan.cpus) for one in ready
             )
         except StartError:
             if not fresh:
@@ -355,7 +355,7 @@ class Starter:
         return fresh
 
     def fork_no_more(self) -> None:
-        """End what forks the workers if it is not their parent."""
+        """End the fork server if it is not the parent of the workers: no generation will need it."""
         if self._forker is not None:
             self._forker.fork_no_more()
 
@@ -365,21 +365,21 @@ class Starter:
             self._forker.close()
 
 
-def _started(one: _Start, child: Child, setup: WorkerSetup, pipes: WorkerPipes, output: Output) -> RunningWorker:
-    """Return the worker that this process runs; the output of the process goes to `output`."""
-    worker = one.plan
+def _as_running(ready: _ReadyWorker, child: Child, setup: WorkerSetup, pipes: WorkerPipes) -> RunningWorker:
+    """Open the logs of a worker that has got its process, have its pipes read, and return it as running."""
+    worker = ready.plan
     logs = None
     if not worker.terminal:
         names = setup.folder.log_names(setup.generation, worker.rank, worker.local_rank)
         logs = setup.folder.open_logs(names, setup.log_limit)
-    output.open(worker.rank, logs)
-    pipes.watch(worker.rank, one.pipes)
+    pipes.watch(worker.rank, ready.pipes, logs)
+    is_python_itself = setup.plan.interpreter is not None and not worker.wrap
     return RunningWorker(
         worker.rank,
         child,
         time.monotonic(),
-        by_itself=setup.plan.interpreter is not None and not worker.wrap,
+        by_itself=is_python_itself,  # else a wrapper, whose process group gets its signals
         terminal=worker.terminal,
-        stacks=one.stdio.stacks,
-        recorder=one.recorder,
+        stacks=ready.stdio.stacks,
+        recorder=ready.recorder,
     )

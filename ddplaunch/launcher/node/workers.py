@@ -1,4 +1,4 @@
-"""The workers of this node in one generation: starts them, reads them, signals them, reaps them. Decides nothing."""
+"""The workers of this node in one generation (a start of all): the agent starts, reads, signals, reaps them. Decides nothing."""
 
 from __future__ import annotations
 
@@ -36,32 +36,38 @@ LISTED_WITHIN = 0.1
 
 
 class Workers:
-    """The workers of one generation; the end of each is posted."""
+    """The workers of one generation on this node; the end of each is posted as `WorkerEnded`."""
 
     def __init__(
         self, loop: Loop, setup: WorkerSetup, starter: Starter, output: Output, running: dict[int, RunningWorker]
     ) -> None:
-        """`running` gets each worker that was started, by rank."""
+        """Make the workers of `setup`, of which `start` starts some at a time; `running` gets each that was started, by rank."""
         self._loop = loop
         self._setup = setup
         self._starter = starter
         self._output = output
         self._plans = {worker.rank: worker for worker in setup.plan.workers}
-        asker = next((one.rank for one in setup.plan.workers if one.stdin), None)
-        if asker is not None and os.isatty(0):
-            output.expect_prompts(asker, lambda: awaited_input(running[asker].pid) if asker in running else None)
-        self.running = running  # by rank, dead ones included until they are reaped
+        self.waiting = deque(self._plans)  # ranks that are yet to be started
+        self.running = running  # dead ones included until they are reaped
+        self._ended_ranks: set[int] = set()
+        self._raised_ranks: set[int] = set()  # those whose exception `newly_raised` has returned
         self._pipes = WorkerPipes(loop, output, workers=len(self._plans))
-        self._raised: set[int] = set()
-        self._ends: set[int] = set()
         self._mps = _mps(loop, setup)
-        self.waiting = deque(self._plans)
-        if any(setup.duplicated.values()):
-            logs = setup.folder.open_logs(setup.folder.filtered_names(setup.generation), None)
-            headers = {rank: f"[{setup.role}{rank}]:" for rank in self._plans}  # torchrun's
-            for stream, log in zip(Stream, logs or (), strict=False):
-                if needles := setup.duplicated.get(stream):
-                    output.duplicate(headers, stream, needles, log)
+        reader = next((worker.rank for worker in setup.plan.workers if worker.stdin), None)  # the rank with our stdin
+        if reader is not None and os.isatty(0):  # it may ask its user something
+            output.expect_prompts(reader, lambda: awaited_input(running[reader].pid) if reader in running else None)
+        self._duplicate_filtered_lines()
+
+    def _duplicate_filtered_lines(self) -> None:
+        """Have lines that contain certain texts copied to torchrun's filtered logs, if its options ask for that."""
+        setup = self._setup
+        if not any(setup.duplicated.values()):
+            return
+        logs = setup.folder.open_logs(setup.folder.filtered_names(setup.generation), None)
+        headers = {rank: f"[{setup.role}{rank}]:" for rank in self._plans}  # as torchrun writes them
+        for stream, log in zip(Stream, logs or (), strict=False):  # no logs: nothing is kept
+            if needles := setup.duplicated.get(stream):
+                self._output.duplicate(headers, stream, needles, log)
 
     @property
     def host(self) -> str:
@@ -70,13 +76,13 @@ class Workers:
 
     @property
     def quiet(self) -> Mapping[int, float]:
-        """How many seconds ago each has last written to its pipes, by rank, as far as any has."""
+        """How many seconds ago each worker has last written to its pipes, by rank; without those that have not."""
         now = self._loop.now()
         return {rank: max(0.0, now - at) for rank, at in self._output.written_at.items()}
 
     @property
     def written(self) -> dict[int, Written]:
-        """What each has written to its pipes, by rank, as far as any has."""
+        """What each worker has written to its pipes, by rank; without those that have written nothing."""
         output = self._output
         return {
             rank: Written(quiet, output.written[rank], output.last_line(rank)) for rank, quiet in self.quiet.items()
@@ -84,18 +90,19 @@ class Workers:
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """How far each is, by rank, as far as its script or its progress bar says so."""
+        """How far each worker is, by rank: as its script says, else its progress bar; without those of which neither does."""
+        setup = self._setup
         found: dict[int, Progress] = {}
         for rank in self.running:
-            if (told := self._setup.error_files.progress(self._setup.generation, rank)) is not None:
-                found[rank] = told
+            if (by_script := setup.error_files.progress(setup.generation, rank)) is not None:
+                found[rank] = by_script
         for rank, written in self.written.items():
-            if rank not in found and (shown := error_file.progress_of_bar(written.last, written.seconds)) is not None:
-                found[rank] = shown
+            if rank not in found and (by_bar := error_file.progress_of_bar(written.last, written.seconds)) is not None:
+                found[rank] = by_bar
         return found
 
     def has_written(self, rank: int, since: float) -> bool:
-        """Whether this worker has written to its pipes since then, or may have had to wait until it could."""
+        """Whether this worker has written to its pipes since then (on the loop's clock), or may have waited until it could."""
         return self._output.written_at.get(rank, since) > since or self._pipes.were_paused(since)
 
     def has_terminal(self, rank: int) -> bool:
@@ -109,25 +116,25 @@ class Workers:
 
     @property
     def ended(self) -> frozenset[int]:
-        """The processes of those that are known to have ended, and are still there: nothing is below them."""
-        ended = (self.running[rank] for rank in self._ends)
+        """The pids of workers that are known to have ended, and are not reaped yet: no process is below them."""
+        ended = (self.running[rank] for rank in self._ended_ranks)
         return frozenset(worker.pid for worker in ended if worker.child.is_kept)
 
     @property
     def may_have_joined(self) -> bool:
-        """Whether any has a process group, as far as that is known: torch's recorder is there from then on."""
+        """Whether any worker has a process group, as far as that is known: torch's recorder is there from then on."""
         return not self._setup.has_recorder or self._setup.error_files.has_recorder(self._setup.generation)
 
     @property
     def may_start(self) -> bool:
-        """Whether one is to be started, and what serves it is there, or known not to come."""
+        """Whether a worker is to be started, and what serves it (MPS) is there, or known not to come."""
         return bool(self.waiting) and (self._mps is None or not self._mps.is_starting)
 
     def start(self, most: int) -> list[tuple[int, int]]:
-        """Start the next workers, at most so many as may start together; return the rank and the pid of each.
+        """Start the next of the `waiting` workers, at most so many; return the rank and the pid of each that was started.
 
         Raises:
-            CannotStart: the machine has run out of something, or what serves the workers did not start.
+            CannotStart: the machine has run out of something, or what serves the workers (MPS) did not start.
         """
         ranks = list(islice(self.waiting, most))
         if self._mps is not None and self._mps.why_not_started:
@@ -135,13 +142,13 @@ class Workers:
         try:
             of_mps = self._mps.variables if self._mps else {}
             plans = [self._plans[rank] for rank in ranks]
-            started = self._starter.start(plans, self._setup, self._pipes, self._output, of_mps)
+            started = self._starter.start(plans, self._setup, self._pipes, of_mps)
         except StartError as error:
-            # those to come hold more files while they are made ready together than once they run
+            # workers that are made ready together hold more open files than those that run: one at a time, they may all start
             if len(ranks) > 1 and error.errno in (errno.EMFILE, errno.ENFILE):
                 return self.start(1)
             raise CannotStart.of(error, ranks[error.index]) from None
-        for running in started:
+        for running in started:  # the first of these ranks
             self.waiting.popleft()
             self.running[running.rank] = running
             self._loop.watch(running.ended, partial(self._loop.post, WorkerEnded(running.rank)))
@@ -165,23 +172,26 @@ class Workers:
     # --- ends
 
     def exit_of(self, rank: int, at: float) -> WorkerExit | None:
-        """Return how a worker ended, after reading all that the worker wrote before; None while the worker lives.
+        """Return how a worker ended, by CLOCK_MONOTONIC `at`, after reading all that it wrote before; None while it lives.
 
         Raises:
             CannotStart: it ended before it became its program.
         """
-        running, plan = self.running[rank], self._plans[rank]
+        running, plan, folder = self.running[rank], self._plans[rank], self._setup.folder
         end = running.look()
         if end is None:
             return None
         self._loop.unwatch(running.ended)
-        self._ends.add(rank)
-        if (never := running.why_not_started((plan.wrap or plan.argv)[0])) is not None:
-            raise CannotStart.of(never, rank)
+        self._ended_ranks.add(rank)
+        program = (plan.wrap or plan.argv)[0]
+        if (not_started := running.why_not_started(program)) is not None:
+            raise CannotStart.of(not_started, rank)
         self._pipes.drain(rank)
-        folder, worker = self._setup.folder, (self._setup.generation, rank, plan.local_rank)
-        if recorded := error_file.content(self._setup.error_file(rank)):
-            folder.keep_exception(*worker, recorded)
+        exception = error_file.content(self._setup.error_file(rank))  # as the worker recorded it; empty: it did not
+        if exception:
+            folder.keep_exception(self._setup.generation, rank, plan.local_rank, exception)
+        _, stderr_log = folder.log_names(self._setup.generation, rank, plan.local_rank)
+        has_log = folder.whole and not plan.terminal  # `whole` is the path of the run's folder
         return WorkerExit(
             rank=rank,
             local_rank=plan.local_rank,
@@ -195,22 +205,22 @@ class Workers:
             seconds=at - running.started_at,
             stopped_with=running.stopped_with,
             stopped_at=running.stopped_at,
-            error=error_file.parse(recorded),
+            error=error_file.parse(exception),
             stderr_tail=_shortened(self._output.tail(rank)),
-            log=f"{folder.whole}/{folder.log_names(*worker)[1]}" if folder.whole and not plan.terminal else None,
+            log=f"{folder.whole}/{stderr_log}" if has_log else None,
             progress=self._setup.error_files.progress(self._setup.generation, rank),
         )
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
-        """Return the exceptions that workers have recorded since this was last asked."""
+        """Return the exceptions that workers have recorded since this was last asked, each with the rank."""
         written = self._setup.error_files.written(self._setup.generation) & self.running.keys()
-        for rank in sorted(written - self._raised):
+        for rank in sorted(written - self._raised_ranks):
             if (error := error_file.read(self._setup.error_file(rank))) is not None:
-                self._raised.add(rank)
+                self._raised_ranks.add(rank)
                 yield rank, error
 
     def lingering(self) -> Iterable[tuple[int, WorkerError]]:
-        """Return those exceptions that workers have recorded which have not ended since."""
+        """Return the exceptions, of those newly raised, of workers that have not ended since."""
         return [(rank, error) for rank, error in self.newly_raised() if self.running[rank].look() is None]
 
     # --- signals
@@ -223,7 +233,7 @@ class Workers:
             running.signal(signum, members.get(running.pid))
 
     def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
-        """Send these workers a signal that is meant to end them; also the process groups whose worker is dead.
+        """Send these workers a signal that is meant to end them, at this CLOCK_MONOTONIC time; also the groups of dead workers.
 
         `by_cluster`: the cluster has sent it to all processes that it listed, so only workers that have just started lack it.
         """
@@ -234,11 +244,14 @@ class Workers:
         for running in addressed:
             had_it = by_cluster and at - running.started_at > LISTED_WITHIN
             running.end(signum, at, members.get(running.pid), had_it=had_it)
-        for running in addressed:
+        for running in addressed:  # once all have the signal, since this takes time
             running.count_written()
 
     def _members_to_signal(self, signum: int, addressed: Iterable[RunningWorker]) -> Mapping[int, tuple[Process, ...]]:
-        """Return the members to signal of each group that has a process which tidies; every other group gets the signal whole."""
+        """Return, by its worker's pid, the members to signal of each group with a process that tidies up after others.
+
+        Every other group gets the signal whole.
+        """
         if signum in HARMLESS or not any(running.reaches_group(signum) for running in addressed):
             return {}
         return others_by_group([*descendants(os.getpid()), *self._starter.leftovers()])
@@ -248,7 +261,7 @@ class Workers:
         return {rank: self.running[rank].written_since_stop() for rank in ranks if rank in self.running}
 
     def suspend(self, suspended: bool) -> None:
-        """SIGSTOP or SIGCONT every group."""
+        """Send SIGSTOP or SIGCONT to every worker's process group."""
         for worker in self.running.values():
             worker.signal(signal.SIGSTOP if suspended else signal.SIGCONT)
 
@@ -269,23 +282,24 @@ class Workers:
             self._mps.dismiss()
 
     def reap(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
-        """Release everything that this generation held; give the ends with what each worker has used."""
-        ends = {exit.rank: exit for exit in exits}
+        """Release all that this generation held, at this time of the loop's clock; return `exits` with what each worker used."""
+        exit_of_rank = {exit.rank: exit for exit in exits}
         self._pipes.close(at)
         for rank, running in self.running.items():
-            self._loop.unwatch(running.ended)  # of one that could not be killed
+            self._loop.unwatch(running.ended)  # still watched of a worker that could not be killed
             usage = running.reap()
-            if rank in ends:
-                ends[rank] = replace(ends[rank], peak_rss=usage.peak_rss, cpu_seconds=usage.cpu_seconds)
+            if rank in exit_of_rank:
+                used = {"peak_rss": usage.peak_rss, "cpu_seconds": usage.cpu_seconds}
+                exit_of_rank[rank] = replace(exit_of_rank[rank], **used)
         if self._mps is not None:
             self._mps.remove()
         self._output.close_filters()
         self.running.clear()
-        self._ends.clear()
-        path = init_file(self._setup.plan, self._setup.generation)
-        if path is not None and self._setup.plan.node_rank == 0:
-            self._setup.folder.remove(path)
-        return list(ends.values())
+        self._ended_ranks.clear()
+        init = init_file(self._setup.plan, self._setup.generation)  # torch's file with --init-method file
+        if init is not None and self._setup.plan.node_rank == 0:  # all nodes share it, and one removes it
+            self._setup.folder.remove(init)
+        return list(exit_of_rank.values())
 
 
 def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:

@@ -15,7 +15,6 @@ from ddplaunch.launcher.node.agent import Agent
 from ddplaunch.launcher.node.context import WorkerSetup
 from ddplaunch.launcher.node.job import AgentJob, JobInputs
 from ddplaunch.launcher.node.starter import Starter, WorkerPipes
-from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.cluster.by_flags import of_one_node
 from ddplaunch.plan.devices import Hardware
@@ -109,15 +108,13 @@ class PlayedStarter:
         plans: Sequence[WorkerPlan],
         setup: WorkerSetup,
         pipes: WorkerPipes,
-        output: Output,
         _of_mps: Mapping[str, str],
     ) -> list[RunningWorker]:
         started: list[RunningWorker] = []
         for plan in plans:
             pumps = pipes.make(plan.rank)
             worker = PlayedWorker(self._bed, plan.rank, {name: os.dup(pump.write_fd) for name, pump in pumps.items()})
-            output.open(plan.rank, None)
-            pipes.watch(plan.rank, pumps)
+            pipes.watch(plan.rank, pumps, None)
             self._bed.workers[plan.rank] = worker
             started.append(worker)
         self._bed.note(f"generation {setup.generation}: ranks {', '.join(str(plan.rank) for plan in plans)} started")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher.node.notices import File
+from ddplaunch.launcher.node.notices import File, Look
 
 OTHER = 54321
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
@@ -20,10 +20,10 @@ def sticky(tmp_path: Path) -> Path:
     return folder
 
 
-def given(path: Path, put: Callable[[Path], object]) -> str | None:
+def given(path: Path, put: Callable[[Path], object]) -> Look | str:
     """What a look finds once `put` has put something at a path where nothing was."""
     file = File(str(path), 0)
-    assert file.look() == ""
+    assert file.look() is Look.NOTHING_YET
     put(path)
     return file.look()
 
@@ -39,12 +39,12 @@ def link_of_theirs(path: Path) -> None:
 
 
 def test_a_file_of_this_user_counts_in_a_folder_of_all(sticky):
-    assert given(sticky / "stop", Path.touch) is None
+    assert given(sticky / "stop", Path.touch) is Look.NOTICE
 
 
 def test_a_link_of_this_user_counts(sticky, tmp_path):
     (tmp_path / "real").touch()
-    assert given(sticky / "stop", lambda path: path.symlink_to(tmp_path / "real")) is None
+    assert given(sticky / "stop", lambda path: path.symlink_to(tmp_path / "real")) is Look.NOTICE
 
 
 @pytest.mark.parametrize(("put", "what"), [(theirs, "it belongs to"), (link_of_theirs, "it is a link of")])
@@ -68,7 +68,7 @@ def test_a_file_of_theirs_that_changes_does_not_count_and_ours_in_its_place_does
     assert "belongs to user" in str(file.look())
     path.unlink()
     path.touch()
-    assert file.look() is None
+    assert file.look() is Look.NOTICE
 
 
 def linked(path: Path) -> None:
@@ -92,7 +92,7 @@ def test_an_old_file_of_ours_that_another_user_may_have_put_there_does_not_count
     assert str(said).startswith("it was moved or linked there, which another user can do: ")
     assert str(folder) in str(said)
     (folder / "stop").unlink()
-    assert given(folder / "stop", Path.touch) is None, "written there just now"
+    assert given(folder / "stop", Path.touch) is Look.NOTICE, "written there just now"
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.mkdir()])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.launcher.node import notices
-from ddplaunch.launcher.node.notices import Command, File, Watched
+from ddplaunch.launcher.node.notices import Command, File, Look, Watched
 
 ENV = {"PATH": os.environ["PATH"]}
 LONG_AGO, LATER = 1_000, time.time() + 1000.0
@@ -17,7 +17,7 @@ LONG_AGO, LATER = 1_000, time.time() + 1000.0
 
 def looked_at(path: Path) -> File:
     file = File(str(path), time.time_ns())
-    assert file.look() == ""
+    assert file.look() is Look.NOTHING_YET
     return file
 
 
@@ -61,29 +61,29 @@ ELSE: dict[str, Callable[[Path], object]] = {
 def test_a_file_that_changes_is_a_notice(old, change):
     file = looked_at(old)
     CHANGES[change](old)
-    assert file.look() is None
+    assert file.look() is Look.NOTICE
 
 
 @pytest.mark.parametrize("change", ELSE)
 def test_what_changes_neither_the_content_nor_which_file_it_is_gives_no_notice(old, change):
     file = looked_at(old)
     ELSE[change](old)
-    assert file.look() == ""
+    assert file.look() is Look.NOTHING_YET
 
 
 def test_a_file_that_is_moved_there_is_a_notice_however_old_it_is(tmp_path, old):
     file = looked_at(tmp_path / "stop")
     old.replace(tmp_path / "stop")
-    assert file.look() is None
+    assert file.look() is Look.NOTICE
 
 
 def test_what_happened_while_the_job_started_counts_and_what_was_before_does_not(old):
     began = int((LONG_AGO + 1) * 1e9)
     old.chmod(0o600)
-    assert File(str(old), began).look() == ""
+    assert File(str(old), began).look() is Look.NOTHING_YET
     os.utime(old, (LATER, LATER))
-    assert File(str(old), began).look() is None
-    assert File(str(old), int(LATER * 1e9)).look() == "", "it was given that time before"
+    assert File(str(old), began).look() is Look.NOTICE
+    assert File(str(old), int(LATER * 1e9)).look() is Look.NOTHING_YET, "it was given that time before"
 
 
 def test_a_folder_is_named_and_what_is_made_in_it_is_no_notice_but_a_file_in_its_place_is(tmp_path):
@@ -96,7 +96,7 @@ def test_a_folder_is_named_and_what_is_made_in_it_is_no_notice_but_a_file_in_its
     (path / "inside").replace(tmp_path / "inside")
     path.rmdir()
     (tmp_path / "inside").replace(path)
-    assert file.look() is None
+    assert file.look() is Look.NOTICE
 
 
 @pytest.mark.parametrize("rest", ["x", "x/y"])
@@ -117,7 +117,7 @@ def test_an_error_that_passes_changes_nothing(old):
     with pytest.raises(OSError, match="symbolic links"):
         file.look()
     link.replace(old)
-    assert file.look() == ""
+    assert file.look() is Look.NOTHING_YET
 
 
 class Told(Watched):
@@ -129,26 +129,26 @@ class Told(Watched):
         super().__init__()
         self.found = list(found)
 
-    def look(self) -> str | None:
+    def look(self) -> Look | str:
         found = self.found.pop(0)
         if isinstance(found, OSError):
             raise found
-        assert found is None or isinstance(found, str)
+        assert isinstance(found, Look | str)
         return found
 
 
 def test_each_problem_is_told_once_and_the_next_look_may_find_the_notice():
-    stale = OSError(errno.ESTALE, "Stale file handle")
-    watched = Told("", stale, stale, "", "it is a folder", stale, "it is a folder", "", None)
+    stale, nothing = OSError(errno.ESTALE, "Stale file handle"), Look.NOTHING_YET
+    watched = Told(nothing, stale, stale, nothing, "it is a folder", stale, "it is a folder", nothing, Look.NOTICE)
     assert [watched.wait() for _ in range(3)] == ["stale file handle. ddplaunch tries again", "it is a folder", ""]
 
 
 @pytest.mark.parametrize(
     ("command", "found"),
     [
-        ("true", None),
-        ("false", ""),
-        ("exit 2", ""),
+        ("true", Look.NOTICE),
+        ("false", Look.NOTHING_YET),
+        ("exit 2", Look.NOTHING_YET),
         ("sleep 60", "it was killed after 0.5 s. ddplaunch tries again"),
         ("/nonexistent", "the shell cannot run it (exit status 127). ddplaunch tries again"),
         ("x" * 200_000, "the shell cannot run it (exit status 126). ddplaunch tries again"),
@@ -163,6 +163,6 @@ def test_what_a_command_tells(monkeypatch, command, found):
 @pytest.mark.parametrize("command", ["if", "echo 'now", "test -e notice &&"])
 def test_a_command_that_the_shell_cannot_read_is_named_with_what_the_shell_says(command):
     found = Command(command, ENV).look()
-    assert found is not None
+    assert isinstance(found, str)
     assert found.startswith("the shell cannot read it: ")
     assert "yntax error" in found or "unexpected" in found

@@ -91,15 +91,15 @@ def test_every_line_is_one_that_prometheus_reads():
 def test_figures_are_written_every_15_s_and_at_the_end():
     loop = FakeLoop()
     found: list[Figures | None] = [None, FIGURES, FIGURES, FIGURES]
-    look = SimpleNamespace(ask=lambda done: done(), figures=lambda: found.pop(0))
-    file = MetricsFile(loop, "/x.prom", look, pytest.fail)
+    progress = SimpleNamespace(ask=lambda done: done(), figures=lambda: found.pop(0))
+    file = MetricsFile(loop, "/x.prom", progress, pytest.fail)
     counts = []
     for seconds in (0, 1, 14, 1):
         loop.pass_time(seconds)
         counts.append(len(loop.questions))
         if file.errands.is_busy:
             loop.questions[-1].answer_with("")
-    file.ended()
+    file.write_end()
     assert counts == [0, 1, 1, 2]
     assert len(loop.questions) == 3
     assert found == []

@@ -19,7 +19,7 @@ Came = tuple[float, int, SignalOrigin]
 def hurries(*history: Came, sent_again: frozenset[int] = frozenset()) -> list[bool | None]:
     """Which of these signals, each with its time and where it came from, would kill as a second one; None: a copy."""
     repeats = SignalDeduplicator(STOPS, sent_again)
-    events = [repeats.take(signum, at, source) for at, signum, source in history]
+    events = [repeats.event_of(signum, at, source) for at, signum, source in history]
     for event, (at, signum, _) in zip(events, history, strict=True):
         assert (event.at, event.signum) == (at, signum)
     return [None if event.is_copy else event.escalates for event in events]
@@ -33,19 +33,22 @@ def test_a_stop_signal_that_comes_twice_at_once_is_no_second_one(source):
 def test_what_repeats_the_request_says_which_one_it_is_taken_for():
     repeats = SignalDeduplicator(STOPS)
     came = [(SIGINT, 1.0), (SIGTERM, 4.0), (SIGINT, 4.5)]
-    events = [repeats.take(signum, at, FRONT) for signum, at in came]
+    events = [repeats.event_of(signum, at, FRONT) for signum, at in came]
     assert [(event.escalates, event.taken_for) for event in events] == [(True, 0), (False, SIGINT), (True, 0)]
 
 
 def test_what_a_person_types_again_escalates():
     repeats = SignalDeduplicator(STOPS)
-    assert [repeats.take(SIGINT, at, FRONT, typed=Typed.YES).escalates for at in (1.0, 1.5)] == [True, True]
+    assert [repeats.event_of(SIGINT, at, FRONT, typed=Typed.YES).escalates for at in (1.0, 1.5)] == [True, True]
 
 
 def test_what_another_process_has_decided_is_decided_and_still_the_first_request():
     repeats = SignalDeduplicator(STOPS)
-    first, plain = repeats.take(SIGINT, 1.0, FRONT, decided=True), repeats.take(SIGINT, 1.2, FRONT, decided=False)
-    second, other = repeats.take(SIGINT, 1.4, FRONT, decided=True), repeats.take(SIGTERM, 1.6, FRONT)
+    first, plain = (
+        repeats.event_of(SIGINT, 1.0, FRONT, decided=True),
+        repeats.event_of(SIGINT, 1.2, FRONT, decided=False),
+    )
+    second, other = repeats.event_of(SIGINT, 1.4, FRONT, decided=True), repeats.event_of(SIGTERM, 1.6, FRONT)
     assert [event.escalates for event in (first, plain, second, other)] == [True, False, True, True]
     assert [event.taken_for for event in (first, plain, second, other)] == [0, 0, 0, 0]
 
@@ -62,7 +65,7 @@ def test_what_another_process_has_decided_is_decided_and_still_the_first_request
 )
 def test_the_first_request_of_a_program_says_so_and_no_other_one_does(signum, typed, asks):
     repeats = SignalDeduplicator(STOPS)
-    first, second = repeats.take(signum, 1.0, FRONT, typed=typed), repeats.take(signum, 9.0, FRONT, typed=typed)
+    first, second = repeats.event_of(signum, 1.0, FRONT, typed=typed), repeats.event_of(signum, 9.0, FRONT, typed=typed)
     assert (first.asks_first, second.asks_first) == (asks, False)
 
 
@@ -72,7 +75,7 @@ def test_the_first_request_of_a_program_says_so_and_no_other_one_does(signum, ty
     ids=["at the terminal", "at a terminal", "by a program", "as another process of ddplaunch has decided"],
 )
 def test_a_signal_that_a_person_may_have_typed_says_so(typed, decided, is_typed):
-    assert SignalDeduplicator(STOPS).take(SIGINT, 1.0, FRONT, typed=typed, decided=decided).is_typed is is_typed
+    assert SignalDeduplicator(STOPS).event_of(SIGINT, 1.0, FRONT, typed=typed, decided=decided).is_typed is is_typed
 
 
 def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
@@ -102,9 +105,9 @@ def test_what_comes_to_all_processes_of_a_job_at_once_is_one_signal_in_any_order
 
 def test_what_the_front_passes_on_without_haste_is_one_signal_with_what_comes_to_this_host_itself_and_no_copy_of_haste():
     repeats = SignalDeduplicator(STOPS)
-    passed_on, own = repeats.take(SIGTERM, 1.0, FRONT, decided=False), repeats.take(SIGTERM, 1.0 + SOON, HOST)
+    passed_on, own = repeats.event_of(SIGTERM, 1.0, FRONT, decided=False), repeats.event_of(SIGTERM, 1.0 + SOON, HOST)
     assert (passed_on.is_copy, passed_on.escalates, own.is_copy) == (False, False, True)
-    second = repeats.take(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT, decided=True)
+    second = repeats.event_of(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT, decided=True)
     assert (second.is_copy, second.escalates) == (False, True)
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from ddplaunch.launcher.node.generations import StartNotice
+from ddplaunch.launcher.node.start_notice import StartNotice
+from ddplaunch.launcher.node.workers import Workers
 from ddplaunch.launcher.output.bars import Bar, unpack
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.sinks import Output
@@ -19,19 +20,19 @@ RANKS = (0, 1)
 class Bed:
     """Two workers on a terminal, and the rows that stand on it."""
 
-    def __init__(self, pids: tuple[int, ...] = ()) -> None:
+    def __init__(self, waiting: tuple[int, ...] = RANKS) -> None:
+        """`waiting` are the ranks that have no process yet."""
         self.loop = FakeLoop()
         self.rows: tuple[Bar, ...] = ()
         self.lines = b""
-        workers = shown_workers(*RANKS)
-        display = Display(mode="prefix", ranks=workers, screen=Screen(terminals=BOTH, live=BOTH))
+        screen = Screen(terminals=BOTH, live=BOTH)
+        display = Display(mode="prefix", ranks=shown_workers(*RANKS), screen=screen)
         self.output = Output(display, self._put, self._put_bars)
-        running = {rank: SimpleNamespace(pid=pid) for rank, pid in enumerate(pids)}
-        self.workers = SimpleNamespace(waiting=[] if pids else [0, 1], running=running)
-        self.notice = StartNotice(self.loop, SimpleNamespace(workers=self.workers))  # type: ignore[arg-type]
+        self.notice = StartNotice(self.loop)
+        workers = cast(Workers, SimpleNamespace(waiting=waiting))
         for rank in RANKS:
             self.output.open(rank, None)
-        self.notice.begin(self.output, RANKS, "starting")
+        self.notice.begin(workers, self.output, RANKS, "starting")
 
     def _put(self, stream: Stream, data: bytes) -> None:
         assert not self.rows, "a line comes while the row is there"
@@ -56,7 +57,7 @@ def test_the_first_two_seconds_are_silent_and_then_a_row_counts_them() -> None:
 
 
 def test_the_row_is_gone_before_the_first_line_and_comes_no_more() -> None:
-    bed = Bed((os.getpid(), os.getpid()))
+    bed = Bed(waiting=())
     assert bed.wait(3.0) == "running, nothing printed yet, 3 s"
     bed.output.on_output(1, Stream.OUT, b"hello\n", bed.loop.now())
     assert (bed.rows, bed.lines) == ((), b"[1] hello\n")
@@ -74,12 +75,12 @@ def test_an_exit_a_group_or_a_stop_ends_it_and_leaves_no_timer(seconds: float) -
 
 
 def test_torch_is_imported_from_the_first_worker_that_begins_to_the_last_that_has_it() -> None:
-    bed = Bed((os.getpid(), os.getpid()))
-    bed.notice.imports(1, 0)
+    bed = Bed(waiting=())
+    bed.notice.note_imports(1, 0)
     assert bed.wait(2.0) == "importing torch, 2 s"
-    bed.notice.imports(1, 1)
+    bed.notice.note_imports(1, 1)
     assert bed.wait(1.0) == "importing torch, 3 s"
-    bed.notice.imports(0, 1)
+    bed.notice.note_imports(0, 1)
     assert bed.wait(1.0) == "running, nothing printed yet, 4 s"
 
 
