@@ -54,7 +54,7 @@ class Agent(BehindFront):
         self._has_stopped_all_nodes = False  # by `stop_for_good`, where a signal would have stopped this node alone
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)  # of `_state`
-        self._lazy_deadline = loop.timer(None, self._on_deadline, may_rest=True)
+        self._quiet_deadline = loop.timer(None, self._on_deadline, may_rest=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
 
     def connect(self) -> Link:
@@ -270,7 +270,7 @@ class Agent(BehindFront):
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)
-        self._lazy_deadline.set(self._state.quiet_deadline)
+        self._quiet_deadline.set(self._state.quiet_deadline)
         if not self._state.pending:  # no worker is to be started any more
             self._generations.start_no_more()
         for action in actions:

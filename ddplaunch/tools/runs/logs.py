@@ -203,7 +203,7 @@ def _write(write: Callable[[bytes], object], lines: Iterable[bytes], log: LogFil
         write(prefix + line)
 
 
-_WHY_NO_LOGS = "a single worker has the command's own stdout and stderr, and no logs; `--output prefix` keeps some"
+_WHY_NO_LOGS = "a single worker has the command's own stdout and stderr, and no logs. `--output prefix` keeps some"
 
 
 def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
