@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -30,6 +30,23 @@ class Node:
     def _report(self, report: Any) -> None:
         assert messages.for_coordinator(messages.encode(report)) == report
         self.reports.append(report)
+
+
+class Asked(list[tuple[int, Any]]):
+    """The agents of a coordinator, in whose place a test answers: what each was asked, by id."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # of the first node
+
+    def names_of(self, _id: int) -> tuple[str, ...]:
+        return (self.name,)
+
+    def ask(self, id: int, order: Any) -> None:
+        self.append((id, order))
+
+
+def meeting_of(order: tuple[int, ...], asked: Asked) -> Meeting:
+    return Meeting(1, order, cast(Any, asked))
 
 
 class Nodes:
@@ -161,8 +178,8 @@ def test_who_has_ended_reports_nothing_more_and_is_no_loss_to_others(nodes: Node
 
 
 def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_not_given() -> None:
-    asked: list[tuple[int, Any]] = []
-    meeting = Meeting(1, (4, 5, 6), ("gpu01",), lambda id, order: asked.append((id, order)))
+    asked = Asked("gpu01")
+    meeting = meeting_of((4, 5, 6), asked)
     meeting.lead(29500, "--master-port", again=False)
     meeting.on_report(5, Leads(1, 1, ("10.9.9.9",), 2))  # not the first one
     meeting.on_report(5, Reached(1, "10.9.9.9"))  # not asked yet
@@ -179,8 +196,8 @@ def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_
 
 def test_who_is_called_by_a_loopback_address_is_reached_from_other_hosts_all_the_same() -> None:
     """As with `--hosts 127.0.0.1,gpu02`: the other node finds itself at that address, and nobody who has the key."""
-    asked: list[tuple[int, Any]] = []
-    meeting = Meeting(1, (1, 2), ("127.0.0.1",), lambda id, order: asked.append((id, order)))
+    asked = Asked("127.0.0.1")
+    meeting = meeting_of((1, 2), asked)
     meeting.on_report(1, Leads(1, 29500, ("10.0.0.1",), 4711))
     assert asked == [(2, Reach(1, ("127.0.0.1", "10.0.0.1"), 4711))]
     meeting.on_report(2, Reached(1, "10.0.0.1"))
@@ -188,7 +205,7 @@ def test_who_is_called_by_a_loopback_address_is_reached_from_other_hosts_all_the
 
 
 def test_a_node_alone_meets_at_its_loopback_address_whatever_address_of_the_command_it_has_reached() -> None:
-    meeting = Meeting(1, (7,), ("gpu01",), lambda id, order: None)
+    meeting = meeting_of((7,), Asked("gpu01"))
     meeting.on_report(7, Leads(1, 29500, ("10.0.0.1",), 4711))
     assert meeting.is_over
     assert meeting.address == "127.0.0.1"

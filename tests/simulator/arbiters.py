@@ -174,13 +174,11 @@ class Arbiter(Coordinator):
         if self.own is not None and order[0] != SELF_ID:
             raise Violation(f"node 0 is the arbiter's own, if it has one: {number} has {order}")
 
-    def _order_to_begin(
-        self, number: int, order: Sequence[int], restarts: int, port: int, address: str | None = None
-    ) -> None:
-        world, term = self.world, self.state.generation.term
+    def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None:
+        world, number, term = self.world, self.state.generation.number, self.state.generation.term
         if term <= max(world.runs, default=-1):
             raise Violation(f"terms grow: {term} begins after {max(world.runs)}")
         size = world.scenario.workers * len(order)
         self.runs.append(Run(term, number, self, frozenset(map(self._machine, order)), size))
         world.runs[term], self.began[number] = self.runs[-1], world.now
-        super()._order_to_begin(number, order, restarts, port, address)
+        super().order_to_begin(order, port, address)

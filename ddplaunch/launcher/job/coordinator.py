@@ -31,7 +31,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Why
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, below, expendable
+from ddplaunch.system.errors import LaunchError, expendable
 from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.port import PortTaken, Reservation, reserve
@@ -39,14 +39,13 @@ from ddplaunch.system.words import signal_name
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.launcher.job.agents import Agents
-    from ddplaunch.launcher.job.meeting import Meeting
+    from ddplaunch.launcher.job.meeting import Meetings
     from ddplaunch.launcher.job.orders import Order, OrderToAll, Report
     from ddplaunch.launcher.job.questions import NodeStreams, Questions
     from ddplaunch.launcher.job.straggler_check import StragglerCheck
     from ddplaunch.launcher.job.warnings import Warnings
     from ddplaunch.record.window.questions import Answer
 
-_ANSWERS_AGAIN = 0.2  # seconds from one look whether the first node has answered to the next
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
     "hint: is ddplaunch running there, with the same address and token? Type `--node-rank` on all nodes or on none. "
@@ -70,8 +69,9 @@ class Coordinator:
         self._agents: Agents | None = None  # of the other nodes
         self._reservation: Reservation | None = None
         self._is_one_host = False  # all nodes are simulated on this one
-        self._meeting: Meeting | None = None  # of the generation that begins, until all agents are told to
-        self._meetings = 0
+        self._meetings: Meetings | None = (
+            None  # one before each generation, where the coordinator is on none of its nodes
+        )
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
         self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
@@ -98,9 +98,8 @@ class Coordinator:
 
     def feed(self, event: job.Event) -> None:
         """Take an event of the job: decide on the next state, then carry out the actions that follow."""
-        if self._meeting is not None and isinstance(event, job.AgentLost) and event.id in self._meeting.order:
-            self._meeting = None  # no worker runs yet, there or elsewhere: nothing is waited for
-            self.feed(job.Unreached((), event.at))
+        if isinstance(event, job.AgentLost) and self._meetings is not None:
+            self._meetings.on_agent_lost(event.id, event.at)
         before = self.state
         if isinstance(event, job.NodeEscalated):
             self._explainer.report_now()
@@ -109,8 +108,8 @@ class Coordinator:
         self._reporter.on_event(event, before, self.state)
         for action in actions:
             self._carry_out(action)
-        if self._meeting is not None and self.state.phase is not job.Phase.RUNNING:
-            self._dissolve()
+        if self._meetings is not None and self.state.phase is not job.Phase.RUNNING:
+            self._meetings.cancel()
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
             # once the workers have been asked
             self._loop.timer(self._loop.now(), self._reporter.prepare)
@@ -124,11 +123,8 @@ class Coordinator:
 
     def _on_deadline(self) -> None:
         """Feed that the deadline of the state has come. Called by the loop."""
-        is_silent = False
-        if self.state.partition.due is not None and self._agents is not None:
-            first = next((member.id for member in self.state.members.values() if member.node_rank == 0), SELF_ID)
-            is_silent = not self._agents.connections.has_answered(first)
-        self.feed(job.DeadlineReached(self._loop.now(), is_silent))
+        is_first_silent = self._meetings is not None and self._meetings.is_first_silent
+        self.feed(job.DeadlineReached(self._loop.now(), is_first_silent))
 
     def on_report(self, id: int, report: Report) -> None:
         """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
@@ -146,8 +142,9 @@ class Coordinator:
             case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
                 self._explainer.add_traces(report.exits, report.traces)
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
-            case Leads(number) | CannotLead(number) | Reached(number) | Unheard(number) if number == self._meetings:
-                self._on_meeting_report(id, report)
+            case Leads() | CannotLead() | Reached() | Unheard():
+                if self._meetings is not None:  # else nobody was asked for that
+                    self._meetings.on_report(id, report)
             case Forward(signum):
                 self.forward(signum)
             case Warned():
@@ -274,8 +271,8 @@ class Coordinator:
     def _carry_out(self, action: job.Action) -> None:
         """Carry out one action of the decision (`launcher.decide.job`)."""
         match action:
-            case job.BeginGeneration(number, order, restarts):
-                self._begin(number, order, restarts)
+            case job.BeginGeneration(order=order):
+                self._begin(order)
             case job.LeaveJob(signum, unfit) if self._agents is not None:
                 self._has_ended = self._has_ended or bool(unfit)
                 self._agents.leave(signum, unfit)
@@ -337,111 +334,59 @@ class Coordinator:
         question, asker = AskStacks(WITHIN, threads=False, native=False), Asker(answered=answered, done=done)
         guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
 
-    def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
-        """Reserve MASTER_PORT and order all agents to begin a generation; feed the failure if no port can be had.
+    def _begin(self, order: Sequence[int]) -> None:
+        """Reserve MASTER_PORT and order these agents, by node rank, to begin; feed the failure if no port can be had.
 
-        If the first one is on another host, it reserves the port, and the others reach it before.
+        If the first of them is on another host, it has to reserve the port: then the nodes meet before they begin.
         """
         self._explainer.begin_generation()
         if self.stragglers is not None:
             self.stragglers.stop()
         if self._agents is not None and order[0] != SELF_ID and not self._is_one_host:
-            self._meet(self._agents, order)
+            self._hold_meeting(self._agents, order)
             return
         try:
             port = self._reserve()
         except PortTaken:
             self.feed(job.PortTaken(self._loop.now()))
-            return
         except LaunchError as error:
-            self._begin_error = error.render()
-            failure = StartFailure(0, self.state.members[order[0]].host, error.message, error.status)
-            self.feed(job.BeginFailed(failure, self._loop.now()))
-            return
-        self._order_to_begin(number, order, restarts, port)
+            host = self.state.members[order[0]].host
+            self.fail_to_begin(StartFailure(0, host, error.message, error.status), error)
+        else:
+            self.order_to_begin(order, port)
 
-    def _order_to_begin(
-        self, number: int, order: Sequence[int], restarts: int, port: int, address: str | None = None
-    ) -> None:
-        """Order these agents to begin a generation; `address` is MASTER_ADDR, unless the user gave it, or all reach this node."""
+    def _hold_meeting(self, agents: Agents, order: Sequence[int]) -> None:
+        """Have these nodes meet, after which `order_to_begin` or `fail_to_begin` is called, or other nodes begin."""
+        if self._meetings is None:
+            from ddplaunch.launcher.job.meeting import Meetings  # most jobs have a coordinator on node 0
+
+            self._meetings = Meetings(self._loop, agents, self)
+        self._meetings.begin(order, self._draft.master_port or 0, line(self._draft.reasons["master_port"]))
+
+    def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None:
+        """Order these agents to begin the generation of the state; `address` is MASTER_ADDR, unless the user gave another.
+
+        None in place of the address: all nodes reach this one, and `Agents.agree` finds where.
+        """
         agreed = self._agents.agree(order, address) if self._agents is not None else None
         generation = Generation(
-            number=number,
+            number=self.state.generation.number,
             term=self.state.generation.term,
-            restarts=restarts,
+            restarts=self.state.restarts.number,
             port=port,
+            # an agent has KILLED_WITHIN to kill its workers after its lease, for which the policy waits too
             lease=max(0.0, self.state.policy.lease - job.KILLED_WITHIN),
             agreed=agreed,
             ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),
         )
         if self._agents is not None:
             self._agents.begin(order, generation)
-        self._take_order(generation)  # last: it is busy when it starts
+        self._take_order(generation)  # last: the own agent is busy when it starts its workers
 
-    # --- where the first node is another one
-
-    def _meet(self, agents: Agents, order: Sequence[int]) -> None:
-        """Have the first of these nodes make ready, and the others reach it."""
-        from ddplaunch.launcher.job.meeting import Meeting
-
-        self._meetings += 1
-        self._meeting = Meeting(self._meetings, order, agents.names_of(order[0]), agents.ask)
-        port, origin = self._draft.master_port or 0, line(self._draft.reasons["master_port"])
-        self._meeting.lead(port, origin, again=self.state.may_wait_for_port)
-
-    def _on_meeting_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
-        """Take what a node says of the meeting before a generation, in which all have to reach the node that will be node 0.
-
-        While the generation runs, a node only says that it hears node 0 no longer.
-        """
-        if self._agents is None:
-            return
-        if self._meeting is not None:
-            self._meeting.on_report(id, report)
-            self._end_meeting(self._meeting, self._agents, was_pinged=False)
-        elif isinstance(report, Unheard):
-            self._agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
-            self.feed(job.Unheard(id, below(report.reason), self._loop.now()))
-
-    def _end_meeting(self, meeting: Meeting, agents: Agents, *, was_pinged: bool) -> None:
-        """Begin the generation if all nodes have met, or feed why they have not.
-
-        Where some do not reach the first node, it is pinged, and only its answer shows that they have lost each other: a first
-        node that is lost does not answer, and its loss ends the meeting.
-        """
-        if not meeting.is_over or self._meeting is not meeting:
-            return
-        now = self._loop.now()
-        if meeting.unreached and not (was_pinged and agents.connections.has_answered(meeting.order[0])):
-            if not was_pinged:
-                agents.connections.ping_all()
-            self._loop.timer(now + _ANSWERS_AGAIN, partial(self._end_meeting, meeting, agents, was_pinged=True))
-            return
-        self._meeting = None
-        if meeting.refusal is not None:
-            self._on_not_led(meeting.order[0], meeting.refusal, again=meeting.again)
-        elif meeting.unreached:
-            unreached = tuple((id, below(why)) for id, why in meeting.unreached.items())
-            self.feed(job.Unreached(unreached, now))
-        elif meeting.leads is not None:
-            number, restarts = self.state.generation.number, self.state.restarts.number
-            self._order_to_begin(number, meeting.order, restarts, meeting.leads.port, meeting.address)
-
-    def _on_not_led(self, id: int, refusal: CannotLead, *, again: bool) -> None:
-        """Feed that the generation cannot begin, since the first node cannot make ready for it."""
-        now, host, reason = self._loop.now(), self.state.members[id].host, below(refusal.reason)
-        if refusal.is_taken and again:
-            self.feed(job.PortTaken(now))
-            return
-        status = refusal.status or exitcodes.BUG
-        self._begin_error = LaunchError(f"{host}: {reason}", hint=below(refusal.hint) or None, status=status).render()
-        self.feed(job.BeginFailed(StartFailure(0, host, reason, status), now))
-
-    def _dissolve(self) -> None:
-        """Begin no generation for which the nodes were meeting: it is to end, and no worker was started for it anywhere."""
-        self._meeting = None
-        for id in self.state.members.running:
-            self.feed(job.NodeEnded(id, (), None, self._loop.now()))
+    def fail_to_begin(self, failure: StartFailure, shown: LaunchError) -> None:
+        """Feed that the generation cannot begin, which ends the job; the user reads `shown` then."""
+        self._begin_error = shown.render()
+        self.feed(job.BeginFailed(failure, self._loop.now()))
 
     def _reserve(self) -> int:
         """Reserve MASTER_PORT, and return it.

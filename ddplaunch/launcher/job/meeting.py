@@ -1,51 +1,62 @@
-"""One try to bring the nodes of a generation together, before any of them is told to begin: no worker runs yet.
+"""A meeting, where the coordinator is on no node of a generation: before it begins, its nodes find out how they reach the first.
 
-It is needed where the coordinator is on none of these nodes: the first one has to reserve MASTER_PORT, the others to reach it.
+The first node, node 0 of the generation, reserves MASTER_PORT and says where it is reached; then the others reach it, by a
+connection that they keep while the generation runs (`probe.py`). While they meet, no worker of the generation runs anywhere.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
+from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, Unheard
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
+from ddplaunch.spec.outcome import StartFailure
+from ddplaunch.system import exitcodes
+from ddplaunch.system.errors import LaunchError, below
+from ddplaunch.system.loop.loop import Loop
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.job.agents import Agents
+
+_ANSWERS_AGAIN = 0.2  # seconds from one look whether the first node has answered a ping to the next
 
 
 class Meeting:
-    """What the nodes have answered so far."""
+    """One try to bring the nodes of a generation together: whom it asks for what, and what the nodes have answered so far."""
 
-    def __init__(
-        self, number: int, order: Sequence[int], names: Sequence[str], ask: Callable[[int, Lead | Reach], None]
-    ) -> None:
-        """Begin with `lead`; `order` are ids, the first node's first, and `names` are those that it is looked for under first."""
+    def __init__(self, number: int, order: Sequence[int], agents: Agents) -> None:
+        """Ask nobody yet. `number` tells this meeting from earlier ones; `order` are the ids of the agents by node rank."""
         self.number = number
         self.order = tuple(order)
-        self._names = tuple(names)
-        self._ask = ask
-        self.again = False
-        self.leads: Leads | None = None  # once the first node is ready
-        self.refusal: CannotLead | None = None  # why it cannot
-        self._addresses: tuple[str, ...] = ()
-        self._missing = set(self.order[1:])  # those that have not answered
-        self._reached: dict[int, str] = {}  # under which address, by id
-        self.unreached: dict[int, str] = {}  # why not, by id
+        self._agents = agents
+        self.tries_again = False  # the coordinator, with another meeting, if MASTER_PORT is taken
+        self.leads: Leads | None = None  # the answer of the first node, once it is ready
+        self.refusal: CannotLead | None = None  # the same if it cannot be the first node
+        self._addresses: tuple[str, ...] = ()  # under which the others look for the first node, in this order
+        self._missing = set(self.order[1:])  # ids of the others that have not answered
+        self._reached: dict[int, str] = {}  # under which address each of the others has reached the first node, by id
+        self.unreached: dict[int, str] = {}  # why each of the others has not, or hears it no longer, by id
 
     def lead(self, port: int, origin: str, *, again: bool) -> None:
-        """Have the first node make ready; `again`: the coordinator tries again if the port is taken."""
-        self.again = again
-        self._ask(self.order[0], Lead(self.number, port, origin, again))
+        """Ask the first node to reserve MASTER_PORT; `again`: the coordinator tries again if that port is taken."""
+        self.tries_again = again
+        self._agents.ask(self.order[0], Lead(self.number, port, origin, again))
 
     def on_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
-        """Take what a node has come to; drop what was not asked of it."""
+        """Note what a node answers; drop an answer to what this node was not asked for, since agents may send anything."""
+        is_of_first = id == self.order[0] and self.leads is None
         match report:
-            case CannotLead() if id == self.order[0] and self.leads is None:
+            case CannotLead() if is_of_first:
                 self.refusal = report
-            case Leads() if id == self.order[0] and self.leads is None:
+            case Leads() if is_of_first:
                 self.leads = report
-                self._addresses = tuple(dict.fromkeys((*self._names, *report.addresses)))[:MAX_ADDRESSES]
+                names = self._agents.names_of(id)
+                self._addresses = tuple(dict.fromkeys((*names, *report.addresses)))[:MAX_ADDRESSES]
                 for other in self.order[1:]:
-                    self._ask(other, Reach(self.number, self._addresses, report.heard_at))
+                    self._agents.ask(other, Reach(self.number, self._addresses, report.heard_at))
             case Reached(address=address, reason=reason) if id in self._missing and self.leads is not None:
                 self._missing.remove(id)
                 if address in self._addresses:
@@ -65,3 +76,113 @@ class Meeting:
     def address(self) -> str:
         """The address under which most have reached the first node; of a node alone, that of its loopback interface."""
         return Counter(self._reached.values() or [LOOPBACK]).most_common(1)[0][0]
+
+
+class Holder(Protocol):
+    """The coordinator, as far as its meetings need it."""
+
+    state: job.State
+
+    def feed(self, event: job.Event) -> None:
+        """Decide on an event."""
+
+    def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None:
+        """Have the agents begin the generation, with MASTER_PORT, and MASTER_ADDR if it is known."""
+
+    def fail_to_begin(self, failure: StartFailure, shown: LaunchError) -> None:
+        """End the job, since the generation cannot begin; the user reads `shown`."""
+
+
+class Meetings:
+    """The meetings that a coordinator holds, one before each generation, and what it decides on after each."""
+
+    def __init__(self, loop: Loop, agents: Agents, coordinator: Holder) -> None:
+        """Hold no meeting yet."""
+        self._loop = loop
+        self._agents = agents
+        self._coordinator = coordinator
+        self.held = 0  # how many have begun: the number of the last one
+        self._meeting: Meeting | None = (
+            None  # the one that goes on; None: the generation of the last one has begun, or failed
+        )
+        self._first: int | None = None  # id of the first node of the last meeting
+        self._ask_again_at = loop.timer(None, self._part_if_first_has_answered)
+
+    def begin(self, order: Sequence[int], port: int, origin: str) -> None:
+        """Hold a meeting of these agents, by node rank, for MASTER_PORT `port`, 0 for any; `origin` says why this one."""
+        self.held += 1
+        self._first = order[0]
+        self._meeting = Meeting(self.held, order, self._agents)
+        self._meeting.lead(port, origin, again=self._coordinator.state.may_wait_for_port)
+
+    def on_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
+        """Take what a node says in the meeting or, once the generation runs, that it hears the first one no more."""
+        if report.meeting != self.held:
+            return  # of an earlier meeting
+        if self._meeting is not None:
+            self._meeting.on_report(id, report)
+            if self._meeting.is_over:
+                self._conclude(self._meeting)
+        elif isinstance(report, Unheard):
+            self._agents.connections.ping_all()  # for `is_first_silent`
+            self._coordinator.feed(job.Unheard(id, below(report.reason), self._loop.now()))
+
+    @property
+    def is_first_silent(self) -> bool:
+        """Whether the first node has not answered since a node said that it does not hear it: it may be lost itself."""
+        return self._first is not None and not self._agents.connections.has_answered(self._first)
+
+    def on_agent_lost(self, id: int, at: float) -> None:
+        """End the meeting if an agent of it is lost, before the loss is decided on: no worker runs, so no lease is waited for."""
+        if self._meeting is not None and id in self._meeting.order:
+            self._end()
+            self._coordinator.feed(job.Unreached((), at))
+
+    def cancel(self) -> None:
+        """End the meeting, if one goes on, since its generation is to end: no worker was started for it on any node."""
+        if self._meeting is not None:
+            self._end()
+            for id in self._coordinator.state.members.running:
+                self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now()))
+
+    def _conclude(self, meeting: Meeting) -> None:
+        """Begin the generation if all nodes have met, else feed why it cannot begin.
+
+        Where some do not reach the first node, it is pinged, and only its answer shows that they have lost each other: a first
+        node that is lost does not answer, and its loss ends the meeting.
+        """
+        if meeting.unreached:
+            self._agents.connections.ping_all()
+            self._ask_again_at.set(self._loop.now() + _ANSWERS_AGAIN)
+        elif meeting.refusal is not None:
+            self._end()
+            self._on_refusal(
+                self._coordinator.state.members[meeting.order[0]].host, meeting.refusal, meeting.tries_again
+            )
+        elif meeting.leads is not None:
+            self._end()
+            self._coordinator.order_to_begin(meeting.order, meeting.leads.port, meeting.address)
+
+    def _part_if_first_has_answered(self) -> None:
+        """Feed which nodes do not reach the first one, if it lives; else look again soon. Called by the loop."""
+        if self._meeting is None:
+            return
+        if self.is_first_silent:
+            self._ask_again_at.set(self._loop.now() + _ANSWERS_AGAIN)
+            return
+        unreached = tuple((id, below(why)) for id, why in self._meeting.unreached.items())
+        self._end()
+        self._coordinator.feed(job.Unreached(unreached, self._loop.now()))
+
+    def _on_refusal(self, host: str, refusal: CannotLead, tries_again: bool) -> None:
+        """Feed that the generation cannot begin, since the first node, on `host`, cannot make ready for it."""
+        if refusal.is_taken and tries_again:
+            self._coordinator.feed(job.PortTaken(self._loop.now()))
+            return
+        reason, hint, status = below(refusal.reason), below(refusal.hint) or None, refusal.status or exitcodes.BUG
+        shown = LaunchError(f"{host}: {reason}", hint=hint, status=status)
+        self._coordinator.fail_to_begin(StartFailure(0, host, reason, status), shown)
+
+    def _end(self) -> None:
+        self._meeting = None
+        self._ask_again_at.cancel()
