@@ -25,9 +25,10 @@ class Node:
 
     def __init__(self, loop: FakeLoop, keepalive: Keepalive = KEEPALIVE) -> None:
         self.reports: list[Any] = []
-        self.probe = Probe(loop, KEY, keepalive, self._report)
+        self.probe = Probe(loop, KEY, keepalive, cast(Any, self))
 
-    def _report(self, report: Any) -> None:
+    def send(self, report: Any) -> None:
+        """Take a report in place of the link to the coordinator."""
         assert messages.for_coordinator(messages.encode(report)) == report
         self.reports.append(report)
 

@@ -74,7 +74,7 @@ class Arbiter(Coordinator):
             listen=None,
             ports=(PORT,),
         )
-        self.incoming = Incoming(cast(Any, process), terms, self, lambda text: self.world.note(self, text))
+        self.incoming = Incoming(cast(Any, process), terms, self)
         self.link = LocalLink(cast(Any, process), self)
         self.world.arbiters.append(self)
         if own is None:
@@ -129,6 +129,9 @@ class Arbiter(Coordinator):
         }
         if stands.get(after.phase):
             raise Violation(f"nothing waits without a deadline: the job in {after.phase.name}")
+
+    def print(self, text: str) -> None:
+        self.world.note(self, text)
 
     def on_report(self, id: int, report: Any) -> None:
         if isinstance(report, SentReport):

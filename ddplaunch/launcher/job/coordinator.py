@@ -1,6 +1,6 @@
 """What decides for all nodes, by `launcher.decide.job`, and carries that out: in the agent of node 0, or in a command.
 
-It knows the agent of node 0 if it is in that; all others are reached through `agents`.
+The agent of node 0, if the coordinator is in it, is called its own agent here; all others are reached through `agents`.
 """
 
 from __future__ import annotations
@@ -54,31 +54,37 @@ _NOT_MET_HINT = (
 
 
 class Coordinator:
-    """The job's state, and what its decisions come to."""
+    """Keeps the state of the job, feeds events to the decision, and carries out the actions that follow, as orders to agents."""
 
     def __init__(self, loop: Loop, state: job.State, draft: Plan, reporter: JobReporter) -> None:
-        """Begin in this state. `draft` is the plan of this node, made as if all nodes were like this one, or without workers."""
+        """Begin in this state; `add_own_agent` or `lead` follows.
+
+        `draft` is the plan of this node, made as if all nodes were like this one, or without workers in a command.
+        """
         self._loop = loop
         self._draft = draft
         self._reporter = reporter
         self._explainer = Explainer(loop, reporter)
         self.state = state
         self._deadline = loop.timer(None, self._on_deadline)  # of the state
-        # of the coordinator's own agent, or of the command that has started all
+        # takes the orders for the own agent; or, in a command that has started all agents, hears of generations and the end
         self._take_order: Callable[[Order], None]
         self._agents: Agents | None = None  # of the other nodes
-        self._reservation: Reservation | None = None
+        self._reservation: Reservation | None = None  # of MASTER_PORT
         self._is_one_host = False  # all nodes are simulated on this one
-        self._meetings: Meetings | None = (
-            None  # one before each generation, where the coordinator is on none of its nodes
-        )
+        self._meetings: Meetings | None = None  # once a generation was to begin that has none of its nodes here
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
-        self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
+        self._over = loop.timer(
+            None, lambda: None
+        )  # while it is set, other agents have the time to take note of the end
+        # each of these from when it is first needed: most jobs need few
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
         self._warnings: Warnings | None = None
-        self._said: set[Warned] = set()  # here, which agents need not say of themselves
+        self._said: set[Warned] = (
+            set()
+        )  # what the user has read from this process: it is not repeated when agents say it
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def add_own_agent(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
@@ -101,7 +107,7 @@ class Coordinator:
         if isinstance(event, job.AgentLost) and self._meetings is not None:
             self._meetings.on_agent_lost(event.id, event.at)
         before = self.state
-        if isinstance(event, job.NodeEscalated):
+        if isinstance(event, job.NodeEscalated):  # the user does not want to wait
             self._explainer.report_now()
         self.state, actions = job.step(before, event)
         self._deadline.set(self.state.deadline)
@@ -109,17 +115,19 @@ class Coordinator:
         for action in actions:
             self._carry_out(action)
         if self._meetings is not None and self.state.phase is not job.Phase.RUNNING:
-            self._meetings.cancel()
+            self._meetings.cancel()  # of a generation that is to end before it has begun
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
-            # once the workers have been asked
+            # in the next turn of the loop, when the agents have been ordered to stop their workers
             self._loop.timer(self._loop.now(), self._reporter.prepare)
         if self._agents is not None:
-            if (ends_with := job.status_if_ending(before, self.state, self._loop.now())) is not None:
-                self._agents.ending(ends_with)
+            status = job.status_if_ending(before, self.state, self._loop.now())
+            if status is not None:
+                self._agents.ending(status)
             self._agents.state_changed()
-        for asked in (self._questions, self._streams):
-            if asked is not None and len(self.state.members) < len(before.members):
-                asked.drop_departed(self.state.members)
+        if len(self.state.members) < len(before.members):
+            for part in (self._questions, self._streams):
+                if part is not None:
+                    part.drop_departed(self.state.members)
 
     def _on_deadline(self) -> None:
         """Feed that the deadline of the state has come. Called by the loop."""
@@ -130,25 +138,25 @@ class Coordinator:
         """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
         if id not in self.state.members:
             return
-        now = self._loop.now()
+        now, member = self._loop.now(), self.state.members[id]
         match report:
             case node.RequestStore():
-                first = [member.id for member in self.state.members.values() if member.node_rank == 0]
-                self._order(first, node.StoreOrdered(now))
-            case GroupMade() if self.state.members[id].node_rank == 0:
-                expendable(
-                    self.on_process_group, lambda why: self._say_once(f"stragglers are no longer looked for: {why}")
-                )
-            case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
-                self._explainer.add_traces(report.exits, report.traces)
-                self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
+                first = [other.id for other in self.state.members.values() if other.node_rank == 0]
+                self.order(first, node.StoreOrdered(now))
+            case GroupMade():
+                if member.node_rank == 0:  # each node reports its own, and one report is enough
+                    expendable(self.on_process_group, self._say_without_stragglers)
+            case NodeEnd(number):
+                if number == self.state.generation.number and not member.has_ended:
+                    self._explainer.add_traces(report.exits, report.traces)
+                    self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
             case Leads() | CannotLead() | Reached() | Unheard():
                 if self._meetings is not None:  # else nobody was asked for that
                     self._meetings.on_report(id, report)
             case Forward(signum):
                 self.forward(signum)
             case Warned():
-                self._warn(self.state.members[id], report)
+                self._warn(member, report)
             case node.ReportStopping(why, signum, by_cluster):
                 self.feed(job.NodeStopping(id, why, signum, now, by_cluster))
             case node.ReportNotice(signum):
@@ -164,7 +172,7 @@ class Coordinator:
             case node.Resume():
                 self.feed(job.JobResumed(now))
             case _:
-                self._on_workers_report(self.state.members[id], report)
+                self._on_workers_report(member, report)
 
     def _on_workers_report(self, member: Member, report: Report) -> None:
         """Take a report about the agent's workers: an answer, what one of them says to a client, or their stacks at the end."""
@@ -179,25 +187,36 @@ class Coordinator:
             case StacksAtEnd(number) if number == self.state.generation.number and not member.has_ended:
                 self._explainer.add_samples(member.id, report.stacks.samples(member.host))
 
-    def say(self, text: str, is_warning: bool) -> None:
-        """Say something of the command that has started all agents, which need not say the same of themselves."""
-        self._said.add(Warned(line(text), is_warning))
-        self._reporter.print(f"warning: {text}" if is_warning else text)
+    def print(self, text: str) -> None:
+        """Print a line for the user."""
+        self._reporter.print(text)
 
-    def _say_once(self, warning: str) -> None:
+    def say(self, text: str, is_warning: bool) -> None:
+        """Print what holds for this process, in place of all agents that say the same of themselves."""
+        self._said.add(Warned(line(text), is_warning))
+        self.print(f"warning: {text}" if is_warning else text)
+
+    def _say_without_stragglers(self, why: str) -> None:
+        warning = f"stragglers are no longer looked for: {why}"
         if Warned(line(warning), is_warning=True) not in self._said:
             self.say(warning, is_warning=True)
 
     def _warn(self, member: Member, warned: Warned) -> None:
+        """Print what an agent warns of, together with the same of others, unless it was said of this process."""
         if warned in self._said:
             return
         if self._warnings is None:
             from ddplaunch.launcher.job.warnings import Warnings  # most jobs lack nothing
 
-            self._warnings = Warnings(self._loop, self._reporter.print, self.state.members.values)
+            self._warnings = Warnings(self._loop, self)
         self._warnings.add(member, warned)
-        if self._has_ended:
+        if self._has_ended:  # nothing is gathered any more
             self._warnings.flush()
+
+    @property
+    def members(self) -> Mapping[int, Member]:
+        """The agents that take part in the job, spares included, by id."""
+        return self.state.members
 
     @property
     def questions(self) -> Questions:
@@ -205,53 +224,50 @@ class Coordinator:
         if self._questions is None:
             from ddplaunch.launcher.job.questions import Questions
 
-            self._questions = Questions(self._loop, lambda: self.state.members, self._order)
+            self._questions = Questions(self._loop, self)
         return self._questions
 
     @property
     def streams(self) -> NodeStreams:
-        """The clients that are connected to agents of other nodes, which may then hold a worker in a debugger."""
+        """The streams of clients, such as debuggers, that are connected to agents of other nodes."""
         if self._streams is None:
             from ddplaunch.launcher.job.questions import NodeStreams  # few jobs are debugged
 
-            def ended(id: int) -> None:
-                if id in self.state.limits.debugging and not self.state.policy.debugs:
-                    self.feed(job.LimitsPaused(id, False))
-
-            self._streams = NodeStreams(self._loop, self._order, ended)
+            self._streams = NodeStreams(self._loop, self)
         return self._streams
+
+    def on_last_stream_ended(self, id: int) -> None:
+        """Let the time limits go on that waited since a client held a worker of this agent in a debugger."""
+        if id in self.state.limits.debugging and not self.state.policy.debugs:
+            self.feed(job.LimitsPaused(id, False))
 
     def attaches(self, id: int) -> bool:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
 
     def on_process_group(self) -> None:
-        """Take note that a worker of this generation has a process group."""
+        """Look for stragglers from now on: a worker of this generation has a process group."""
         if self.stragglers is None:
-            from ddplaunch.launcher.job.straggler_check import StragglerCheck  # many jobs have none
+            from ddplaunch.launcher.job.straggler_check import StragglerCheck  # many jobs have no process group
 
-            self.stragglers = StragglerCheck(
-                self._loop,
-                self.state.policy.straggler_check,
-                members=self._members_at_work,
-                ask=self.questions.ask,
-                offset=lambda id: (0.0, 0.0) if self._agents is None else self._agents.connections.offset(id),
-                report=self._reporter.report_straggler,
-                warn=self._reporter.print,
-                keep=self._reporter.keep_collectives,
-            )
+            every = self.state.policy.straggler_check
+            self.stragglers = StragglerCheck(self._loop, every, self, self._reporter)
         self.stragglers.begin()
 
-    def _members_at_work(self) -> Mapping[int, Member] | None:
+    def members_at_work(self) -> Mapping[int, Member] | None:
         """Return the members while their workers run; None: they are not to be asked now."""
         going = self.state.phase is job.Phase.RUNNING and self.state.limits.suspended_at is None
         return self.state.members if going else None
+
+    def clock_offset(self, id: int) -> tuple[float, float]:
+        """Return what is to be added to an agent's times to get ours, in seconds, and how wrong that may be."""
+        return (0.0, 0.0) if self._agents is None else self._agents.connections.offset(id)
 
     def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
         """Tell an agent that it cannot take part, with which its node ends; and the user."""
         who = "the command" if self.state.policy.dispatched else "node 0"
         text = LaunchError(f"{who} refused this node: {reason}", hint=hint).render()
-        self._order((id,), JobEnd(status=status, why="refused", text=text))
+        self.order((id,), JobEnd(status=status, why="refused", text=text))
         if self._agents is not None:
             self._agents.refused(id, reason)
 
@@ -260,11 +276,11 @@ class Coordinator:
         others = "go on if enough are left" if self.state.generation.number >= 0 else "wait for another one"
         further = "" if id == SELF_ID else f"; the others {others}"  # of node 0, it has been said for what they wait
         text = f"ddplaunch: this node has left the job ({signal_name(signum)}){further}\n"
-        self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
+        self.order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
-        self._order(list(self.state.members), Forward(signum))
+        self.order(list(self.state.members), Forward(signum))
 
     # --- what follows
 
@@ -273,14 +289,15 @@ class Coordinator:
         match action:
             case job.BeginGeneration(order=order):
                 self._begin(order)
-            case job.LeaveJob(signum, unfit) if self._agents is not None:
-                self._has_ended = self._has_ended or bool(unfit)
-                self._agents.leave(signum, unfit)
+            case job.LeaveJob(signum, unfit):
+                if self._agents is not None:
+                    self._agents.leave(signum, unfit)
+                    self._has_ended = self._has_ended or bool(unfit)  # by a signal, its own agent is released with that
             case job.StopNodes(ids, signum, by_cluster, others_ended):
                 why = self.state.why or Why.COORDINATOR
-                self._order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
+                self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
             case job.KillNodes(ids):
-                self._order(ids, node.KillOrdered(self._loop.now()))
+                self.order(ids, node.KillOrdered(self._loop.now()))
             case job.Refuse(id, reason, status, hint, unfit):
                 self.refuse(id, reason, status, hint)
                 if unfit is not None:
@@ -289,9 +306,10 @@ class Coordinator:
                 self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)
             case job.LeaveBehind(id, text):
-                self._order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
-            case job.Drop(id) if self._agents is not None:
-                self._agents.connections.drop(id)
+                self.order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
+            case job.Drop(id):
+                if self._agents is not None:
+                    self._agents.connections.drop(id)
             case job.ReportFailure(wait):
                 self._explainer.explain_end(self.state, lambda findings: self._reporter.report_failure(findings, wait))
             case job.Print(text):
@@ -301,8 +319,10 @@ class Coordinator:
             case job.PrintProgress(seconds):
                 self._reporter.report_progress(seconds)
             case job.EndJob(status, error, requeue, hint):
-                advice = f"hint: {hint}" if hint else _NOT_MET_HINT
-                if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
+                text = (
+                    f"error: {error}\n\n{f'hint: {hint}' if hint else _NOT_MET_HINT}\n" if error else self._begin_error
+                )
+                if text:
                     self._end(status, requeue, Findings(state=self.state, error=text))
                 else:
                     self._explainer.explain_end(self.state, partial(self._end, status, requeue))
@@ -325,7 +345,7 @@ class Coordinator:
                 guard(lambda: samples.extend(answer.samples(member.host)))
 
         def explained(found: Whereabouts) -> None:
-            if self._members_at_work() and self.state.idleness.progress_at <= named_at:
+            if self.members_at_work() and self.state.idleness.progress_at <= named_at:
                 self._reporter.report_idle(seconds, found.what)
 
         def done() -> None:
@@ -403,7 +423,11 @@ class Coordinator:
         return self._reservation.port
 
     def _end(self, status: int, requeue: int, findings: Findings) -> None:
-        """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note."""
+        """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note.
+
+        `status` is the exit status that was decided on; the cluster may know better. `requeue` is the notice (a signal of
+        --requeue-on) after which the job should go back into the queue, 0 for none.
+        """
         if self._warnings is not None:
             self._warnings.flush()
         if self.stragglers is not None:
@@ -411,17 +435,20 @@ class Coordinator:
             if not findings.error:  # which explains the end better than the pace of the workers
                 story, found = self._reporter.story, self.stragglers
                 story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
-        text, outcome = self._reporter.report_end(findings)
         state = findings.state
-        status, why = outcome or (status, state.why.value if state.why is not None else "failed")
+        text, by_cluster = self._reporter.report_end(
+            findings
+        )  # with the status and the reason if the cluster decides them
+        status, why = by_cluster or (status, state.why.value if state.why is not None else "failed")
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
             self._agents.end_job(replace(end, text=text), state.unneeded_spares)
-        self._take_order(end)
+        self._take_order(end)  # without the text, which the user of this process has read
 
-    def _order(self, ids: Sequence[int], order: OrderToAll) -> None:
+    def order(self, ids: Sequence[int], order: OrderToAll) -> None:
+        """Give the agents of these members an order, the own agent last: it may be busy for some time then."""
         others = [id for id in ids if id != SELF_ID]
         if self._agents is not None and others:
             self._agents.send(others, order)

@@ -80,7 +80,7 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Re
             names=_own_names(rendezvous.addresses),
             ports=ports,
         )
-        return Incoming(loop, terms, coordinator, reporter.print).agents
+        return Incoming(loop, terms, coordinator).agents
 
     def answers_at(ports: Sequence[int]) -> bool:
         return answers(request.key, [target(rendezvous.listen or "127.0.0.1", port) for port in ports])

@@ -328,7 +328,7 @@ class RemoteLink(Link):
         if self._probe is None:
             from ddplaunch.launcher.job.probe import Probe  # where the coordinator is none of the nodes
 
-            self._probe = Probe(self._loop, self._key, self._keepalive, self.send)
+            self._probe = Probe(self._loop, self._key, self._keepalive, self)
         self._probe.on_order(order)
 
     def leave(self) -> None:
