@@ -81,8 +81,8 @@ class Arbiter(Coordinator):
             process.exits = lambda: self.state.end.status if self.is_over else None
             self.lead(self.link.on_order, self.incoming.agents, is_one_host=False)
         else:
-            own.link = self.link
-            self.add_own_agent(self.link.on_order, self.incoming.agents.add_own(own.hello("")), self.incoming.agents)
+            own.link, own.follows = self.link, self
+            self.add_own_agent(self.link.on_order, self.incoming.agents.add_own(own.hello()), self.incoming.agents)
 
     def __str__(self) -> str:
         return f"arbiter on {self.process.machine.number}"
