@@ -37,23 +37,20 @@ class Agent:
         self.is_known_to_drop = False  # the user has read that something of what it sent was dropped
 
 
-class Admission(Protocol):
-    """Who admits agents to the job, and prints lines about them."""
+class _Incoming(Protocol):
+    """What takes the messages of agents (`Incoming`), as far as the list of agents needs it."""
 
-    def admit_waiting_soon(self) -> None:
-        """Admit the agents that wait, if their node rank has become free, once all that has come in is taken."""
-
-    def print(self, text: str) -> None:
-        """Print a line for the user."""
+    def admit_waiting_soon(self) -> None: ...
+    def print(self, text: str) -> None: ...
 
 
 class Agents:
     """All agents that have said hello to the coordinator, by the number of the connection; SELF_ID is the coordinator's own."""
 
-    def __init__(self, terms: Terms, connections: Connections, admission: Admission) -> None:
+    def __init__(self, terms: Terms, connections: Connections, incoming: _Incoming) -> None:
         """Know no agent yet."""
         self._terms = terms
-        self._admission = admission
+        self._incoming = incoming
         self._printed_refusals: set[str] = set()
         self._last_question = 0  # the number of the last question to agents
         self.connections = connections
@@ -85,7 +82,7 @@ class Agents:
     def state_changed(self) -> None:
         """Have the agents that wait for a node rank admitted soon, if it is free now."""
         if self.waiting:
-            self._admission.admit_waiting_soon()
+            self._incoming.admit_waiting_soon()
 
     def names_of(self, id: int) -> tuple[str, ...]:
         """Return where others are to look for an agent first: at the address that the user gave, and under its name."""
@@ -169,7 +166,7 @@ class Agents:
         text = f"{self.by_id[id].hello.host}: {reason}"
         if text not in self._printed_refusals and len(self._printed_refusals) < MAX_REFUSALS:
             self._printed_refusals.add(text)
-            self._admission.print(f"refused {text}")
+            self._incoming.print(f"refused {text}")
 
     def end_job(self, end: JobEnd, spares: Collection[int]) -> None:
         """Send the end of the job to all, also to those that connect too late to send a hello.

@@ -328,8 +328,11 @@ class Coordinator:
                     self._explainer.explain_end(self.state, partial(self._end, status, requeue))
 
     def _report_idle(self, seconds: float) -> None:
-        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
-        if self.stragglers is None:
+        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where.
+
+        For that all nodes are asked for the stacks of their workers, and a child compares these.
+        """
+        if self.stragglers is None:  # no process group is known
             self._reporter.report_idle(seconds, "")
             return
         from ddplaunch.launcher.job.questions import Asker
@@ -337,21 +340,24 @@ class Coordinator:
         from ddplaunch.record.window.questions import AskStacks, NodeStacks
 
         samples: list[Sample] = []
-        named_at = self.state.idleness.printed_at
+        decided_at = self.state.idleness.printed_at
+        # what fails in this is no reason to end a job
         guard = partial(expendable, failed=lambda _why: self._reporter.report_idle(seconds, ""))
 
-        def answered(member: Member, answer: Answer) -> None:
+        def on_answer(member: Member, answer: Answer) -> None:
             if isinstance(answer, NodeStacks):
                 guard(lambda: samples.extend(answer.samples(member.host)))
 
-        def explained(found: Whereabouts) -> None:
-            if self.members_at_work() and self.state.idleness.progress_at <= named_at:
+        def on_explained(found: Whereabouts) -> None:
+            has_moved_since = self.state.idleness.progress_at > decided_at
+            if self.members_at_work() and not has_moved_since:
                 self._reporter.report_idle(seconds, found.what)
 
-        def done() -> None:
-            guard(lambda: self._explainer.explain_hang(samples, explained))
+        def on_all_answered() -> None:
+            guard(lambda: self._explainer.explain_hang(samples, on_explained))
 
-        question, asker = AskStacks(WITHIN, threads=False, native=False), Asker(answered=answered, done=done)
+        asker = Asker(answered=on_answer, done=on_all_answered)
+        question = AskStacks(WITHIN, threads=False, native=False)
         guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
 
     def _begin(self, order: Sequence[int]) -> None:

@@ -78,25 +78,20 @@ class Meeting:
         return Counter(self._reached.values() or [LOOPBACK]).most_common(1)[0][0]
 
 
-class Holder(Protocol):
+class _Coordinator(Protocol):
     """The coordinator, as far as its meetings need it."""
 
     state: job.State
 
-    def feed(self, event: job.Event) -> None:
-        """Decide on an event."""
-
-    def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None:
-        """Have the agents begin the generation, with MASTER_PORT, and MASTER_ADDR if it is known."""
-
-    def fail_to_begin(self, failure: StartFailure, shown: LaunchError) -> None:
-        """End the job, since the generation cannot begin; the user reads `shown`."""
+    def feed(self, event: job.Event) -> None: ...
+    def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None: ...
+    def fail_to_begin(self, failure: StartFailure, shown: LaunchError) -> None: ...
 
 
 class Meetings:
     """The meetings that a coordinator holds, one before each generation, and what it decides on after each."""
 
-    def __init__(self, loop: Loop, agents: Agents, coordinator: Holder) -> None:
+    def __init__(self, loop: Loop, agents: Agents, coordinator: _Coordinator) -> None:
         """Hold no meeting yet."""
         self._loop = loop
         self._agents = agents

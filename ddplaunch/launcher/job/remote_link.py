@@ -217,7 +217,7 @@ class RemoteLink(Link):
         return number
 
     def _limit_workers(self) -> None:
-        """Have the workers killed when the lease is over: by the front, the parent of this process, if this one does not run then."""
+        """Have the workers killed when the lease is over; the front, the parent of this process, does it if this one cannot."""
         if self._lease.seconds < inf:
             left = self._lease.left
             self._lease_at.set(self._loop.now() + left)

@@ -27,7 +27,7 @@ WITHIN = 2.0  # seconds that workers have
 ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
 _COMPARED_WITHIN = 20.0  # seconds, on a busy machine
 _AGAIN = 300.0  # seconds from one report to the next, and twice as long each time that the rank is the same
-_JUMP = 2_000_000  # nanoseconds: if a wall clock moved by more against the other clock of its host, it was set
+_JUMP = 2_000_000  # nanoseconds: if a host's time of day has moved by more against its monotonic clock, it was set
 _DOUBLES = 1 << 17  # bytes of lines about collectives: after so many, and each time again, they are kept half as often
 _COMPARED = 128  # ranks of which all collectives are compared; of n times as many, only every n-th
 
@@ -40,34 +40,30 @@ class _LastReport(NamedTuple):
     enough_for: float  # seconds in which the same rank is not named again
 
 
-class Nodes(Protocol):
+class _Coordinator(Protocol):
     """The coordinator, as far as the check needs it."""
 
     @property
-    def questions(self) -> Questions:
-        """By which nodes are asked."""
-
-    def members_at_work(self) -> Mapping[int, Member] | None:
-        """Return the nodes to ask; None while none is to be asked."""
-
-    def clock_offset(self, id: int) -> tuple[float, float]:
-        """Return what is to be added to a node's times, in seconds, and how wrong that may be."""
+    def questions(self) -> Questions: ...
+    def members_at_work(self) -> Mapping[int, Member] | None: ...
+    def clock_offset(self, id: int) -> tuple[float, float]: ...
 
 
 class StragglerCheck:
     """Makes readings of the generation that runs, each a question to all nodes, and keeps what they have shown."""
 
-    def __init__(self, loop: Loop, every: float, nodes: Nodes, reporter: JobReporter) -> None:
+    def __init__(self, loop: Loop, every: float, coordinator: _Coordinator, reporter: JobReporter) -> None:
         """Read nothing yet; once begun, read every so many seconds."""
         self._loop = loop
         self._every = every
-        self._nodes = nodes
+        self._coordinator = coordinator
         self._reporter = reporter
         self._kept_bytes = 0  # of the lines about collectives in the record of the run
         self._keeps_again_at = 0.0  # monotonic seconds
         self._history = History()  # what the readings of this generation have shown
         self._hosts: dict[int, str] = {}  # by rank, where there are several
-        self._walls: dict[int, int] = {}  # what the wall clock of a node showed last, in nanoseconds, by member
+        # by how many nanoseconds a node's time of day was last ahead of its monotonic clock, by member
+        self._walls: dict[int, int] = {}
         self._is_reading = False  # a question is not answered by all, or the answers are being compared
         self._last_report = _LastReport(-1, 0.0, 0.0)
         self.last_pace: float | None = None  # also of a job that has made its last step
@@ -88,7 +84,7 @@ class StragglerCheck:
     def _on_time(self) -> None:
         """Read now, unless the last reading goes on or no node is to be asked. Called by the loop."""
         self._next.set(self._loop.now() + self._every)
-        members = self._nodes.members_at_work()
+        members = self._coordinator.members_at_work()
         if members is not None and not self._is_reading:
             self._is_reading = True
             self._guard(self._read, members)
@@ -108,7 +104,7 @@ class StragglerCheck:
 
         reading = _Reading(self._history, len(members))
         ranks = sum(member.workers for member in members.values())
-        self._nodes.questions.ask(
+        self._coordinator.questions.ask(
             AskArrivals(WITHIN, max(1, ranks // _COMPARED)),
             WITHIN + ON_THE_WAY,
             Asker(
@@ -125,11 +121,14 @@ class StragglerCheck:
             reading.add(member, answer, clock)
 
     def _clock_of(self, member: Member, wall: int) -> Clock | None:
-        """Return how the times of a node come to our clock; None if that node's clock was set since the last reading."""
+        """Return how the times of a node come to our clock; None if that node's time of day was set since the last reading.
+
+        `wall` is by how many nanoseconds that time of day is ahead of the node's monotonic clock now.
+        """
         last_wall, self._walls[member.id] = self._walls.get(member.id, wall), wall
         if abs(wall - last_wall) > _JUMP:
             return None
-        offset, error = self._nodes.clock_offset(member.id)
+        offset, error = self._coordinator.clock_offset(member.id)
         return Clock(ahead=wall - round(offset * 1e9), error=round(error * 1e9))
 
     def _on_all_answered(self, reading: _Reading) -> None:

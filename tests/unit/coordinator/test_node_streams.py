@@ -30,8 +30,10 @@ def left() -> list[int]:
 @pytest.fixture
 def streams(sent: Sent, left: list[int]) -> Iterator[NodeStreams]:
     loop = Loop()
-    nodes: Any = SimpleNamespace(order=lambda ids, order: sent.append((ids, order)), on_last_stream_ended=left.append)
-    streams = NodeStreams(loop, nodes)
+    coordinator: Any = SimpleNamespace(
+        order=lambda ids, order: sent.append((ids, order)), on_last_stream_ended=left.append
+    )
+    streams = NodeStreams(loop, coordinator)
     yield streams
     streams.close()
     loop.close()

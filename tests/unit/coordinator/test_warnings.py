@@ -17,8 +17,8 @@ def bed_of(members: list[Member]) -> tuple[FakeLoop, list[str], Warnings]:
     """Return the clock, the lines that are printed, and the warnings of a job with these members."""
     loop = FakeLoop(at=0.0)
     said: list[str] = []
-    nodes: Any = SimpleNamespace(members={member.id: member for member in members}, print=said.append)
-    return loop, said, Warnings(loop, nodes)
+    coordinator: Any = SimpleNamespace(members={member.id: member for member in members}, print=said.append)
+    return loop, said, Warnings(loop, coordinator)
 
 
 def bed(nodes: int) -> tuple[FakeLoop, list[str], Warnings]:
