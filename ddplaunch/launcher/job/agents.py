@@ -104,7 +104,7 @@ class Agents:
             agent.ranks = None
         for id, ranks in zip(order, ranks_of_all(planned), strict=True):
             self.by_id[id].ranks = ranks
-            self.connections.admit(id)
+            self.connections.admit(id)  # to long messages, as about the ends of its workers
         self.world_size = sum(agent.workers for agent in planned)
         self.last_question_before = self._last_question
         self._run_id = self._run_id or self._name_of_run()

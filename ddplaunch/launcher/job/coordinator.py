@@ -75,16 +75,12 @@ class Coordinator:
         self._meetings: Meetings | None = None  # once a generation was to begin that has none of its nodes here
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
-        self._over = loop.timer(
-            None, lambda: None
-        )  # while it is set, other agents have the time to take note of the end
+        self._over = loop.timer(None, lambda: None)  # while it is set, agents have the time to take note of the end
         # each of these from when it is first needed: most jobs need few
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
         self._warnings: Warnings | None = None
-        self._said: set[Warned] = (
-            set()
-        )  # what the user has read from this process: it is not repeated when agents say it
+        self._said: set[Warned] = set()  # what this process has said of itself: it is not repeated when agents say it
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def add_own_agent(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
@@ -117,11 +113,11 @@ class Coordinator:
         if self._meetings is not None and self.state.phase is not job.Phase.RUNNING:
             self._meetings.cancel()  # of a generation that is to end before it has begun
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
-            # in the next turn of the loop, when the agents have been ordered to stop their workers
+            # its imports take a while: in the next turn of the loop, agents have been ordered to stop their workers
             self._loop.timer(self._loop.now(), self._reporter.prepare)
         if self._agents is not None:
             status = job.status_if_ending(before, self.state, self._loop.now())
-            if status is not None:
+            if status is not None:  # the job is being stopped for good
                 self._agents.ending(status)
             self._agents.state_changed()
         if len(self.state.members) < len(before.members):
@@ -292,7 +288,7 @@ class Coordinator:
             case job.LeaveJob(signum, unfit):
                 if self._agents is not None:
                     self._agents.leave(signum, unfit)
-                    self._has_ended = self._has_ended or bool(unfit)  # by a signal, its own agent is released with that
+                    self._has_ended = self._has_ended or bool(unfit)  # else `Release` of the own agent follows
             case job.StopNodes(ids, signum, by_cluster, others_ended):
                 why = self.state.why or Why.COORDINATOR
                 self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
@@ -319,9 +315,8 @@ class Coordinator:
             case job.PrintProgress(seconds):
                 self._reporter.report_progress(seconds)
             case job.EndJob(status, error, requeue, hint):
-                text = (
-                    f"error: {error}\n\n{f'hint: {hint}' if hint else _NOT_MET_HINT}\n" if error else self._begin_error
-                )
+                advice = f"hint: {hint}" if hint else _NOT_MET_HINT
+                text = f"error: {error}\n\n{advice}\n" if error else self._begin_error
                 if text:
                     self._end(status, requeue, Findings(state=self.state, error=text))
                 else:
@@ -368,7 +363,8 @@ class Coordinator:
         self._explainer.begin_generation()
         if self.stragglers is not None:
             self.stragglers.stop()
-        if self._agents is not None and order[0] != SELF_ID and not self._is_one_host:
+        first_is_elsewhere = order[0] != SELF_ID and not self._is_one_host
+        if self._agents is not None and first_is_elsewhere:
             self._hold_meeting(self._agents, order)
             return
         try:
@@ -431,8 +427,7 @@ class Coordinator:
     def _end(self, status: int, requeue: int, findings: Findings) -> None:
         """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note.
 
-        `status` is the exit status that was decided on; the cluster may know better. `requeue` is the notice (a signal of
-        --requeue-on) after which the job should go back into the queue, 0 for none.
+        `requeue` is the notice (a signal of --requeue-on) after which the job should go back into the queue, 0 for none.
         """
         if self._warnings is not None:
             self._warnings.flush()
@@ -442,9 +437,8 @@ class Coordinator:
                 story, found = self._reporter.story, self.stragglers
                 story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
         state = findings.state
-        text, by_cluster = self._reporter.report_end(
-            findings
-        )  # with the status and the reason if the cluster decides them
+        # by_cluster: the status and the reason, if the cluster decides them
+        text, by_cluster = self._reporter.report_end(findings)
         status, why = by_cluster or (status, state.why.value if state.why is not None else "failed")
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)

@@ -15,16 +15,7 @@ from ddplaunch.launcher.job.agents import Agent, Agents, member_of
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.launcher.job.orders import (
-    CannotLead,
-    GroupMade,
-    Leads,
-    NodeEnd,
-    Reached,
-    Unfit,
-    Unheard,
-    Warned,
-)
+from ddplaunch.launcher.job.orders import CannotLead, GroupMade, Leads, NodeEnd, Reached, Unfit, Unheard, Warned
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
@@ -154,16 +145,9 @@ class Incoming:
                 if (number, report) not in agent.reports:  # else each repetition would be logged
                     agent.reports.add((number, report))
                     self._coordinator.on_report(id, report)
-            case (
-                Leads()
-                | CannotLead()
-                | Reached()
-                | Unheard()
-                | node.ReportIdle()
-                | node.PauseLimits()
-                | GroupMade()
-                | Chunk()
-            ):
+            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk():
+                self._coordinator.on_report(id, report)
+            case Leads() | CannotLead() | Reached() | Unheard():
                 self._coordinator.on_report(id, report)
 
     def _may_hold_workers(self, id: int) -> bool:
@@ -200,7 +184,7 @@ class Incoming:
             return "too many agents have come and gone"
         if hello.last_generation > _MOST_GENERATIONS:
             return f"claims to have begun generation {hello.last_generation}"
-        if hello.last_term > first_term(time.time() + _MOST_AHEAD):
+        if hello.last_term > first_term(time.time() + _MOST_AHEAD):  # terms begin with the wall clock of a node 0
             return f"claims to have begun a generation of term {hello.last_term}, far ahead of the clock here"
         if hello.workers * max_nodes > fields.MAX_RANKS:
             return "has more workers than a job of so many nodes may have"
@@ -269,17 +253,14 @@ class Incoming:
         return why_refused_by_job(self._coordinator.state.policy, self._coordinator.state.members, member) is None
 
     def _admit_waiting(self) -> None:
-        """Have waiting agents join whose node rank is free; once no rank can become free any more, all: the job refuses the rest.
-
-        Called by the loop.
-        """
+        """Have waiting agents join whose node rank is free; if no rank becomes free, have all join: the job refuses the rest."""
         members = self._coordinator.state.members
-        one_leaves = any(member.is_leaving for member in members.values())
-        all_places_are_final = self._connections.all_answered and not one_leaves
+        a_rank_becomes_free = any(member.is_leaving for member in members.values())
+        all_members_live = self._connections.all_answered
         for id, member in list(self.agents.waiting.items()):
             if id not in self.agents.waiting:
                 return  # as the agent before joined, the job has ended
-            if self._has_place_for(member) or all_places_are_final:
+            if self._has_place_for(member) or (all_members_live and not a_rank_becomes_free):
                 del self.agents.waiting[id]
                 self._join(member)
 

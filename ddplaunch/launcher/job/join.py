@@ -53,15 +53,15 @@ def prepare(
 ) -> JoinRequest:
     """Decide how this agent finds the other nodes; may look up a name. The secret, if there is one, is in `env`.
 
-    `torch` is its version here, which all nodes should share; `listening` and `carried` are what `JoinRequest` says. Imports the
-    modules that `join` will need, while a failed import can still be reported.
+    `torch` is its version here. `listening` is a socket that listens already for other agents, if the coordinator is here;
+    `carried` is the connection to a coordinator elsewhere that ssh carries. Imports the modules that `join` will need.
     """
     rendezvous = allocation.rendezvous
     assert rendezvous is not None
     # None: the first agent on the rendezvous host becomes the coordinator, so it is not here if that is another host
     if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0], quiet=spec.verbosity < 0):
         rendezvous = replace(rendezvous, coordinator=False)
-    with own_imports():  # from now on all is here, for `join` too
+    with own_imports():  # now, while a failed import can still be reported
         if rendezvous.coordinator is not False:
             from ddplaunch.launcher.job import listen  # noqa: F401
         if not rendezvous.coordinator:
@@ -147,7 +147,7 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
 
 
 def _hello(request: JoinRequest) -> messages.Hello:
-    """Return the first message of this node's agent to the coordinator; a link sets anew under which name it has reached that."""
+    """Return the first message of this node's agent to the coordinator; a link puts in under which name it has reached that."""
     task = request.allocation.task
     return messages.Hello(
         requested_rank=request.allocation.node_rank if task is None else task.rank,
@@ -218,7 +218,8 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
     rendezvous, task = allocation.rendezvous, allocation.task
     # the command that starts all agents, or this one alone, sees how this process ends
     is_known_otherwise = bool(allocation.start) or allocation.nnodes[1] == 1
-    if rendezvous is None or rendezvous.coordinator or is_known_otherwise:
+    is_node_0 = rendezvous is not None and rendezvous.coordinator
+    if rendezvous is None or is_node_0 or is_known_otherwise:
         return False
     withdrawal = Withdrawal(
         requested_rank=allocation.node_rank if task is None else task.rank,

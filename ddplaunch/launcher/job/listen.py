@@ -50,7 +50,7 @@ def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, 
     agents = _listen_if_here(request, coordinator, loop)
     if agents is None:
         return None
-    loop.post(Listening(agents.port))
+    loop.post(Listening(agents.port))  # for who starts the other agents
     own = LocalLink(loop, coordinator)
     coordinator.add_own_agent(own.on_order, agents.add_own(hello), agents)
     return own
@@ -68,7 +68,7 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, loop: Loop) 
     if not is_coordinator:
         return None
     agents = _listen(request, coordinator, loop, ports)
-    # of several ports, an agent that came before has one of the first
+    # another coordinator, which came before, listens at an earlier one of the ports
     ports_before = ports[: ports.index(agents.port)] if agents.port in ports else ()
     if ports_before and _is_coordinator_at(request, ports_before):
         agents.connections.close()
@@ -103,7 +103,7 @@ def _listen(request: JoinRequest, coordinator: Coordinator, loop: Loop, ports: S
         keepalive=Keepalive.of(request.spec, coordinator.state.policy.max_nodes),
         run_id=request.draft.run_id,
         address=(None if means_each_host else given) or request.spec.local_addr,
-        names=_own_names(request.rendezvous.addresses),
+        names=_own_names(request.rendezvous.addresses),  # by which agents may have reached this node
         key=request.key,
         listen=request.rendezvous.listen,
         ports=ports,

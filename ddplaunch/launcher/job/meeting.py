@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, MeetingReport, Reach, Reached, Unheard
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.spec.outcome import StartFailure
 from ddplaunch.system import exitcodes
@@ -45,7 +45,7 @@ class Meeting:
         self.tries_again = again
         self._agents.ask(self.order[0], Lead(self.number, port, origin, again))
 
-    def on_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
+    def on_report(self, id: int, report: MeetingReport) -> None:
         """Note what a node answers; drop an answer to what this node was not asked for, since agents may send anything."""
         is_of_first = id == self.order[0] and self.leads is None
         match report:
@@ -55,7 +55,7 @@ class Meeting:
                 self.leads = report
                 names = self._agents.names_of(id)
                 self._addresses = tuple(dict.fromkeys((*names, *report.addresses)))[:MAX_ADDRESSES]
-                for other in self.order[1:]:
+                for other in self.order[1:]:  # heard_at is the port where the first node listens
                     self._agents.ask(other, Reach(self.number, self._addresses, report.heard_at))
             case Reached(address=address, reason=reason) if id in self._missing and self.leads is not None:
                 self._missing.remove(id)
@@ -98,7 +98,7 @@ class Meetings:
         self._coordinator = coordinator
         self.held = 0  # how many have begun: the number of the last one
         self._meeting: Meeting | None = (
-            None  # the one that goes on; None: the generation of the last one has begun, or failed
+            None  # that goes on; None: the generation for which the nodes met has begun, or failed
         )
         self._first: int | None = None  # id of the first node of the last meeting
         self._ask_again_at = loop.timer(None, self._part_if_first_has_answered)
@@ -110,7 +110,7 @@ class Meetings:
         self._meeting = Meeting(self.held, order, self._agents)
         self._meeting.lead(port, origin, again=self._coordinator.state.may_wait_for_port)
 
-    def on_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
+    def on_report(self, id: int, report: MeetingReport) -> None:
         """Take what a node says in the meeting or, once the generation runs, that it hears the first one no more."""
         if report.meeting != self.held:
             return  # of an earlier meeting
@@ -119,7 +119,7 @@ class Meetings:
             if self._meeting.is_over:
                 self._conclude(self._meeting)
         elif isinstance(report, Unheard):
-            self._agents.connections.ping_all()  # for `is_first_silent`
+            self._agents.connections.ping_all()  # does the first node live? See `is_first_silent`
             self._coordinator.feed(job.Unheard(id, below(report.reason), self._loop.now()))
 
     @property
@@ -151,9 +151,7 @@ class Meetings:
             self._ask_again_at.set(self._loop.now() + _ANSWERS_AGAIN)
         elif meeting.refusal is not None:
             self._end()
-            self._on_refusal(
-                self._coordinator.state.members[meeting.order[0]].host, meeting.refusal, meeting.tries_again
-            )
+            self._on_refusal(meeting.order[0], meeting.refusal, meeting.tries_again)
         elif meeting.leads is not None:
             self._end()
             self._coordinator.order_to_begin(meeting.order, meeting.leads.port, meeting.address)
@@ -169,12 +167,13 @@ class Meetings:
         self._end()
         self._coordinator.feed(job.Unreached(unreached, self._loop.now()))
 
-    def _on_refusal(self, host: str, refusal: CannotLead, tries_again: bool) -> None:
-        """Feed that the generation cannot begin, since the first node, on `host`, cannot make ready for it."""
+    def _on_refusal(self, id: int, refusal: CannotLead, tries_again: bool) -> None:
+        """Feed that the generation cannot begin, since its first node, of this id, cannot make ready for it."""
         if refusal.is_taken and tries_again:
             self._coordinator.feed(job.PortTaken(self._loop.now()))
             return
-        reason, hint, status = below(refusal.reason), below(refusal.hint) or None, refusal.status or exitcodes.BUG
+        host, reason = self._coordinator.state.members[id].host, below(refusal.reason)
+        hint, status = below(refusal.hint) or None, refusal.status or exitcodes.BUG  # 0 of an agent that lies
         shown = LaunchError(f"{host}: {reason}", hint=hint, status=status)
         self._coordinator.fail_to_begin(StartFailure(0, host, reason, status), shown)
 

@@ -19,16 +19,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
-from ddplaunch.launcher.job.orders import (
-    MAX_LEFTOVERS,
-    Generation,
-    JobEnd,
-    Lead,
-    NodeEnd,
-    Reach,
-    SentOrder,
-    SentReport,
-)
+from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, Lead, NodeEnd, Reach, SentOrder, SentReport
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.seen import MAX_ENTRIES
 from ddplaunch.record.window.questions import (
@@ -335,7 +326,7 @@ def why_refused(answer: Answer, own: Sequence[int], workers: int, world_size: in
         case NodeArrivals(series=series):
             if not all(each.rank in own for each in series):
                 return _NOT_ITS_OWN
-            entries = sum(len(each.numbers) + len(each.times) for each in series)  # each call has one of both
+            entries = sum(len(each.numbers) + len(each.times) for each in series)  # of both, one for each call
             if len(series) > _MAX_SERIES * len(own) or entries > 2 * MAX_ENTRIES * len(own):
                 return "has more to say of collectives than its workers can have called"
     return ""

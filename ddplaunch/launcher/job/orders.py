@@ -164,7 +164,8 @@ class Unheard(Struct, frozen=True, tag="unheard"):
     reason: Line  # as in a sentence: "silent for 10 s"
 
 
-SentReport = node.Reports | Leads | CannotLead | Reached | Unheard | NodeEnd | Warned | Unfit | Forward | GroupMade
+MeetingReport = Leads | CannotLead | Reached | Unheard
+SentReport = node.Reports | MeetingReport | NodeEnd | Warned | Unfit | Forward | GroupMade
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk

@@ -93,9 +93,8 @@ class _FirstNode:
                 address=None,
                 ports=(0,),
                 opened=self._on_opened,
-                refused=lambda address, reason: (
-                    None
-                ),  # a node that is refused says so itself: that it does not reach this one
+                # a node of the job that is refused says so itself: that it does not reach this one
+                refused=lambda address, reason: None,
                 user_timeout=keepalive.user_timeout,
                 max_half_open=self._most,
             )
@@ -143,7 +142,7 @@ class _OtherNode:
         # when the search is given up; once the first node is reached, when the next ping is due
         self._due = loop.timer(loop.now() + REACHED_WITHIN, self._on_due)
         self._search = Search(loop, key, self._on_opened, user_timeout=keepalive.user_timeout)
-        self._search.begin((address, order.heard_at) for address in order.addresses)
+        self._search.begin((address, order.heard_at) for address in order.addresses)  # heard_at is a port
 
     def _on_opened(self, peer: Peer, found_as: str) -> None:
         """Report that the first node is reached, and ping it from now on. Called by the search."""

@@ -58,7 +58,7 @@ class _Loss(NamedTuple):
 
 
 class RemoteLink(Link):
-    """The link of an agent to a coordinator elsewhere.
+    """The link of an agent to a coordinator elsewhere, with the lease by which its workers may live without a word from there.
 
     Where node 0 may come back, its loss does not end this node: the workers are stopped, and once nothing of them is left, the
     link looks for node 0 again and says hello as a new node does. A node that node 0 has given up comes back in the same way.
@@ -74,18 +74,17 @@ class RemoteLink(Link):
         timeout = elsewhere.keepalive.timeout
         self._silence = Silence(timeout, timeout)
         self._heard_at = 0.0  # when the last message came
-        self._lease = lease or Lease(inf, loop.now)
+        self._lease = lease or Lease(inf, loop.now)  # which never ends
         self._lease_at = loop.timer(None, self._check_lease)
         loop.woke = self._check_lease  # before what else has become due in a pause of this process
-        loop.clock.protect(timeout)
+        loop.clock.protect(timeout)  # the loop sleeps so short that no pause of this process uses up that time
         self._peer: Peer | None = None  # the connection to the coordinator; None: it is looked for, or given up
         self._sequence: OrderSequence | None = None  # of the orders of the last coordinator that was reached
         self._probe: Probe | None = None  # once this node had to reach, or be, the first node of a generation
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
         self._ends_with: int | None = None  # the status of the job, once that is being stopped for good
-        self._stopping: node.ReportStopping | None = (
-            None  # that this node is to end by a reason of its own, as reported
-        )
+        # that this node is to end by a reason of its own, as it has reported
+        self._stopping: node.ReportStopping | None = None
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._notice_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
@@ -107,8 +106,8 @@ class RemoteLink(Link):
         def opened(peer: Peer) -> None:
             self._on_opened(peer, peer.address)
 
-        carrier = (self._elsewhere.command_host, 0)
-        Greeting(self._loop, sock, carrier, Client(self._elsewhere.key), opened=opened, failed=failed)
+        other_side = (self._elsewhere.command_host, 0)  # of no port
+        Greeting(self._loop, sock, other_side, Client(self._elsewhere.key), opened=opened, failed=failed)
 
     def _on_opened(self, peer: Peer, found_as: str) -> None:
         """Take the connection to the coordinator, and send the first message. Called by the search.
@@ -151,9 +150,7 @@ class RemoteLink(Link):
             if self._probe is not None:
                 self._probe.on_generation_ended()
         if self._peer is not None:
-            if not isinstance(
-                report, node.Suspend | node.Resume
-            ):  # Ctrl-Z on this node does not stop the time of the job
+            if not isinstance(report, node.Suspend | node.Resume):  # Ctrl-Z here does not suspend the whole job
                 self._send(messages.fitted(report))
         elif stopping is not None:
             self._end_as_stopped(stopping)
@@ -176,19 +173,19 @@ class RemoteLink(Link):
         try:
             message = messages.for_agent(payload)
             if isinstance(message, Generation) and not self._lease.left:
-                # this process did not run when the lease ended: it begins nothing and answers nothing more, or the coordinator
-                # would wait for this node
+                # this process did not run when the lease ended: it begins nothing, and takes its leave
                 self._check_lease()
                 return
             if self._sequence is not None:
                 self._sequence.check(message)
             if isinstance(message, messages.Ping):
-                self._lease.take_echo(message.answered)
+                self._lease.take_echo(message.answered)  # the last renewal that has reached the coordinator
         except Malformed as error:
             self._end(f"{self._coordinator} was lost: the coordinator sent a malformed message ({error})")
             return
         match message:
             case messages.Ping(sent, host_limit):
+                # both sides take the other's host for lost after the same silence
                 if self._elsewhere.keepalive.may_be_shorter:
                     self._silence.host_limit = min(host_limit, self._elsewhere.keepalive.timeout)
                 self._send(messages.Pong(sent, self._renew()))

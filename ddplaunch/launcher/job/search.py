@@ -31,9 +31,7 @@ class Search:
         self._opened = opened
         self.refusals = Refusals()
         self.places: tuple[Place, ...] = ()
-        self._moves_within = (
-            inf  # seconds after which names are looked up again, since the node may have moved; inf: never
-        )
+        self._moves_within = inf  # seconds after which names are looked up again: the node may have moved; inf: never
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address
         self._targets: list[Target] = []  # the addresses that are being dialed
         self._resolver: Resolver | None = None  # of the last look-up

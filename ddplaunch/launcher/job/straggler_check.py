@@ -68,9 +68,8 @@ class StragglerCheck:
         self._last_report = _LastReport(-1, 0.0, 0.0)
         self.last_pace: float | None = None  # also of a job that has made its last step
         self.last_steps: int | None = None  # about how many this generation has made
-        self._next = loop.timer(
-            None, self._on_time, may_rest=True
-        )  # not set: no generation runs, or the check has failed
+        # for the next reading; not set: no generation has a process group, or the check has failed
+        self._next = loop.timer(None, self._on_time, may_rest=True)
 
     def begin(self) -> None:
         """Begin: a worker of this generation has a process group."""
@@ -104,14 +103,12 @@ class StragglerCheck:
 
         reading = _Reading(self._history, len(members))
         ranks = sum(member.workers for member in members.values())
-        self._coordinator.questions.ask(
-            AskArrivals(WITHIN, max(1, ranks // _COMPARED)),
-            WITHIN + ON_THE_WAY,
-            Asker(
-                answered=partial(self._guard, self._on_answer, reading),
-                done=partial(self._guard, self._on_all_answered, reading),
-            ),
+        question = AskArrivals(within=WITHIN, every=max(1, ranks // _COMPARED))
+        asker = Asker(
+            answered=partial(self._guard, self._on_answer, reading),
+            done=partial(self._guard, self._on_all_answered, reading),
         )
+        self._coordinator.questions.ask(question, WITHIN + ON_THE_WAY, asker)
 
     def _on_answer(self, reading: _Reading, member: Member, answer: Answer) -> None:
         """Add what a node answers to a reading, unless the node has no answer, or its clock cannot be compared with ours."""
@@ -138,7 +135,7 @@ class StragglerCheck:
             self._on_compared(reading, nothing)
             return
         then = partial(self._guard, self._on_compared, reading)
-        self._loop.ask(reading.compare, nothing, then, within=_COMPARED_WITHIN)
+        self._loop.ask(reading.compare_answers, nothing, then, within=_COMPARED_WITHIN)
 
     def _on_compared(self, reading: _Reading, compared: _Compared) -> None:
         """Take the result of the child: keep the timings, and report a straggler."""
@@ -163,7 +160,7 @@ class StragglerCheck:
         self._keeps_again_at = time.monotonic() + half * 2**doublings
 
     def _report_straggler(self) -> None:
-        """Report the straggler, unless the same rank was reported not long ago."""
+        """Report the straggler, unless the same rank was reported not long ago: the more often it was, the longer ago."""
         straggler, now, last = self.straggler, time.monotonic(), self._last_report
         if straggler is None:
             return
@@ -219,7 +216,7 @@ class _Reading:
         self._answers.append((answer, clock))
         self.hosts |= {each.rank: member.host for each in answer.series}
 
-    def compare(self) -> _Compared:
+    def compare_answers(self) -> _Compared:
         """Compare all that was answered. Runs in a child, where a failure finds nothing: in the loop it would be raised again."""
         try:
             from ddplaunch.record.seen.arrivals import of_arrivals
