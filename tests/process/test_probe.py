@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.meeting import Meeting
-from ddplaunch.launcher.job.orders import CannotLead, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.launcher.job.orders import CannotLead, Lead, Leads, Reach, Reached
 from ddplaunch.launcher.job.probe import REACHED_WITHIN, Probe
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.silence import Keepalive
@@ -154,7 +154,7 @@ def test_a_first_node_that_answers_is_heard_for_ever_and_one_that_ends_is_not(no
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
     nodes.first.probe.close()
     nodes.until(lambda: len(nodes.other.reports) > 1)
-    assert nodes.other.reports[1] == Unheard(1, "connection closed")
+    assert nodes.other.reports[1] == Reached(1, "", "connection closed")
 
 
 def test_a_first_node_that_is_silent_is_lost(nodes: Nodes) -> None:
@@ -164,7 +164,7 @@ def test_a_first_node_that_is_silent_is_lost(nodes: Nodes) -> None:
     for peer in part._peers:
         peer.received = lambda payload: None
     nodes.until(lambda: len(nodes.other.reports) > 1)
-    assert nodes.other.reports[1] == Unheard(1, "silent for 4 s")
+    assert nodes.other.reports[1] == Reached(1, "", "silent for 4 s")
 
 
 def test_who_has_ended_reports_nothing_more_and_is_no_loss_to_others(nodes: Nodes) -> None:

@@ -23,7 +23,6 @@ from ddplaunch.launcher.job.orders import (
     Leads,
     NodeEnd,
     Reached,
-    Unheard,
     Warned,
 )
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
@@ -146,7 +145,7 @@ class Coordinator:
                 if number == self.state.generation.number and not member.has_ended:
                     self._explainer.add_traces(report.exits, report.traces)
                     self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
-            case Leads() | CannotLead() | Reached() | Unheard():
+            case Leads() | CannotLead() | Reached():
                 if self._meetings is not None:  # else nobody was asked for that
                     self._meetings.on_report(id, report)
             case Forward(signum):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, MeetingReport, Reach, Reached, Unheard
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, MeetingReport, Reach, Reached
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.spec.outcome import StartFailure
 from ddplaunch.system import exitcodes
@@ -36,7 +36,7 @@ class Meeting:
         self.leads: Leads | None = None  # the answer of the first node, once it is ready
         self.refusal: CannotLead | None = None  # the same if it cannot be the first node
         self._addresses: tuple[str, ...] = ()  # under which the others look for the first node, in this order
-        self._missing = set(self.order[1:])  # ids of the others that have not answered
+        self._missing = set[int]()  # ids of the others that were asked and have not answered
         self._reached: dict[int, str] = {}  # under which address each of the others has reached the first node, by id
         self.unreached: dict[int, str] = {}  # why each of the others has not, or hears it no longer, by id
 
@@ -55,17 +55,19 @@ class Meeting:
                 self.leads = report
                 names = self._agents.names_of(id)
                 self._addresses = tuple(dict.fromkeys((*names, *report.addresses)))[:MAX_ADDRESSES]
+                self._missing.update(self.order[1:])
                 for other in self.order[1:]:  # heard_at is the port where the first node listens
                     self._agents.ask(other, Reach(self.number, self._addresses, report.heard_at))
-            case Reached(address=address, reason=reason) if id in self._missing and self.leads is not None:
+            case Reached(address="", reason=reason) if id in self._missing or id in self._reached:
+                self._missing.discard(id)
+                self._reached.pop(id, None)
+                self.unreached[id] = reason
+            case Reached(address=address) if id in self._missing:
                 self._missing.remove(id)
                 if address in self._addresses:
                     self._reached[id] = address
                 else:
-                    self.unreached[id] = f"at {address}, which is none of its addresses" if address else reason
-            case Unheard(reason=reason) if id in self._reached:
-                del self._reached[id]
-                self.unreached[id] = reason
+                    self.unreached[id] = f"at {address}, which is none of its addresses"
 
     @property
     def is_over(self) -> bool:
@@ -118,7 +120,7 @@ class Meetings:
             self._meeting.on_report(id, report)
             if self._meeting.is_over:
                 self._conclude(self._meeting)
-        elif isinstance(report, Unheard):
+        elif isinstance(report, Reached) and not report.address:
             self._agents.connections.ping_all()  # does the first node live? See `is_first_silent`
             self._coordinator.feed(job.Unheard(id, below(report.reason), self._loop.now()))
 

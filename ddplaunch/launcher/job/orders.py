@@ -150,21 +150,14 @@ class CannotLead(Struct, frozen=True, tag="cannot_lead"):
 
 
 class Reached(Struct, frozen=True, tag="reached"):
-    """This node has reached the first one, or not."""
+    """This node has reached the first one; or it has not, or hears the first one no longer: then without an address."""
 
     meeting: Number
-    address: HostOrNone  # of those that were given; "": none has answered
-    reason: Line = ""  # then
+    address: HostOrNone  # of those that were given; "": none
+    reason: Line = ""  # then, as in a sentence: "silent for 10 s"
 
 
-class Unheard(Struct, frozen=True, tag="unheard"):
-    """This node does not hear the first one any more."""
-
-    meeting: Number
-    reason: Line  # as in a sentence: "silent for 10 s"
-
-
-MeetingReport = Leads | CannotLead | Reached | Unheard
+MeetingReport = Leads | CannotLead | Reached
 SentReport = node.Reports | MeetingReport | NodeEnd | Warned | Unfit | Forward | GroupMade
 
 if TYPE_CHECKING:

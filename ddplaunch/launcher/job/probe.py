@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached
 from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel import handshake
 from ddplaunch.reach.channel.handshake import Key
@@ -157,8 +157,7 @@ class _OtherNode:
     def _on_due(self) -> None:
         """Ping the first node, or report that it is silent for too long, or was not reached in time. Called by the loop."""
         if self._peer is None:
-            self.close()
-            self._link.send(Reached(self._meeting, "", line(self._search.refusals.text)))
+            self._lose(self._search.refusals.text)
             return
         agent_silence, host_silence = self._unanswered * self._beat, self._peer.host_silence()
         self._silence.observe(self._host_silence, host_silence)
@@ -176,8 +175,9 @@ class _OtherNode:
         self._lose(f"{reason}, while this node was {when}" if when else reason)
 
     def _lose(self, reason: str) -> None:
+        """Report that the first node is not reached, or not heard any more, and look for it no longer."""
         self.close()
-        self._link.send(Unheard(self._meeting, line(reason)))
+        self._link.send(Reached(self._meeting, "", line(reason)))
 
     @property
     def address(self) -> str | None:
