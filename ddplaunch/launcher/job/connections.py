@@ -276,7 +276,7 @@ class Connections:
         self._add(peer)
 
     def _add(self, peer: Peer) -> int | None:
-        """Take a peer, and ping it once; return its number, or None if there are too many."""
+        """Take a peer, and ask for its clock by a first ping; return its number, or None if there are too many."""
         if len(self._connections) >= self._most:
             self._report_refusal(peer.address, _TOO_MANY)
             peer.send(messages.encode(messages.GivenUp(_TOO_MANY)))

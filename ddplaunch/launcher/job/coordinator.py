@@ -118,7 +118,7 @@ class Coordinator:
             status = job.status_if_ending(before, self.state, self._loop.now())
             if status is not None:  # the job is being stopped for good
                 self._agents.ending(status)
-            self._agents.state_changed()
+            self._agents.state_changed()  # an agent may wait for a node rank that is free now
         if len(self.state.members) < len(before.members):
             for part in (self._questions, self._streams):
                 if part is not None:
@@ -284,21 +284,21 @@ class Coordinator:
         match action:
             case job.BeginGeneration(order=order):
                 self._begin(order)
-            case job.LeaveJob(signum, unfit):
+            case job.LeaveJob(signum, why_unfit):
                 if self._agents is not None:
-                    self._agents.leave(signum, unfit)
-                    self._has_ended = self._has_ended or bool(unfit)  # else `Release` of the own agent follows
+                    self._agents.leave(signum, why_unfit)
+                    self._has_ended = self._has_ended or bool(why_unfit)  # else `Release` of the own agent follows
             case job.StopNodes(ids, signum, by_cluster, others_ended):
-                why = self.state.why or Why.COORDINATOR
+                why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
                 self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
             case job.KillNodes(ids):
                 self.order(ids, node.KillOrdered(self._loop.now()))
-            case job.Refuse(id, reason, status, hint, unfit):
+            case job.Refuse(id, reason, status, hint, faulty):
                 self.refuse(id, reason, status, hint)
-                if unfit is not None:
-                    self._reporter.report_left_out(unfit, reason, self.state.policy.names)
+                if faulty is not None:  # a member, whose machine seems to be at fault
+                    self._reporter.report_left_out(faulty, reason, self.state.policy.names)
             case job.Release(id, signum):
-                self._has_ended = self._has_ended or id == SELF_ID
+                self._has_ended = self._has_ended or id == SELF_ID  # the others wait for another coordinator
                 self.release(id, signum)
             case job.LeaveBehind(id, text):
                 self.order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
@@ -398,7 +398,7 @@ class Coordinator:
             # an agent has KILLED_WITHIN to kill its workers after its lease, for which the policy waits too
             lease=max(0.0, self.state.policy.lease - job.KILLED_WITHIN),
             agreed=agreed,
-            ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),
+            ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),  # of a job of one node
         )
         if self._agents is not None:
             self._agents.begin(order, generation)

@@ -23,7 +23,7 @@ _WITHIN = 5.0  # seconds that a child gets
 
 
 class Explainer:
-    """Explains in children, while the loop goes on: what nodes say of thousands of workers takes long to compare."""
+    """Explains ends and hangs, in children while the loop goes on: to compare what thousands of workers did takes long."""
 
     def __init__(self, loop: Loop, reporter: JobReporter) -> None:
         """Explain nothing yet; `reporter` knows what to ask the cluster."""

@@ -188,6 +188,7 @@ def fitted(message: _M) -> _M:
             return replace(
                 message,
                 exits=fitted_ends(message.exits),
+                # the coordinator knows the host from the connection
                 start_failure=failed and replace(failed, host="", reason=line(failed.reason)),
                 leftovers=tuple(map(line, message.leftovers[:MAX_LEFTOVERS])),
                 traces=replace(message.traces, log_folder=folder and line(folder)),

@@ -54,9 +54,8 @@ class Generation(Struct, frozen=True, kw_only=True, tag="begin"):
     term: Term  # greater than that of any generation before, in this run and in earlier runs: DDPLAUNCH_TERM
     restarts: Number  # how many of --max-restarts are used
     port: Port  # MASTER_PORT
-    lease: Duration = (
-        0.0  # seconds that it may last at most; 0.0: as the node has it, which is for ever in a job of fixed size
-    )
+    # seconds that the node's lease may last at most; 0.0: as the node has it, which is for ever in a job of fixed size
+    lease: Duration = 0.0
     agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan
     ranks_of_draft: tuple[Number, ...] = ()  # the ranks of this node then
 
