@@ -38,7 +38,7 @@ from ddplaunch.system.words import signal_name
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.launcher.job.agents import Agents
-    from ddplaunch.launcher.job.meeting import Meetings
+    from ddplaunch.launcher.job.meeting import Meeting
     from ddplaunch.launcher.job.orders import Order, OrderToAll, Report
     from ddplaunch.launcher.job.questions import NodeStreams, Questions
     from ddplaunch.launcher.job.straggler_check import StragglerCheck
@@ -71,7 +71,7 @@ class Coordinator:
         self._agents: Agents | None = None  # of the other nodes
         self._reservation: Reservation | None = None  # of MASTER_PORT
         self._is_one_host = False  # all nodes are simulated on this one
-        self._meetings: Meetings | None = None  # once a generation was to begin that has none of its nodes here
+        self._meeting: Meeting | None = None  # the last one: before a generation begins that has none of its nodes here
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
         self._over = loop.timer(None, lambda: None)  # while it is set, agents have the time to take note of the end
@@ -99,8 +99,8 @@ class Coordinator:
 
     def feed(self, event: job.Event) -> None:
         """Take an event of the job: decide on the next state, then carry out the actions that follow."""
-        if isinstance(event, job.AgentLost) and self._meetings is not None:
-            self._meetings.on_agent_lost(event.id, event.at)
+        if isinstance(event, job.AgentLost) and self._meeting is not None:
+            self._meeting.on_agent_lost(event.id, event.at)
         before = self.state
         if isinstance(event, job.NodeEscalated):  # the user does not want to wait
             self._explainer.report_now()
@@ -109,8 +109,8 @@ class Coordinator:
         self._reporter.on_event(event, before, self.state)
         for action in actions:
             self._carry_out(action)
-        if self._meetings is not None and self.state.phase is not job.Phase.RUNNING:
-            self._meetings.cancel()  # of a generation that is to end before it has begun
+        if self._meeting is not None and self.state.phase is not job.Phase.RUNNING:
+            self._meeting.cancel()  # of a generation that is to end before it has begun
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
             # its imports take a while: in the next turn of the loop, agents have been ordered to stop their workers
             self._loop.timer(self._loop.now(), self._reporter.prepare)
@@ -126,7 +126,7 @@ class Coordinator:
 
     def _on_deadline(self) -> None:
         """Feed that the deadline of the state has come. Called by the loop."""
-        is_first_silent = self._meetings is not None and self._meetings.is_first_silent
+        is_first_silent = self._meeting is not None and self._meeting.is_first_silent
         self.feed(job.DeadlineReached(self._loop.now(), is_first_silent))
 
     def on_report(self, id: int, report: Report) -> None:
@@ -146,8 +146,8 @@ class Coordinator:
                     self._explainer.add_traces(report.exits, report.traces)
                     self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
             case Leads() | CannotLead() | Reached():
-                if self._meetings is not None:  # else nobody was asked for that
-                    self._meetings.on_report(id, report)
+                if self._meeting is not None:  # else nobody was asked for that
+                    self._meeting.on_report(id, report)
             case Forward(signum):
                 self.forward(signum)
             case Warned():
@@ -378,11 +378,12 @@ class Coordinator:
 
     def _hold_meeting(self, agents: Agents, order: Sequence[int]) -> None:
         """Have these nodes meet, after which `order_to_begin` or `fail_to_begin` is called, or other nodes begin."""
-        if self._meetings is None:
-            from ddplaunch.launcher.job.meeting import Meetings  # most jobs have a coordinator on node 0
+        from ddplaunch.launcher.job.meeting import Meeting  # most jobs have a coordinator on node 0
 
-            self._meetings = Meetings(self._loop, agents, self)
-        self._meetings.begin(order, self._draft.master_port or 0, line(self._draft.reasons["master_port"]))
+        number = 1 if self._meeting is None else self._meeting.number + 1
+        self._meeting = Meeting(self._loop, agents, self, number, order)
+        port, origin = self._draft.master_port or 0, line(self._draft.reasons["master_port"])
+        self._meeting.begin(port, origin, again=self.state.may_wait_for_port)
 
     def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None:
         """Order these agents to begin the generation of the state; `address` is MASTER_ADDR, unless the user gave another.
