@@ -18,7 +18,6 @@ from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Keepalive
 from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.addresses import is_loopback
 
 _TOO_MANY = "too many connections"
 _KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
@@ -202,14 +201,6 @@ class Connections:
     def local_address(self, id: int) -> str:
         """Return the address of this node that a peer has reached, as the kernel of this node has it."""
         return self._connections[id].peer.local_address
-
-    def address(self, id: int) -> str:
-        """Return the address at which other nodes reach a peer: where the peer connects from, or ours for a peer on this host."""
-        peer = self._connections[id].peer
-        if not is_loopback(peer.address):
-            return peer.address
-        own = (connection.peer.local_address for connection in self._connections.values())
-        return next((address for address in own if not is_loopback(address)), peer.address)
 
     def drop(self, id: int) -> None:
         """Close a connection and report nothing."""
