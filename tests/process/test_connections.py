@@ -34,15 +34,22 @@ class Crowd:
             keepalive=Keepalive(max_nodes=AGENTS, timeout=most, may_be_shorter=may_be_shorter),
             run_id="", address=None, key=KEY, listen="127.0.0.1", ports=(0,),
         )  # fmt: skip
-        self.connections = Connections(
-            self.loop,
-            terms,
-            received=lambda *_: None,
-            lost=lambda *lost: self.lost.append(lost[:2]),
-            dropped=lambda *_: None,
-            refused=lambda *_: None,  # who has not even said hello
-            answered=lambda: None,
-        )
+        self.connections = Connections(self.loop, terms, self)
+
+    def on_message(self, id: int, message: messages.ToCoordinator) -> None:
+        """The agents say nothing but pongs."""
+
+    def on_pong(self) -> None:
+        """Nobody waits for an answer."""
+
+    def on_part_dropped(self, id: int, reason: str) -> None:
+        """Nothing is malformed."""
+
+    def on_lost(self, id: int, reason: str, renewed_at: float) -> None:
+        self.lost.append((id, reason))
+
+    def on_refused(self, address: str, reason: str) -> None:
+        """These have not even said hello."""
 
     def join(self) -> None:
         target = (socket.AF_INET, ("127.0.0.1", self.connections.port))

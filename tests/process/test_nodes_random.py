@@ -70,7 +70,7 @@ class Bed:
         self.coordinator = Coordinator(
             self.loop, job.first_state(policy, self.loop.now(), 1), draft, JobReporter(reporter)
         )
-        self.agents = Incoming(self.loop, terms, self.coordinator, self.said.append).agents
+        self.agents = Incoming(self.loop, terms, self.coordinator).agents
         own = self.agents.add_own(Hello(0, "here", 1, "gloo", "", "127.0.0.1", FACTS))
         self.coordinator.add_own_agent(self.take, own, self.agents)
         self.dial(self.opened)

@@ -3,13 +3,13 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.meeting import Meeting
-from ddplaunch.launcher.job.orders import CannotLead, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.launcher.job.orders import CannotLead, Lead, Leads, Reach, Reached
 from ddplaunch.launcher.job.probe import REACHED_WITHIN, Probe
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.silence import Keepalive
@@ -25,11 +25,41 @@ class Node:
 
     def __init__(self, loop: FakeLoop, keepalive: Keepalive = KEEPALIVE) -> None:
         self.reports: list[Any] = []
-        self.probe = Probe(loop, KEY, keepalive, self._report)
+        self.probe = Probe(loop, KEY, keepalive, cast(Any, self))
 
-    def _report(self, report: Any) -> None:
+    def send(self, report: Any) -> None:
+        """Take a report in place of the link to the coordinator."""
         assert messages.for_coordinator(messages.encode(report)) == report
         self.reports.append(report)
+
+
+class Held:
+    """A meeting of agents in whose place a test answers, with a first node of this name, that lives; and what follows."""
+
+    def __init__(self, order: tuple[int, ...], name: str) -> None:
+        self.name = name
+        self.asked: list[tuple[int, Any]] = []  # each agent, by id
+        self.fed: list[Any] = []
+        self.begun: list[tuple[Any, ...]] = []  # order, port and address
+        self.loop = FakeLoop(at=0.0)
+        here: Any = self  # in place of the agents, their connections and the coordinator
+        self.connections, self.feed = here, self.fed.append
+        self.meeting = Meeting(self.loop, here, here, 1, order)
+
+    def names_of(self, _id: int) -> tuple[str, ...]:
+        return (self.name,)
+
+    def ask(self, id: int, order: Any) -> None:
+        self.asked.append((id, order))
+
+    def ping_all(self) -> None:
+        """The first node answers at once."""
+
+    def has_answered(self, _id: int) -> bool:
+        return True
+
+    def order_to_begin(self, *order: Any) -> None:
+        self.begun.append(order)
 
 
 class Nodes:
@@ -136,7 +166,7 @@ def test_a_first_node_that_answers_is_heard_for_ever_and_one_that_ends_is_not(no
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
     nodes.first.probe.close()
     nodes.until(lambda: len(nodes.other.reports) > 1)
-    assert nodes.other.reports[1] == Unheard(1, "connection closed")
+    assert nodes.other.reports[1] == Reached(1, "", "connection closed")
 
 
 def test_a_first_node_that_is_silent_is_lost(nodes: Nodes) -> None:
@@ -146,7 +176,7 @@ def test_a_first_node_that_is_silent_is_lost(nodes: Nodes) -> None:
     for peer in part._peers:
         peer.received = lambda payload: None
     nodes.until(lambda: len(nodes.other.reports) > 1)
-    assert nodes.other.reports[1] == Unheard(1, "silent for 4 s")
+    assert nodes.other.reports[1] == Reached(1, "", "silent for 4 s")
 
 
 def test_who_has_ended_reports_nothing_more_and_is_no_loss_to_others(nodes: Nodes) -> None:
@@ -161,34 +191,47 @@ def test_who_has_ended_reports_nothing_more_and_is_no_loss_to_others(nodes: Node
 
 
 def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_not_given() -> None:
-    asked: list[tuple[int, Any]] = []
-    meeting = Meeting(1, (4, 5, 6), ("gpu01",), lambda id, order: asked.append((id, order)))
-    meeting.lead(29500, "--master-port", again=False)
+    held = Held((4, 5, 6), "gpu01")
+    meeting = held.meeting
+    meeting.begin(29500, "--master-port", again=False)
     meeting.on_report(5, Leads(1, 1, ("10.9.9.9",), 2))  # not the first one
     meeting.on_report(5, Reached(1, "10.9.9.9"))  # not asked yet
     meeting.on_report(4, Leads(1, 29500, ("10.0.0.1", "gpu01"), 4711))
     reach = Reach(1, ("gpu01", "10.0.0.1"), 4711)
-    assert asked == [(4, Lead(1, 29500, "--master-port", again=False)), (5, reach), (6, reach)]
+    assert held.asked == [(4, Lead(1, 29500, "--master-port", again=False)), (5, reach), (6, reach)]
     meeting.on_report(5, Reached(1, "10.0.0.1"))
-    assert not meeting.is_over
+    assert held.loop.deadline is None
     meeting.on_report(6, Reached(1, "10.6.6.6"))
-    assert meeting.is_over
-    assert meeting.address == "10.0.0.1"
-    assert meeting.unreached == {6: "at 10.6.6.6, which is none of its addresses"}
+    held.loop.run_once()
+    (unreached,) = held.fed
+    assert unreached.nodes == ((6, "at 10.6.6.6, which is none of its addresses"),)
+    assert held.begun == []
+
+
+def test_a_node_that_has_reached_the_first_one_may_lose_it_before_all_have_met() -> None:
+    held = Held((4, 5, 6), "gpu01")
+    held.meeting.on_report(4, Leads(1, 29500, (), 4711))
+    held.meeting.on_report(5, Reached(1, "gpu01"))
+    held.meeting.on_report(5, Reached(1, "", "connection closed"))
+    held.meeting.on_report(6, Reached(1, "gpu01"))
+    held.loop.run_once()
+    (unreached,) = held.fed
+    assert unreached.nodes == ((5, "connection closed"),)
+    held.meeting.on_report(6, Reached(0, "", "of an earlier meeting"))
+    held.meeting.on_report(6, Reached(1, "", "silent for 10 s"))
+    assert [event.reason for event in held.fed[1:]] == ["silent for 10 s"]
 
 
 def test_who_is_called_by_a_loopback_address_is_reached_from_other_hosts_all_the_same() -> None:
     """As with `--hosts 127.0.0.1,gpu02`: the other node finds itself at that address, and nobody who has the key."""
-    asked: list[tuple[int, Any]] = []
-    meeting = Meeting(1, (1, 2), ("127.0.0.1",), lambda id, order: asked.append((id, order)))
-    meeting.on_report(1, Leads(1, 29500, ("10.0.0.1",), 4711))
-    assert asked == [(2, Reach(1, ("127.0.0.1", "10.0.0.1"), 4711))]
-    meeting.on_report(2, Reached(1, "10.0.0.1"))
-    assert (meeting.address, meeting.unreached) == ("10.0.0.1", {})
+    held = Held((1, 2), "127.0.0.1")
+    held.meeting.on_report(1, Leads(1, 29500, ("10.0.0.1",), 4711))
+    assert held.asked == [(2, Reach(1, ("127.0.0.1", "10.0.0.1"), 4711))]
+    held.meeting.on_report(2, Reached(1, "10.0.0.1"))
+    assert (held.begun, held.fed) == ([((1, 2), 29500, "10.0.0.1")], [])
 
 
 def test_a_node_alone_meets_at_its_loopback_address_whatever_address_of_the_command_it_has_reached() -> None:
-    meeting = Meeting(1, (7,), ("gpu01",), lambda id, order: None)
-    meeting.on_report(7, Leads(1, 29500, ("10.0.0.1",), 4711))
-    assert meeting.is_over
-    assert meeting.address == "127.0.0.1"
+    held = Held((7,), "gpu01")
+    held.meeting.on_report(7, Leads(1, 29500, ("10.0.0.1",), 4711))
+    assert held.begun == [((7,), 29500, "127.0.0.1")]

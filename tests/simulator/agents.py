@@ -13,7 +13,7 @@ from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.link import Link
 from ddplaunch.launcher.job.messages import Hello, NodeFacts
 from ddplaunch.launcher.job.orders import Generation, JobEnd, LookingForCoordinator, NodeEnd, SentReport, Waits
-from ddplaunch.launcher.job.remote_link import RemoteLink
+from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink
 from ddplaunch.launcher.node.child import LOOK_AT_LAPSE
 from ddplaunch.launcher.tell.causes import NO_TRACES
 from ddplaunch.reach.silence import Keepalive
@@ -29,6 +29,18 @@ AT_WORK = (Phase.RUNNING, Phase.SETTLING)
 STOPS = frozenset({int(SIGINT), int(SIGTERM), int(SIGHUP), int(SIGQUIT)})
 FRONT_KILLS_WITHIN = 2 * LOOK_AT_LAPSE  # seconds from the end of a lease: the front sees it at three looks
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
+
+
+class _Link(RemoteLink):
+    """The real link; which arbiter it has reached is known outside of the process, too."""
+
+    def __init__(self, agent: Agent, elsewhere: CoordinatorElsewhere, lease: Lease) -> None:
+        super().__init__(cast(Any, agent.process), elsewhere, lease)
+        self._agent = agent
+
+    def _on_opened(self, peer: Any, found_as: str) -> None:
+        self._agent.follows = self._agent.world.arbiter
+        super()._on_opened(peer, found_as)
 
 
 class Agent:
@@ -57,16 +69,15 @@ class Agent:
     def __str__(self) -> str:
         return f"agent {self.number}"
 
-    def hello(self, reached: str) -> Hello:
-        """Return the first message to an arbiter that was reached under this address."""
-        self.follows = self.world.arbiter
+    def hello(self) -> Hello:
+        """Return the first message to an arbiter."""
         return Hello(
             requested_rank=self.number if self.world.scenario.ranked else None,
             host=address_of(self.number),
             workers=self.world.scenario.workers,
             backend="gloo",
             backend_reason="",
-            reached=reached or address_of(self.number),
+            reached=address_of(self.number),
             facts=FACTS,
         )
 
@@ -75,15 +86,14 @@ class Agent:
         scenario, policy = self.world.scenario, self.world.scenario.policy
         seconds = scenario.heartbeat_timeout if policy.lease else inf
         self.lease = Lease(seconds, self.world.monotonic)
-        self.link = link = RemoteLink(
-            cast(Any, self.process),
+        elsewhere = CoordinatorElsewhere(
             key=KEY,
-            hello=self.hello,
+            first_message=self.hello(),
             keepalive=Keepalive(max_nodes=policy.max_nodes, timeout=scenario.heartbeat_timeout),
             rdzv_timeout=policy.rdzv_timeout,
-            lease=self.lease,
             how_back="for it" if policy.lease and scenario.where == "by hand" else "",
         )
+        self.link = link = _Link(self, elsewhere, self.lease)
         link.aim([address_of(COMMAND if scenario.where == "command" else 0)], [PORT])
 
     @property

@@ -74,15 +74,15 @@ class Arbiter(Coordinator):
             listen=None,
             ports=(PORT,),
         )
-        self.incoming = Incoming(cast(Any, process), terms, self, lambda text: self.world.note(self, text))
+        self.incoming = Incoming(cast(Any, process), terms, self)
         self.link = LocalLink(cast(Any, process), self)
         self.world.arbiters.append(self)
         if own is None:
             process.exits = lambda: self.state.end.status if self.is_over else None
             self.lead(self.link.on_order, self.incoming.agents, is_one_host=False)
         else:
-            own.link = self.link
-            self.add_own_agent(self.link.on_order, self.incoming.agents.add_own(own.hello("")), self.incoming.agents)
+            own.link, own.follows = self.link, self
+            self.add_own_agent(self.link.on_order, self.incoming.agents.add_own(own.hello()), self.incoming.agents)
 
     def __str__(self) -> str:
         return f"arbiter on {self.process.machine.number}"
@@ -130,6 +130,9 @@ class Arbiter(Coordinator):
         if stands.get(after.phase):
             raise Violation(f"nothing waits without a deadline: the job in {after.phase.name}")
 
+    def print(self, text: str) -> None:
+        self.world.note(self, text)
+
     def on_report(self, id: int, report: Any) -> None:
         if isinstance(report, SentReport):
             self.world.note(self, f"hears of {id}: {report}")
@@ -174,13 +177,11 @@ class Arbiter(Coordinator):
         if self.own is not None and order[0] != SELF_ID:
             raise Violation(f"node 0 is the arbiter's own, if it has one: {number} has {order}")
 
-    def _order_to_begin(
-        self, number: int, order: Sequence[int], restarts: int, port: int, address: str | None = None
-    ) -> None:
-        world, term = self.world, self.state.generation.term
+    def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None:
+        world, number, term = self.world, self.state.generation.number, self.state.generation.term
         if term <= max(world.runs, default=-1):
             raise Violation(f"terms grow: {term} begins after {max(world.runs)}")
         size = world.scenario.workers * len(order)
         self.runs.append(Run(term, number, self, frozenset(map(self._machine, order)), size))
         world.runs[term], self.began[number] = self.runs[-1], world.now
-        super()._order_to_begin(number, order, restarts, port, address)
+        super().order_to_begin(order, port, address)

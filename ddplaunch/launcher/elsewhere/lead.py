@@ -124,7 +124,7 @@ class Lead(BehindFront):
             listen=None,  # on all addresses, if there are ports
             ports=lead.ports,
         )
-        self.incoming = Incoming(loop, terms, self.coordinator, self._reporter.print)
+        self.incoming = Incoming(loop, terms, self.coordinator)
         self._link = LocalLink(loop, self.coordinator, has_workers=False)
         self.coordinator.lead(self._link.on_order, self.incoming.agents, is_one_host=spec.simulate is not None)
         self._reporter.tell_all = self.coordinator.say

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from math import inf
 from socket import socket
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -17,7 +18,6 @@ from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Keepalive
 from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.addresses import is_loopback
 from ddplaunch.system.net.port import listen
 
 _TOO_MANY = "too many connections"
@@ -52,6 +52,9 @@ class Heartbeat:
 
 _SILENT_BEATS = 2  # from one ping to the next
 _PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
+# connections that there may be at once, in a job of few nodes; else twice as many as nodes, since an agent that was lost may be
+# back before its old connection has ended
+_LEAST_LIMIT = 64
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -69,16 +72,19 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class _Connection:
+    """A peer, and what its pings, its answers and its lease have come to. Times are of the loop, unless it is said."""
+
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.host_silence = 0.0  # seconds, as last measured
+        self.host_silence = 0.0  # seconds for which the kernel of its host sent nothing, as last measured
         self.heartbeat = Heartbeat()
         self.is_known = False  # whether it has sent a valid message besides pongs
-        self.pings: deque[float] = deque()  # when those were sent that have no answer yet, in their order
+        # when each ping was sent that has no answer yet, the oldest first; this and `answered` by time.monotonic of this process
+        self.pings: deque[float] = deque()
         self.answered = -inf  # when the last ping was sent that it has answered
         self.renewal = -inf  # the number of the last renewal of its lease: when it was sent, by the agent's clock
-        self.renewed_at = -inf  # when that came: the lease began no later
-        self.heard_at = -inf  # when that or another message came
+        self.renewed_at = -inf  # when that renewal came: the lease began no later
+        self.heard_at = -inf  # when any message came last
 
     def renew(self, message: messages.Hello | messages.Pong, at: float) -> None:
         """Take a renewal of the lease, which comes with a hello and with each answer to a ping.
@@ -94,56 +100,56 @@ class _Connection:
         self.renewal, self.renewed_at = message.at, at
 
 
+class Receiver(Protocol):
+    """Who takes the messages of the peers, and hears what becomes of their connections."""
+
+    def on_message(self, id: int, message: messages.ToCoordinator) -> None:
+        """Take a valid message of a peer, other than a pong."""
+
+    def on_pong(self) -> None:
+        """Hear that a peer has answered a ping."""
+
+    def on_part_dropped(self, id: int, reason: str) -> None:
+        """Hear that a message was malformed which only tells of workers, and was left out: no node is lost for that."""
+
+    def on_lost(self, id: int, reason: str, renewed_at: float) -> None:
+        """Hear that a peer is lost, or was expelled; `renewed_at` is when the last renewal of its lease came, -inf if none."""
+
+    def on_refused(self, address: str, reason: str) -> None:
+        """Hear that a connection from this address was refused."""
+
+
 class Connections:
     """Authenticated peers by number, in order of arrival; each is pinged from time to time.
 
-    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason and when the last
-    renewal of its lease came. `dropped` gets each peer of whose message what it tells of workers was
-    malformed and left out, with the reason: no node is lost for that. `answered` is called at each pong. Each
-    ping says which pong has come last, from whose sending the lease of a peer runs.
+    Each ping says which pong has come last, since the lease of a peer runs from when the peer sent that one.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        terms: Terms,
-        *,
-        received: Callable[[int, messages.ToCoordinator], None],
-        lost: Callable[[int, str, float], None],
-        dropped: Callable[[int, str], None],
-        refused: Callable[[str, str], None],
-        answered: Callable[[], None],
-    ) -> None:
-        """Listen on one of the ports of `terms`; raise LaunchError if all are taken."""
-        self._received_message = received
-        self._lost = lost
-        self._dropped = dropped
-        self._answered = answered
+    def __init__(self, loop: Loop, terms: Terms, receiver: Receiver) -> None:
+        """Listen on one of the ports of `terms`, if it has any. Raises LaunchError: all are taken."""
         self._loop = loop
         self._terms = terms
-        self._silence, self._beat = terms.keepalive.silence(), terms.keepalive.beat
+        self._receiver = receiver
+        self._silence, self._beat = terms.keepalive.silence(), terms.keepalive.beat  # seconds from ping to ping
         self._beat_at = loop.timer(None, self._send_heartbeats)
-        self._next_beat = 0.0
-        self._unpinged: list[int] = []  # in this beat, last first
-        self._is_in_turn = True  # whether this one was due, and not only wanted
-        self._asked_at = -inf  # when a ping of all was last wanted
+        self._next_beat = 0.0  # when the next round of pings is due
+        self._unpinged: list[int] = []  # peers that the round which goes on has not come to
+        self._counts_silence = True  # in this round: it was due, and not only wanted by `ping_all`
+        self._all_asked_at = -inf  # when `ping_all` was last called, by time.monotonic
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
-        self._most = max(64, 2 * terms.keepalive.max_nodes)
-        self._refused = refused
-        self._listener = (
-            None
-            if terms.ports is None
-            else Listener(
+        self._most = max(_LEAST_LIMIT, 2 * terms.keepalive.max_nodes)
+        self._listener: Listener | None = None
+        if terms.ports is not None:
+            self._listener = Listener(
                 loop,
                 terms.listening or listen(terms.listen, terms.ports),
                 terms.key,
                 opened=self._on_opened,
-                refused=refused,
+                refused=receiver.on_refused,
                 user_timeout=terms.keepalive.user_timeout,
                 max_half_open=self._most,
             )
-        )
         self.port = 0 if self._listener is None else self._listener.port
 
     @property
@@ -163,7 +169,7 @@ class Connections:
 
     def ping_all(self) -> None:
         """Ping all peers now, out of turn: many who want that within a round trip make nobody look dead."""
-        self._asked_at = time.monotonic()
+        self._all_asked_at = time.monotonic()
         if self._connections:
             self._beat_at.set(self._loop.now())
 
@@ -174,7 +180,7 @@ class Connections:
 
     def has_answered(self, id: int) -> bool:
         """Return whether a peer has answered a ping that was sent since `ping_all` was last called."""
-        return id in self._connections and self._connections[id].answered >= self._asked_at
+        return id in self._connections and self._connections[id].answered >= self._all_asked_at
 
     def offset(self, id: int) -> tuple[float, float]:
         """Return what has to be added to this peer's times to get ours, in seconds, and how wrong that may be."""
@@ -194,14 +200,6 @@ class Connections:
     def local_address(self, id: int) -> str:
         """Return the address of this node that a peer has reached, as the kernel of this node has it."""
         return self._connections[id].peer.local_address
-
-    def address(self, id: int) -> str:
-        """Return the address at which other nodes reach a peer: where the peer connects from, or ours for a peer on this host."""
-        peer = self._connections[id].peer
-        if not is_loopback(peer.address):
-            return peer.address
-        own = (connection.peer.local_address for connection in self._connections.values())
-        return next((address for address in own if not is_loopback(address)), peer.address)
 
     def drop(self, id: int) -> None:
         """Close a connection and report nothing."""
@@ -228,15 +226,15 @@ class Connections:
         """Close a connection, and report it as lost; `may_return`: its agent may come back as a new node."""
         connection = self._connections.get(id)
         if connection is not None:
-            if not connection.is_known:  # nothing else reports it
+            if not connection.is_known:  # the job knows no agent there, so nothing else tells the user
                 self._report_refusal(connection.peer.address, reason)
             connection.peer.send(messages.encode(messages.GivenUp(line(reason), may_return)))
         self.drop(id)
-        self._lost(id, reason, -inf if connection is None else connection.renewed_at)
+        self._receiver.on_lost(id, reason, -inf if connection is None else connection.renewed_at)
 
     def _report_refusal(self, address: str, reason: str) -> None:
         if self._listener is None:
-            self._refused(address, reason)
+            self._receiver.on_refused(address, reason)
         else:
             self._listener.report_refusal(address, reason)
 
@@ -268,7 +266,7 @@ class Connections:
         self._add(peer)
 
     def _add(self, peer: Peer) -> int | None:
-        """Take a peer, and ping it once; return its number, or None if there are too many."""
+        """Take a peer, and ask for its clock by a first ping; return its number, or None if there are too many."""
         if len(self._connections) >= self._most:
             self._report_refusal(peer.address, _TOO_MANY)
             peer.send(messages.encode(messages.GivenUp(_TOO_MANY)))
@@ -287,77 +285,86 @@ class Connections:
     def _on_payload(self, id: int, payload: bytes) -> None:
         """Pass on a message of a peer; expel a peer whose message is malformed. Called by the peer."""
         connection = self._connections[id]
-        heartbeat = connection.heartbeat
         try:
-            message = self._decoded(id, payload)
+            message = self._decode(id, payload)
             if isinstance(message, messages.Hello | messages.Pong):
                 connection.renew(message, self._loop.now())
         except Malformed as error:
             self.expel(id, f"sent a malformed message ({error})")
             return
-        heartbeat.unanswered = 0
+        connection.heartbeat.unanswered = 0  # any message shows that the peer lives
         connection.heard_at = self._loop.now()
         if isinstance(message, messages.Pong):
-            heartbeat.pong_received(message.sent, message.at, time.monotonic())
-            self._answered()
+            connection.heartbeat.pong_received(message.sent, message.at, time.monotonic())
+            self._receiver.on_pong()
         elif message is not None:
-            self._received_message(id, message)
+            self._receiver.on_message(id, message)
             connection.is_known = True
 
-    def _decoded(self, id: int, payload: bytes) -> messages.ToCoordinator | None:
-        """Return the message. If it is malformed, but only about workers, drop it and return NoAnswer or None instead.
+    def _decode(self, id: int, payload: bytes) -> messages.ToCoordinator | None:
+        """Return the message in these bytes.
 
-        Raises Malformed: any other message is malformed.
+        A malformed message that only tells of workers is reported to the receiver and left out: in place of an answer, return one
+        that says so (`NoAnswer`), in place of any other, None. Raises Malformed: any other message is malformed.
         """
         try:
             return messages.for_coordinator(payload)
         except Malformed as error:
             try:
-                message = messages.without_words(payload)
+                stand_in = messages.without_words(payload)
             except Malformed:
                 raise error from None
-            self._dropped(id, str(error))
-            return message
+            self._receiver.on_part_dropped(id, str(error))
+            return stand_in
 
     def _on_closed(self, id: int, reason: str) -> None:
+        """Lose a peer whose connection has ended. Called by the peer."""
         connection = self._connections.pop(id)
         when = self._loop.clock.paused(self._terms.keepalive.timeout)
         # not that the process has ended: whatever stands between, as a proxy, may have closed the connection of one that lives
-        self._lost(id, f"{reason} while the coordinator was {when}" if when else reason, connection.renewed_at)
+        why = f"{reason} while the coordinator was {when}" if when else reason
+        self._receiver.on_lost(id, why, connection.renewed_at)
 
     # --- time
 
     def _send_heartbeats(self) -> None:
-        """Ping all peers, some in each turn of the loop, and give up those that have not answered for too long.
+        """Go on with a round of pings, or begin one: ping the next peers, or give up those that were silent for too long.
 
-        What counts is the number of pings, so that a pause of this process makes no peer look dead.
+        What counts is the number of pings, so that a pause of this process makes no peer look dead. Called by the loop.
         """
         now = self._loop.now()
         if not self._unpinged:
-            self._unpinged = list(reversed(self._connections))
-            self._is_in_turn = now >= self._next_beat
-            if self._is_in_turn:
-                self._next_beat = now + self._beat
-        due, self._unpinged = self._unpinged[-_PINGS:], self._unpinged[:-_PINGS]
+            self._begin_round(now)
+        next_ones, self._unpinged = self._unpinged[:_PINGS], self._unpinged[_PINGS:]
         if self._unpinged:
-            self._beat_at.set(now)
+            self._beat_at.set(now)  # in the next turn of the loop
         else:
             self._beat_at.set(self._next_beat if self._connections else None)
-        for id in reversed(due):
-            connection = self._connections.get(id)
-            if connection is None:
+        for id in next_ones:
+            if id not in self._connections:
+                continue  # it has gone since the round began
+            if self._counts_silence and self._is_silent_for_too_long(id):
+                silent_for = self._connections[id].heartbeat.unanswered * self._beat
+                self.expel(id, self._silence.describe(silent_for), may_return=True)
                 continue
-            if not self._is_in_turn:
-                self._ping(id)
-                continue
-            agent, host = connection.heartbeat.unanswered * self._beat, connection.peer.host_silence()
-            self._silence.observe(connection.host_silence, host)
-            connection.host_silence = host
-            if self._silence.seconds_left(agent, host, self._beat) == 0:
-                self.expel(id, self._silence.describe(agent), may_return=True)
-            else:
-                connection.heartbeat.unanswered += 1
-                self._ping(id)
+            if self._counts_silence:
+                self._connections[id].heartbeat.unanswered += 1
+            self._ping(id)
+
+    def _begin_round(self, now: float) -> None:
+        """Begin a round of pings; it is out of turn, and counts no silence, if `ping_all` wanted it before the next beat."""
+        self._unpinged = list(self._connections)
+        self._counts_silence = now >= self._next_beat
+        if self._counts_silence:
+            self._next_beat = now + self._beat
+
+    def _is_silent_for_too_long(self, id: int) -> bool:
+        """Measure for how long a peer and its host have been silent; return whether the peer is lost by that."""
+        connection = self._connections[id]
+        agent_silence, host_silence = connection.heartbeat.unanswered * self._beat, connection.peer.host_silence()
+        self._silence.observe(connection.host_silence, host_silence)
+        connection.host_silence = host_silence
+        return self._silence.seconds_left(agent_silence, host_silence, self._beat) == 0
 
     def _ping(self, id: int) -> None:
         connection = self._connections[id]

@@ -1,6 +1,6 @@
 """What decides for all nodes, by `launcher.decide.job`, and carries that out: in the agent of node 0, or in a command.
 
-It knows the agent of node 0 if it is in that; all others are reached through `agents`.
+The agent of node 0, if the coordinator is in it, is called its own agent here; all others are reached through `agents`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ddplaunch.launcher.job.orders import (
     Leads,
     NodeEnd,
     Reached,
-    Unheard,
     Warned,
 )
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
@@ -31,7 +30,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Why
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, below, expendable
+from ddplaunch.system.errors import LaunchError, expendable
 from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.port import PortTaken, Reservation, reserve
@@ -46,7 +45,6 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.launcher.job.warnings import Warnings
     from ddplaunch.record.window.questions import Answer
 
-_ANSWERS_AGAIN = 0.2  # seconds from one look whether the first node has answered to the next
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
     "hint: is ddplaunch running there, with the same address and token? Type `--node-rank` on all nodes or on none. "
@@ -55,30 +53,33 @@ _NOT_MET_HINT = (
 
 
 class Coordinator:
-    """The job's state, and what its decisions come to."""
+    """Keeps the state of the job, feeds events to the decision, and carries out the actions that follow, as orders to agents."""
 
     def __init__(self, loop: Loop, state: job.State, draft: Plan, reporter: JobReporter) -> None:
-        """Begin in this state. `draft` is the plan of this node, made as if all nodes were like this one, or without workers."""
+        """Begin in this state; `add_own_agent` or `lead` follows.
+
+        `draft` is the plan of this node, made as if all nodes were like this one, or without workers in a command.
+        """
         self._loop = loop
         self._draft = draft
         self._reporter = reporter
         self._explainer = Explainer(loop, reporter)
         self.state = state
         self._deadline = loop.timer(None, self._on_deadline)  # of the state
-        # of the coordinator's own agent, or of the command that has started all
+        # takes the orders for the own agent; or, in a command that has started all agents, hears of generations and the end
         self._take_order: Callable[[Order], None]
         self._agents: Agents | None = None  # of the other nodes
-        self._reservation: Reservation | None = None
+        self._reservation: Reservation | None = None  # of MASTER_PORT
         self._is_one_host = False  # all nodes are simulated on this one
-        self._meeting: Meeting | None = None  # of the generation that begins, until all agents are told to
-        self._meetings = 0
+        self._meeting: Meeting | None = None  # the last one: before a generation begins that has none of its nodes here
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
-        self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
+        self._over = loop.timer(None, lambda: None)  # while it is set, agents have the time to take note of the end
+        # each of these from when it is first needed: most jobs need few
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
         self._warnings: Warnings | None = None
-        self._said: set[Warned] = set()  # here, which agents need not say of themselves
+        self._said: set[Warned] = set()  # what this process has said of itself: it is not repeated when agents say it
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def add_own_agent(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
@@ -98,11 +99,10 @@ class Coordinator:
 
     def feed(self, event: job.Event) -> None:
         """Take an event of the job: decide on the next state, then carry out the actions that follow."""
-        if self._meeting is not None and isinstance(event, job.AgentLost) and event.id in self._meeting.order:
-            self._meeting = None  # no worker runs yet, there or elsewhere: nothing is waited for
-            self.feed(job.Unreached((), event.at))
+        if isinstance(event, job.AgentLost) and self._meeting is not None:
+            self._meeting.on_agent_lost(event.id, event.at)
         before = self.state
-        if isinstance(event, job.NodeEscalated):
+        if isinstance(event, job.NodeEscalated):  # the user does not want to wait
             self._explainer.report_now()
         self.state, actions = job.step(before, event)
         self._deadline.set(self.state.deadline)
@@ -110,48 +110,48 @@ class Coordinator:
         for action in actions:
             self._carry_out(action)
         if self._meeting is not None and self.state.phase is not job.Phase.RUNNING:
-            self._dissolve()
+            self._meeting.cancel()  # of a generation that is to end before it has begun
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
-            # once the workers have been asked
+            # the report's imports take a while: in the next turn of the loop, agents have been ordered to stop their workers
             self._loop.timer(self._loop.now(), self._reporter.prepare)
         if self._agents is not None:
-            if (ends_with := job.status_if_ending(before, self.state, self._loop.now())) is not None:
-                self._agents.ending(ends_with)
-            self._agents.state_changed()
-        for asked in (self._questions, self._streams):
-            if asked is not None and len(self.state.members) < len(before.members):
-                asked.drop_departed(self.state.members)
+            status = job.status_if_ending(before, self.state, self._loop.now())
+            if status is not None:  # the job is being stopped for good
+                self._agents.ending(status)
+            self._agents.state_changed()  # an agent may wait for a node rank that is free now
+        if len(self.state.members) < len(before.members):
+            for part in (self._questions, self._streams):
+                if part is not None:
+                    part.drop_departed(self.state.members)
 
     def _on_deadline(self) -> None:
         """Feed that the deadline of the state has come. Called by the loop."""
-        is_silent = False
-        if self.state.partition.due is not None and self._agents is not None:
-            first = next((member.id for member in self.state.members.values() if member.node_rank == 0), SELF_ID)
-            is_silent = not self._agents.connections.has_answered(first)
-        self.feed(job.DeadlineReached(self._loop.now(), is_silent))
+        is_first_silent = self._meeting is not None and self._meeting.is_first_silent
+        self.feed(job.DeadlineReached(self._loop.now(), is_first_silent))
 
     def on_report(self, id: int, report: Report) -> None:
         """Take a report of an agent. Reports of agents that were refused, or are no members yet, are dropped."""
         if id not in self.state.members:
             return
-        now = self._loop.now()
+        now, member = self._loop.now(), self.state.members[id]
         match report:
             case node.RequestStore():
-                first = [member.id for member in self.state.members.values() if member.node_rank == 0]
-                self._order(first, node.StoreOrdered(now))
-            case GroupMade() if self.state.members[id].node_rank == 0:
-                expendable(
-                    self.on_process_group, lambda why: self._say_once(f"stragglers are no longer looked for: {why}")
-                )
-            case NodeEnd(number) if number == self.state.generation.number and not self.state.members[id].has_ended:
-                self._explainer.add_traces(report.exits, report.traces)
-                self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
-            case Leads(number) | CannotLead(number) | Reached(number) | Unheard(number) if number == self._meetings:
-                self._on_meeting_report(id, report)
+                first = [other.id for other in self.state.members.values() if other.node_rank == 0]
+                self.order(first, node.StoreOrdered(now))
+            case GroupMade():
+                if member.node_rank == 0:  # each node reports its own, and one report is enough
+                    expendable(self.on_process_group, self._say_without_stragglers)
+            case NodeEnd(number):
+                if number == self.state.generation.number and not member.has_ended:
+                    self._explainer.add_traces(report.exits, report.traces)
+                    self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
+            case Leads() | CannotLead() | Reached():
+                if self._meeting is not None:  # else nobody was asked for that
+                    self._meeting.on_report(id, report)
             case Forward(signum):
                 self.forward(signum)
             case Warned():
-                self._warn(self.state.members[id], report)
+                self._warn(member, report)
             case node.ReportStopping(why, signum, by_cluster):
                 self.feed(job.NodeStopping(id, why, signum, now, by_cluster))
             case node.ReportNotice(signum):
@@ -167,7 +167,7 @@ class Coordinator:
             case node.Resume():
                 self.feed(job.JobResumed(now))
             case _:
-                self._on_workers_report(self.state.members[id], report)
+                self._on_workers_report(member, report)
 
     def _on_workers_report(self, member: Member, report: Report) -> None:
         """Take a report about the agent's workers: an answer, what one of them says to a client, or their stacks at the end."""
@@ -182,25 +182,36 @@ class Coordinator:
             case StacksAtEnd(number) if number == self.state.generation.number and not member.has_ended:
                 self._explainer.add_samples(member.id, report.stacks.samples(member.host))
 
-    def say(self, text: str, is_warning: bool) -> None:
-        """Say something of the command that has started all agents, which need not say the same of themselves."""
-        self._said.add(Warned(line(text), is_warning))
-        self._reporter.print(f"warning: {text}" if is_warning else text)
+    def print(self, text: str) -> None:
+        """Print a line for the user."""
+        self._reporter.print(text)
 
-    def _say_once(self, warning: str) -> None:
+    def say(self, text: str, is_warning: bool) -> None:
+        """Print what holds for this process, in place of all agents that say the same of themselves."""
+        self._said.add(Warned(line(text), is_warning))
+        self.print(f"warning: {text}" if is_warning else text)
+
+    def _say_without_stragglers(self, why: str) -> None:
+        warning = f"stragglers are no longer looked for: {why}"
         if Warned(line(warning), is_warning=True) not in self._said:
             self.say(warning, is_warning=True)
 
     def _warn(self, member: Member, warned: Warned) -> None:
+        """Print what an agent warns of, together with the same of others, unless it was said of this process."""
         if warned in self._said:
             return
         if self._warnings is None:
             from ddplaunch.launcher.job.warnings import Warnings  # most jobs lack nothing
 
-            self._warnings = Warnings(self._loop, self._reporter.print, self.state.members.values)
+            self._warnings = Warnings(self._loop, self)
         self._warnings.add(member, warned)
-        if self._has_ended:
+        if self._has_ended:  # nothing is gathered any more
             self._warnings.flush()
+
+    @property
+    def members(self) -> Mapping[int, Member]:
+        """The agents that take part in the job, spares included, by id."""
+        return self.state.members
 
     @property
     def questions(self) -> Questions:
@@ -208,53 +219,50 @@ class Coordinator:
         if self._questions is None:
             from ddplaunch.launcher.job.questions import Questions
 
-            self._questions = Questions(self._loop, lambda: self.state.members, self._order)
+            self._questions = Questions(self._loop, self)
         return self._questions
 
     @property
     def streams(self) -> NodeStreams:
-        """The clients that are connected to agents of other nodes, which may then hold a worker in a debugger."""
+        """The streams of clients, such as debuggers, that are connected to agents of other nodes."""
         if self._streams is None:
             from ddplaunch.launcher.job.questions import NodeStreams  # few jobs are debugged
 
-            def ended(id: int) -> None:
-                if id in self.state.limits.debugging and not self.state.policy.debugs:
-                    self.feed(job.LimitsPaused(id, False))
-
-            self._streams = NodeStreams(self._loop, self._order, ended)
+            self._streams = NodeStreams(self._loop, self)
         return self._streams
+
+    def on_last_stream_ended(self, id: int) -> None:
+        """Let the time limits go on that waited since a client held a worker of this agent in a debugger."""
+        if id in self.state.limits.debugging and not self.state.policy.debugs:
+            self.feed(job.LimitsPaused(id, False))
 
     def attaches(self, id: int) -> bool:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
 
     def on_process_group(self) -> None:
-        """Take note that a worker of this generation has a process group."""
+        """Look for stragglers from now on: a worker of this generation has a process group."""
         if self.stragglers is None:
-            from ddplaunch.launcher.job.straggler_check import StragglerCheck  # many jobs have none
+            from ddplaunch.launcher.job.straggler_check import StragglerCheck  # many jobs have no process group
 
-            self.stragglers = StragglerCheck(
-                self._loop,
-                self.state.policy.straggler_check,
-                members=self._members_at_work,
-                ask=self.questions.ask,
-                offset=lambda id: (0.0, 0.0) if self._agents is None else self._agents.connections.offset(id),
-                report=self._reporter.report_straggler,
-                warn=self._reporter.print,
-                keep=self._reporter.keep_collectives,
-            )
+            every = self.state.policy.straggler_check
+            self.stragglers = StragglerCheck(self._loop, every, self, self._reporter)
         self.stragglers.begin()
 
-    def _members_at_work(self) -> Mapping[int, Member] | None:
+    def members_at_work(self) -> Mapping[int, Member] | None:
         """Return the members while their workers run; None: they are not to be asked now."""
         going = self.state.phase is job.Phase.RUNNING and self.state.limits.suspended_at is None
         return self.state.members if going else None
+
+    def clock_offset(self, id: int) -> tuple[float, float]:
+        """Return what is to be added to an agent's times to get ours, in seconds, and how wrong that may be."""
+        return (0.0, 0.0) if self._agents is None else self._agents.connections.offset(id)
 
     def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
         """Tell an agent that it cannot take part, with which its node ends; and the user."""
         who = "the command" if self.state.policy.dispatched else "node 0"
         text = LaunchError(f"{who} refused this node: {reason}", hint=hint).render()
-        self._order((id,), JobEnd(status=status, why="refused", text=text))
+        self.order((id,), JobEnd(status=status, why="refused", text=text))
         if self._agents is not None:
             self._agents.refused(id, reason)
 
@@ -263,38 +271,40 @@ class Coordinator:
         others = "go on if enough are left" if self.state.generation.number >= 0 else "wait for another one"
         further = "" if id == SELF_ID else f"; the others {others}"  # of node 0, it has been said for what they wait
         text = f"ddplaunch: this node has left the job ({signal_name(signum)}){further}\n"
-        self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
+        self.order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
-        self._order(list(self.state.members), Forward(signum))
+        self.order(list(self.state.members), Forward(signum))
 
     # --- what follows
 
     def _carry_out(self, action: job.Action) -> None:
         """Carry out one action of the decision (`launcher.decide.job`)."""
         match action:
-            case job.BeginGeneration(number, order, restarts):
-                self._begin(number, order, restarts)
-            case job.LeaveJob(signum, unfit) if self._agents is not None:
-                self._has_ended = self._has_ended or bool(unfit)
-                self._agents.leave(signum, unfit)
+            case job.BeginGeneration(order=order):
+                self._begin(order)
+            case job.LeaveJob(signum, why_unfit):
+                if self._agents is not None:
+                    self._agents.leave(signum, why_unfit)
+                    self._has_ended = self._has_ended or bool(why_unfit)  # else `Release` of the own agent follows
             case job.StopNodes(ids, signum, by_cluster, others_ended):
-                why = self.state.why or Why.COORDINATOR
-                self._order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
+                why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
+                self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
             case job.KillNodes(ids):
-                self._order(ids, node.KillOrdered(self._loop.now()))
-            case job.Refuse(id, reason, status, hint, unfit):
+                self.order(ids, node.KillOrdered(self._loop.now()))
+            case job.Refuse(id, reason, status, hint, faulty):
                 self.refuse(id, reason, status, hint)
-                if unfit is not None:
-                    self._reporter.report_left_out(unfit, reason, self.state.policy.host_names)
+                if faulty is not None:  # a member, whose machine seems to be at fault
+                    self._reporter.report_left_out(faulty, reason, self.state.policy.host_names)
             case job.Release(id, signum):
-                self._has_ended = self._has_ended or id == SELF_ID
+                self._has_ended = self._has_ended or id == SELF_ID  # the others wait for another coordinator
                 self.release(id, signum)
             case job.LeaveBehind(id, text):
-                self._order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
-            case job.Drop(id) if self._agents is not None:
-                self._agents.connections.drop(id)
+                self.order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
+            case job.Drop(id):
+                if self._agents is not None:
+                    self._agents.connections.drop(id)
             case job.ReportFailure(wait):
                 self._explainer.explain_end(self.state, lambda findings: self._reporter.report_failure(findings, wait))
             case job.Print(text):
@@ -305,14 +315,18 @@ class Coordinator:
                 self._reporter.report_progress(seconds)
             case job.EndJob(status, error, requeue, hint):
                 advice = f"hint: {hint}" if hint else _NOT_MET_HINT
-                if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
+                text = f"error: {error}\n\n{advice}\n" if error else self._begin_error
+                if text:
                     self._end(status, requeue, Findings(state=self.state, error=text))
                 else:
                     self._explainer.explain_end(self.state, partial(self._end, status, requeue))
 
     def _report_idle(self, seconds: float) -> None:
-        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
-        if self.stragglers is None:
+        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where.
+
+        For that all nodes are asked for the stacks of their workers, and a child compares these.
+        """
+        if self.stragglers is None:  # no process group is known
             self._reporter.report_idle(seconds, "")
             return
         from ddplaunch.launcher.job.questions import Asker
@@ -320,128 +334,81 @@ class Coordinator:
         from ddplaunch.record.window.questions import AskStacks, NodeStacks
 
         samples: list[Sample] = []
-        named_at = self.state.idleness.printed_at
+        decided_at = self.state.idleness.printed_at
+        # what fails in this is no reason to end a job
         guard = partial(expendable, failed=lambda _why: self._reporter.report_idle(seconds, ""))
 
-        def answered(member: Member, answer: Answer) -> None:
+        def on_answer(member: Member, answer: Answer) -> None:
             if isinstance(answer, NodeStacks):
                 guard(lambda: samples.extend(answer.samples(member.host)))
 
-        def explained(found: Whereabouts) -> None:
-            if self._members_at_work() and self.state.idleness.progress_at <= named_at:
+        def on_explained(found: Whereabouts) -> None:
+            has_moved_since = self.state.idleness.progress_at > decided_at
+            if self.members_at_work() and not has_moved_since:
                 self._reporter.report_idle(seconds, found.what)
 
-        def done() -> None:
-            guard(lambda: self._explainer.explain_hang(samples, explained))
+        def on_all_answered() -> None:
+            guard(lambda: self._explainer.explain_hang(samples, on_explained))
 
-        question, asker = AskStacks(WITHIN, threads=False, native=False), Asker(answered=answered, done=done)
+        asker = Asker(answered=on_answer, done=on_all_answered)
+        question = AskStacks(WITHIN, threads=False, native=False)
         guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
 
-    def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
-        """Reserve MASTER_PORT and order all agents to begin a generation; feed the failure if no port can be had.
+    def _begin(self, order: Sequence[int]) -> None:
+        """Reserve MASTER_PORT and order these agents, by node rank, to begin; feed the failure if no port can be had.
 
-        If the first one is on another host, it reserves the port, and the others reach it before.
+        If the first of them is on another host, it has to reserve the port: then the nodes meet before they begin.
         """
         self._explainer.begin_generation()
         if self.stragglers is not None:
             self.stragglers.stop()
-        if self._agents is not None and order[0] != SELF_ID and not self._is_one_host:
-            self._meet(self._agents, order)
+        first_is_elsewhere = order[0] != SELF_ID and not self._is_one_host
+        if self._agents is not None and first_is_elsewhere:
+            self._hold_meeting(self._agents, order)
             return
         try:
             port = self._reserve()
         except PortTaken:
             self.feed(job.PortTaken(self._loop.now()))
-            return
         except LaunchError as error:
-            self._begin_error = error.render()
-            failure = StartFailure(0, self.state.members[order[0]].host, error.message, error.status)
-            self.feed(job.BeginFailed(failure, self._loop.now()))
-            return
-        self._order_to_begin(number, order, restarts, port)
+            host = self.state.members[order[0]].host
+            self.fail_to_begin(StartFailure(0, host, error.message, error.status), error)
+        else:
+            self.order_to_begin(order, port)
 
-    def _order_to_begin(
-        self, number: int, order: Sequence[int], restarts: int, port: int, address: str | None = None
-    ) -> None:
-        """Order these agents to begin a generation; `address` is MASTER_ADDR, unless the user gave it, or all reach this node."""
+    def _hold_meeting(self, agents: Agents, order: Sequence[int]) -> None:
+        """Have these nodes meet, after which `order_to_begin` or `fail_to_begin` is called, or other nodes begin."""
+        from ddplaunch.launcher.job.meeting import Meeting  # most jobs have a coordinator on node 0
+
+        number = 1 if self._meeting is None else self._meeting.number + 1
+        self._meeting = Meeting(self._loop, agents, self, number, order)
+        port, origin = self._draft.master_port or 0, line(self._draft.reasons["master_port"])
+        self._meeting.begin(port, origin, again=self.state.may_wait_for_port)
+
+    def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None:
+        """Order these agents to begin the generation of the state; `address` is MASTER_ADDR, unless the user gave another.
+
+        None in place of the address: all nodes reach this one, and `Agents.agree` finds where.
+        """
         agreed = self._agents.agree(order, address) if self._agents is not None else None
         generation = Generation(
-            number=number,
+            number=self.state.generation.number,
             term=self.state.generation.term,
-            restarts=restarts,
+            restarts=self.state.restarts.number,
             port=port,
+            # an agent has KILLED_WITHIN to kill its workers after its lease, for which the policy waits too
             lease=max(0.0, self.state.policy.lease - job.KILLED_WITHIN),
             agreed=agreed,
-            ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),
+            ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),  # of a job of one node
         )
         if self._agents is not None:
             self._agents.begin(order, generation)
-        self._take_order(generation)  # last: it is busy when it starts
+        self._take_order(generation)  # last: the own agent is busy when it starts its workers
 
-    # --- where the first node is another one
-
-    def _meet(self, agents: Agents, order: Sequence[int]) -> None:
-        """Have the first of these nodes make ready, and the others reach it."""
-        from ddplaunch.launcher.job.meeting import Meeting
-
-        self._meetings += 1
-        self._meeting = Meeting(self._meetings, order, agents.names_of(order[0]), agents.ask)
-        port, origin = self._draft.master_port or 0, line(self._draft.reasons["master_port"])
-        self._meeting.lead(port, origin, again=self.state.may_wait_for_port)
-
-    def _on_meeting_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
-        """Take what a node says of the meeting before a generation, in which all have to reach the node that will be node 0.
-
-        While the generation runs, a node only says that it hears node 0 no longer.
-        """
-        if self._agents is None:
-            return
-        if self._meeting is not None:
-            self._meeting.on_report(id, report)
-            self._end_meeting(self._meeting, self._agents, was_pinged=False)
-        elif isinstance(report, Unheard):
-            self._agents.connections.ping_all()  # whether the first node lives, see `_on_deadline`
-            self.feed(job.Unheard(id, below(report.reason), self._loop.now()))
-
-    def _end_meeting(self, meeting: Meeting, agents: Agents, *, was_pinged: bool) -> None:
-        """Begin the generation if all nodes have met, or feed why they have not.
-
-        Where some do not reach the first node, it is pinged, and only its answer shows that they have lost each other: a first
-        node that is lost does not answer, and its loss ends the meeting.
-        """
-        if not meeting.is_over or self._meeting is not meeting:
-            return
-        now = self._loop.now()
-        if meeting.unreached and not (was_pinged and agents.connections.has_answered(meeting.order[0])):
-            if not was_pinged:
-                agents.connections.ping_all()
-            self._loop.timer(now + _ANSWERS_AGAIN, partial(self._end_meeting, meeting, agents, was_pinged=True))
-            return
-        self._meeting = None
-        if meeting.refusal is not None:
-            self._on_not_led(meeting.order[0], meeting.refusal, again=meeting.again)
-        elif meeting.unreached:
-            unreached = tuple((id, below(why)) for id, why in meeting.unreached.items())
-            self.feed(job.Unreached(unreached, now))
-        elif meeting.leads is not None:
-            number, restarts = self.state.generation.number, self.state.restarts.number
-            self._order_to_begin(number, meeting.order, restarts, meeting.leads.port, meeting.address)
-
-    def _on_not_led(self, id: int, refusal: CannotLead, *, again: bool) -> None:
-        """Feed that the generation cannot begin, since the first node cannot make ready for it."""
-        now, host, reason = self._loop.now(), self.state.members[id].host, below(refusal.reason)
-        if refusal.is_taken and again:
-            self.feed(job.PortTaken(now))
-            return
-        status = refusal.status or exitcodes.BUG
-        self._begin_error = LaunchError(f"{host}: {reason}", hint=below(refusal.hint) or None, status=status).render()
-        self.feed(job.BeginFailed(StartFailure(0, host, reason, status), now))
-
-    def _dissolve(self) -> None:
-        """Begin no generation for which the nodes were meeting: it is to end, and no worker was started for it anywhere."""
-        self._meeting = None
-        for id in self.state.members.running:
-            self.feed(job.NodeEnded(id, (), None, self._loop.now()))
+    def fail_to_begin(self, failure: StartFailure, shown: LaunchError) -> None:
+        """Feed that the generation cannot begin, which ends the job; the user reads `shown` then."""
+        self._begin_error = shown.render()
+        self.feed(job.BeginFailed(failure, self._loop.now()))
 
     def _reserve(self) -> int:
         """Reserve MASTER_PORT, and return it.
@@ -458,7 +425,10 @@ class Coordinator:
         return self._reservation.port
 
     def _end(self, status: int, requeue: int, findings: Findings) -> None:
-        """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note."""
+        """Report how the job ended, and send that to all agents, which have QUIT_TIMEOUT seconds to take note.
+
+        `requeue` is the notice (a signal of --requeue-on) after which the job should go back into the queue, 0 for none.
+        """
         if self._warnings is not None:
             self._warnings.flush()
         if self.stragglers is not None:
@@ -466,17 +436,19 @@ class Coordinator:
             if not findings.error:  # which explains the end better than the pace of the workers
                 story, found = self._reporter.story, self.stragglers
                 story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
-        text, outcome = self._reporter.report_end(findings)
         state = findings.state
-        status, why = outcome or (status, state.why.value if state.why is not None else "failed")
+        # by_cluster: the status and the reason, if the cluster decides them
+        text, by_cluster = self._reporter.report_end(findings)
+        status, why = by_cluster or (status, state.why.value if state.why is not None else "failed")
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
             self._agents.end_job(replace(end, text=text), state.unneeded_spares)
-        self._take_order(end)
+        self._take_order(end)  # without the text, which the user of this process has read
 
-    def _order(self, ids: Sequence[int], order: OrderToAll) -> None:
+    def order(self, ids: Sequence[int], order: OrderToAll) -> None:
+        """Give the agents of these members an order, the own agent last: it may be busy for some time then."""
         others = [id for id in ids if id != SELF_ID]
         if self._agents is not None and others:
             self._agents.send(others, order)

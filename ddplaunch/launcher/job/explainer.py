@@ -19,11 +19,11 @@ from ddplaunch.system.loop.loop import Loop
 if TYPE_CHECKING:
     from ddplaunch.system.loop.loop import Pending
 
-_WITHIN = 5.0  # seconds
+_WITHIN = 5.0  # seconds that a child gets
 
 
 class Explainer:
-    """Explains in children, while the loop goes on: what nodes say of thousands of workers takes long to compare."""
+    """Explains ends and hangs, in children while the loop goes on: to compare what thousands of workers did takes long."""
 
     def __init__(self, loop: Loop, reporter: JobReporter) -> None:
         """Explain nothing yet; `reporter` knows what to ask the cluster."""
@@ -47,26 +47,31 @@ class Explainer:
         self._samples[id] = samples
 
     def explain_end(self, state: job.State, report: Callable[[Findings], None]) -> None:
-        """Call `report` once it is known where the workers were, and, where the cluster may be ending the job, why."""
-        self.report_now()
-        question, known = self._reporter.cluster_question(state), Findings(state=state, traces=self._traces)
+        """Call `report` with all that can be found out about the end of a generation; what is not found in time is left out.
 
-        def explained(found: Whereabouts) -> None:
-            findings = replace(known, found=found)
-            if question is None:
-                report(findings)
-            else:
-                self._cluster_ending = self._loop.ask(
-                    question, ClusterEnding(), lambda ending: report(replace(findings, ending=ending))
-                )
+        First, where the workers were, if they have said so as they had to end; then, if the cluster may be ending the job, why.
+        """
+        self.report_now()  # of an end before this one
+        cluster_question = self._reporter.cluster_question(state)
+        findings = Findings(state=state, traces=self._traces)
+
+        def ask_cluster(found: Whereabouts) -> None:
+            with_whereabouts = replace(findings, found=found)
+            if cluster_question is None:
+                report(with_whereabouts)
+                return
+            self._cluster_ending = self._loop.ask(
+                cluster_question, ClusterEnding(), lambda ending: report(replace(with_whereabouts, ending=ending))
+            )
 
         if not self._samples:
-            explained(Whereabouts())
+            ask_cluster(Whereabouts())
             return
         samples = tuple(chain.from_iterable(self._samples.values()))
+        # ranks that were not at work any more: they ended by themselves, or failed before they were stopped
         ended = frozenset(end.rank for end in state.generation.exits if end.stopped_with is None or failed_itself(end))
         explain = partial(_explain, samples, self._reporter.cwd, of_hang=state.why is Why.HUNG, ended=ended)
-        self._whereabouts = self._loop.ask(explain, Whereabouts(), explained, within=_WITHIN)
+        self._whereabouts = self._loop.ask(explain, Whereabouts(), ask_cluster, within=_WITHIN)
 
     def explain_hang(self, samples: Sequence[Sample], then: Callable[[Whereabouts], None]) -> None:
         """Call `then` with what is wrong in workers that make no progress."""

@@ -7,8 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -54,13 +53,15 @@ def prepare(
 ) -> JoinRequest:
     """Decide how this agent finds the other nodes; may look up a name. The secret, if there is one, is in `env`.
 
-    Imports the modules that `join` will need, while a failed import can still be reported.
+    `torch` is its version here. `listening` is a socket that listens already for other agents, if the coordinator is here;
+    `carried` is the connection to a coordinator elsewhere that ssh carries. Imports the modules that `join` will need.
     """
     rendezvous = allocation.rendezvous
     assert rendezvous is not None
+    # None: the first agent on the rendezvous host becomes the coordinator, so it is not here if that is another host
     if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0], quiet=spec.verbosity < 0):
         rendezvous = replace(rendezvous, coordinator=False)
-    with own_imports():  # from now on all is here, for `join` too
+    with own_imports():  # now, while a failed import can still be reported
         if rendezvous.coordinator is not False:
             from ddplaunch.launcher.job import listen  # noqa: F401
         if not rendezvous.coordinator:
@@ -84,6 +85,7 @@ def prepare(
 
 
 def _typed_nnodes(nnodes: tuple[int, int], spares: int) -> str:
+    """Return the numbers of nodes as a user types them, to be compared between nodes: "2:4", "2 with --spares 1"."""
     running = write_nnodes((nnodes[0], nnodes[1] - spares))
     return f"{running} with --spares {spares}" if spares else running
 
@@ -93,39 +95,40 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    hello = partial(_hello, request)
-    if request.rendezvous.coordinator is not False:
+    hello = _hello(request)
+    if request.rendezvous.coordinator is not False:  # it is here, or perhaps: then it depends on which ports are taken
         from ddplaunch.launcher.job.listen import coordinate_if_here
-        from ddplaunch.launcher.job.local_link import LocalLink
 
-        own_hello = hello(request.rendezvous.addresses[0])
-        if (own := coordinate_if_here(request, own_hello, loop, reporter, partial(LocalLink, loop))) is not None:
+        own = coordinate_if_here(request, hello, loop, reporter)
+        if own is not None:
             return own
     link = _remote_link(request, hello, loop)
-    if request.carried is not None:
+    if request.carried is not None:  # ssh, which has started this agent, carries its connection too
         link.adopt(request.carried)
     else:
         link.aim(request.rendezvous.addresses, request.rendezvous.ports)
     return link
 
 
-def _remote_link(request: JoinRequest, hello: Callable[[str], messages.Hello], loop: Loop) -> RemoteLink:
-    """Return a link to a coordinator elsewhere."""
+def _remote_link(request: JoinRequest, hello: messages.Hello, loop: Loop) -> RemoteLink:
+    """Return a link to a coordinator elsewhere, which is not looked for yet."""
     from ddplaunch.launcher.job.lease import Lease
-    from ddplaunch.launcher.job.remote_link import RemoteLink
+    from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink
 
-    spec, seconds = request.spec, request.spec.heartbeat_timeout if request.allocation.is_elastic else inf
-    return RemoteLink(
-        loop,
+    spec, allocation, node_0 = request.spec, request.allocation, request.rendezvous.addresses[0]
+    elsewhere = CoordinatorElsewhere(
         key=request.key,
-        hello=hello,
-        keepalive=Keepalive.of(spec, request.allocation.nnodes[1]),
+        first_message=hello,
+        keepalive=Keepalive.of(spec, allocation.nnodes[1]),
         rdzv_timeout=spec.rdzv_timeout,
-        # simulated nodes, and what coordinates them, are paused together with this machine
-        lease=Lease(seconds, loop.now if spec.simulate else _boot_time),
-        how_back=_how_back(request.allocation, request.rendezvous.addresses[0]),
-        command_host=request.rendezvous.addresses[0] if request.allocation.has_front else "",
+        how_back=_how_back(allocation, node_0),
+        command_host=node_0 if allocation.has_front else "",
     )
+    # only a job that may go on without this node limits the life of its workers
+    seconds = spec.heartbeat_timeout if allocation.is_elastic else inf
+    # simulated nodes, and what coordinates them, are paused together with this machine
+    clock = loop.now if spec.simulate else _boot_time
+    return RemoteLink(loop, elsewhere, Lease(seconds, clock))
 
 
 def _boot_time() -> float:
@@ -143,8 +146,8 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
     return f"for it to come back: type its command again on {node_0}{with_rank}"
 
 
-def _hello(request: JoinRequest, reached: str) -> messages.Hello:
-    """Return the first message of this node's agent to a coordinator that was reached under the name `reached`."""
+def _hello(request: JoinRequest) -> messages.Hello:
+    """Return the first message of this node's agent to the coordinator; a link puts in under which name it has reached that."""
     task = request.allocation.task
     return messages.Hello(
         requested_rank=request.allocation.node_rank if task is None else task.rank,
@@ -152,7 +155,7 @@ def _hello(request: JoinRequest, reached: str) -> messages.Hello:
         workers=len(request.draft.workers),
         backend=request.draft.backend,
         backend_reason=line(request.draft.reasons["backend"]),
-        reached=host(reached),
+        reached=host(request.rendezvous.addresses[0]),
         facts=request.facts,
     )
 
@@ -160,7 +163,8 @@ def _hello(request: JoinRequest, reached: str) -> messages.Hello:
 def _is_here(address: str, *, quiet: bool) -> bool:
     """Whether a name or address belongs to this host; False for a name that does not resolve yet."""
     with own_imports():
-        from ddplaunch.system.net.addresses import is_own  # where it is not known before
+        # only where the cluster does not say which node is the coordinator
+        from ddplaunch.system.net.addresses import is_own
         from ddplaunch.system.net.resolver import look_up
 
     def notify() -> None:
@@ -209,26 +213,28 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
 
     The others need not wait for this node then. Never fails itself.
     """
-    from ddplaunch.launcher.job.remote_link import RemoteLink  # few jobs need it
+    from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink  # few jobs need it
 
     rendezvous, task = allocation.rendezvous, allocation.task
-    # what has started this node alone, or over ssh, hears of it otherwise
-    if rendezvous is None or rendezvous.coordinator or allocation.start or allocation.nnodes[1] == 1:
+    # the command that starts all agents, or this one alone, sees how this process ends
+    is_known_otherwise = bool(allocation.start) or allocation.nnodes[1] == 1
+    is_node_0 = rendezvous is not None and rendezvous.coordinator
+    if rendezvous is None or is_node_0 or is_known_otherwise:
         return False
-    message = Withdrawal(
+    withdrawal = Withdrawal(
         requested_rank=allocation.node_rank if task is None else task.rank,
         host=host(host_of(allocation, socket.gethostname())),
         reason=piece(why.message.partition("\n")[0]),
         hint=piece((why.hint or "").partition("\n")[0]),
     )
     loop = Loop()
-    link = RemoteLink(
-        loop,
+    elsewhere = CoordinatorElsewhere(
         key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
-        hello=lambda _: message,
+        first_message=withdrawal,
         keepalive=Keepalive(timeout=_SILENT),
         rdzv_timeout=_WITHIN,
     )
+    link = RemoteLink(loop, elsewhere)
     link.aim(rendezvous.addresses, rendezvous.ports)
     while link.end is None:  # node 0 closes the connection, or is not reached
         loop.run_once()

@@ -1,4 +1,4 @@
-"""For how long the workers of a node may live without a word that the coordinator still hears this node. Pure."""
+"""A lease: for how long the workers of a node may live without a word that the coordinator still hears this node. Pure."""
 
 from __future__ import annotations
 

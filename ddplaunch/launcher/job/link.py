@@ -28,18 +28,18 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
 
     spec: JobSpec
     allocation: Allocation
-    draft: Plan
-    rendezvous: Rendezvous
-    key: Key
-    facts: messages.NodeFacts
+    draft: Plan  # of this node, as if all nodes were like it
+    rendezvous: Rendezvous  # where the coordinator is
+    key: Key  # by which all agents of the job know each other
+    facts: messages.NodeFacts  # what should be equal on all nodes
     listening: socket.socket | None  # what the others can reach already, if the coordinator is here
     carried: socket.socket | None = None  # the connection to the coordinator, which what has started this agent carries
 
 
 class Link(ABC):
-    """What all kinds of links have in common."""
+    """An agent's link to the coordinator, in this process (`LocalLink`) or elsewhere (`RemoteLink`)."""
 
-    coordinator: Coordinator | None = None  # if it is here
+    coordinator: Coordinator | None = None  # if it is in this process
 
     def __init__(self, loop: Loop) -> None:
         """Post each order to this loop, whose owner is an agent, or a command that has started agents."""
@@ -80,14 +80,14 @@ class Link(ABC):
         """Let go of all that is open."""
 
     def on_order(self, order: Order) -> None:
-        """Post an order of the coordinator; after the end of the job there is none."""
+        """Post an order of the coordinator to the loop, whose owner carries it out; after the end of the job there is none."""
         match order:
             case JobEnd() if self._has_ended:
-                pass
+                pass  # a link that has lost the coordinator ends the job for this node itself
             case JobEnd():
                 self._has_ended, self.end = True, order
                 self._loop.post(order)
             case Generation() | Forward() | node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
                 self._loop.post(order)
-            case _:
+            case _:  # about what a client asks, or says to a worker
                 self._loop.post(ClientOrder(order))

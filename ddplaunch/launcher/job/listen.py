@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from ddplaunch.launcher.job.agents import Agents
 from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.incoming import Incoming
-from ddplaunch.launcher.job.local_link import job_policy
+from ddplaunch.launcher.job.local_link import LocalLink, job_policy
 from ddplaunch.launcher.job.orders import Listening
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.plan.cluster.endpoints import is_same_host
@@ -41,26 +41,20 @@ if TYPE_CHECKING:
 _OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run_id", "verbose")
 
 
-def coordinate_if_here(
-    request: JoinRequest,
-    hello: messages.Hello,
-    loop: Loop,
-    reporter: Reporter,
-    link_to: Callable[[Coordinator], Link],
-) -> Link | None:
-    """Return the link to a coordinator in this process, if the coordinator belongs here; `hello` is from its own agent.
+def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, reporter: Reporter) -> Link | None:
+    """Become the coordinator, if it belongs here, and return the link of its own agent, which says `hello`; else return None.
 
     Raises LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
     state = job.first_state(_policy(request), loop.now(), first_term(time.time()))
     coordinator = Coordinator(loop, state, request.draft, JobReporter(reporter))
-    agents = _listen_if_here(request, coordinator, reporter, loop)
+    agents = _listen_if_here(request, coordinator, loop)
     if agents is None:
         return None
-    loop.post(Listening(agents.port))
+    loop.post(Listening(agents.port))  # for who starts the other agents
     if request.allocation.cluster == "static" and request.allocation.endpoint.address is not None:
         _look_up_own_name(request.allocation.endpoint.address, loop, reporter)
-    own = link_to(coordinator)
+    own = LocalLink(loop, coordinator)
     coordinator.add_own_agent(own.on_order, agents.add_own(hello), agents)
     return own
 
@@ -77,49 +71,65 @@ def _look_up_own_name(name: str, loop: Loop, reporter: Reporter) -> None:
     Resolver(loop, [(name, 0)], on_answer)  # a numeric address has no such error
 
 
-def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Reporter, loop: Loop) -> Agents | None:
-    """Listen for the other agents, if this is the coordinator, or the first agent of the job on the rendezvous host.
+def _listen_if_here(request: JoinRequest, coordinator: Coordinator, loop: Loop) -> Agents | None:
+    """Listen for the other agents if this agent is the coordinator, or the first one of the job on the rendezvous host.
 
-    A port is tried by listening there: a look whether it is free would keep it from others meanwhile.
-
-    Raises LaunchError: no port is free, or another agent of the job listens already where this one should.
+    Return None if another one is. Raises LaunchError: no port is free, or another agent of the job listens already where this one
+    should.
     """
-    rendezvous, spec, allocation = request.rendezvous, request.spec, request.allocation
-
-    def listen_at(ports: Sequence[int]) -> Agents:
-        given = allocation.endpoint.address
-        means_each_host = given is not None and is_same_host(given, "localhost")
-        terms = replace(
-            _terms(request, coordinator),
-            address=(None if means_each_host else given) or spec.local_addr,
-            names=_own_names(rendezvous.addresses),
-            ports=ports,
-        )
-        return Incoming(loop, terms, coordinator, reporter.print).agents
-
-    def answers_at(ports: Sequence[int]) -> bool:
-        return answers(request.key, [target(rendezvous.listen or "127.0.0.1", port) for port in ports])
-
-    ports = rendezvous.ports
-    if rendezvous.coordinator:
-        agents = listen_at(ports)
-        before = ports[: ports.index(agents.port)] if agents.port in ports else ()
-        if before and answers_at(before):
-            agents.connections.close()
-            raise LaunchError(
-                "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
-                hint="give each node a rank of its own with --node-rank",
-            )
-        return agents
-    if rendezvous.coordinator is False:
+    ports, is_coordinator = request.rendezvous.ports, request.rendezvous.coordinator
+    if is_coordinator is None:  # whichever agent comes first on this, the rendezvous host
+        return _listen_if_first(request, coordinator, loop)
+    if not is_coordinator:
         return None
-    # it is not known: the first agent on the rendezvous host is the coordinator
+    agents = _listen(request, coordinator, loop, ports)
+    # another coordinator, which came before, listens at an earlier one of the ports
+    ports_before = ports[: ports.index(agents.port)] if agents.port in ports else ()
+    if ports_before and _is_coordinator_at(request, ports_before):
+        agents.connections.close()
+        raise LaunchError(
+            "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
+            hint="give each node a rank of its own with --node-rank",
+        )
+    return agents
+
+
+def _listen_if_first(request: JoinRequest, coordinator: Coordinator, loop: Loop) -> Agents | None:
+    """Listen at the first free port, unless an agent of the same job answers at one before it: then return None.
+
+    A port is tried by listening there: a look whether it is free would keep it from others meanwhile. Raises LaunchError: all
+    ports are taken.
+    """
+    ports = request.rendezvous.ports
     for port in ports:
         with suppress(LaunchError):
-            return listen_at((port,))
-        if answers_at((port,)):
+            return _listen(request, coordinator, loop, (port,))
+        if _is_coordinator_at(request, (port,)):
             return None
-    return listen_at(ports)  # or the error says which ports are taken
+    return _listen(request, coordinator, loop, ports)  # the error says which ports are taken
+
+
+def _listen(request: JoinRequest, coordinator: Coordinator, loop: Loop, ports: Sequence[int]) -> Agents:
+    """Listen for the other agents at one of these ports, and return the list of them. Raises LaunchError: all are taken."""
+    given = request.allocation.endpoint.address
+    # "localhost" and the like are another host on each node, so no address for the others
+    means_each_host = given is not None and is_same_host(given, "localhost")
+    terms = Terms(
+        keepalive=Keepalive.of(request.spec, coordinator.state.policy.max_nodes),
+        run_id=request.draft.run_id,
+        address=(None if means_each_host else given) or request.spec.local_addr,
+        names=_own_names(request.rendezvous.addresses),  # by which agents may have reached this node
+        key=request.key,
+        listen=request.rendezvous.listen,
+        ports=ports,
+        listening=request.listening,
+    )
+    return Incoming(loop, terms, coordinator).agents
+
+
+def _is_coordinator_at(request: JoinRequest, ports: Sequence[int]) -> bool:
+    """Whether a coordinator of this job, which proves the job's key, answers at one of these ports of this host."""
+    return answers(request.key, [target(request.rendezvous.listen or "127.0.0.1", port) for port in ports])
 
 
 def _own_names(addresses: Sequence[str]) -> tuple[str, ...]:
@@ -129,31 +139,22 @@ def _own_names(addresses: Sequence[str]) -> tuple[str, ...]:
     return tuple(one for one in addresses if is_own(one) or is_same_host(one, socket.gethostname()))
 
 
-def _terms(request: JoinRequest, coordinator: Coordinator) -> Terms:
-    """Return what a coordinator here sets for all nodes."""
-    return Terms(
-        keepalive=Keepalive.of(request.spec, coordinator.state.policy.max_nodes),
-        run_id=request.draft.run_id,
-        address=request.spec.local_addr,
-        key=request.key,
-        listen=request.rendezvous.listen,
-        ports=(0,),
-        listening=request.listening,
-    )
-
-
 def _policy(request: JoinRequest) -> job.Policy:
     """Return what the user and the cluster decided about the nodes of the job."""
-    allocation = request.allocation
-    task = allocation.task
+    spec, allocation, task = request.spec, request.allocation, request.allocation.task
+    # where the cluster starts one agent for each rank (`task`), each counts as a node
     min_nodes, max_nodes = allocation.nnodes if task is None else (task.world_size, task.world_size)
+    names_all_nodes = len(allocation.hosts) == max_nodes
     return replace(
-        job_policy(request.spec, min_nodes, max_nodes),
-        spares=request.spec.spares,
-        lease=request.spec.heartbeat_timeout + job.KILLED_WITHIN if allocation.is_elastic else 0.0,
-        nodes_are_replaceable=not allocation.has_one_screen,  # what starts all agents does so once
-        nodes_may_leave=not allocation.start and not allocation.has_front,
-        host_names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
+            names=allocation.hosts if names_all_nodes else (),
+            spec,
+            min_nodes,
+            max_nodes,
+            host_names=allocation.hosts if names_all_nodes else (),
+            has_lease=allocation.is_elastic,
+        ),
+        nodes_are_replaceable=not allocation.has_one_screen,  # a command that starts all agents does so once
+        nodes_may_leave=not allocation.start and not allocation.has_front,  # else a signal to one agent is for the job
         command_elsewhere=_command_elsewhere(request),
     )
 
@@ -161,15 +162,16 @@ def _policy(request: JoinRequest) -> job.Policy:
 def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
     """Return the command for another node, if users start the nodes, else (); the word `--node-rank=` lacks the rank."""
     spec = request.spec
+    # with torchrun's is_host, users say on each node whether it is the host, so the command differs
     if request.allocation.cluster != "static" or (spec.rdzv_conf and "is_host" in spec.rdzv_conf):
         return ()
     import shlex  # only what users type on each node needs it
 
     given = [one for one in spec.given if one.name not in _OF_ONE_NODE and one.source is not Source.DEFAULT]
-    words = ["=".join(BY_NAME[one.name].words(one.text)) for one in given]
+    words = ["=".join(BY_NAME[one.name].words(one.text)) for one in given]  # as they were typed: --option=value
     words += [f"--env={name}={value}" for name, value in spec.env if name not in spec.secret]
     words += ["--", spec.program.target, *spec.program.args]
-    if "--env-file" in spec.secret.values():
+    if "--env-file" in spec.secret.values():  # the user has to name the file there: what it holds is not shown
         words.insert(0, "--env-file=...")
     if spec.master_addr is None and not spec.rdzv_endpoint:
         words.insert(0, f"--master-addr={request.allocation.endpoint.address or socket.gethostname()}")

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import Report
 
 
-_SILENT = 0.8  # of the heartbeat timeout: for so long the loop of node 0 need not come by
+_SILENT = (
+    0.8  # of the heartbeat timeout: if the loop of node 0 does not come by for so long, the workers there are killed
+)
 
 
 class LocalLink(Link):
@@ -32,7 +34,7 @@ class LocalLink(Link):
     coordinator: Coordinator
 
     def __init__(self, loop: Loop, coordinator: Coordinator, *, has_workers: bool = True) -> None:
-        """`has_workers`: this process has an agent besides, whose workers are to end if it no longer runs."""
+        """Link an agent in this process to the coordinator; without `has_workers`, the command that has started all agents."""
         super().__init__(loop)
         self.coordinator = coordinator
         lease = coordinator.state.policy.lease if has_workers else 0.0
@@ -65,7 +67,11 @@ def job_policy(
     names: tuple[str, ...] = (),
     has_lease: bool = False,
 ) -> job.Policy:
-    """Return what the user decided about the job as a whole."""
+    """Return what the user decided about the job as a whole.
+
+    `dispatched`: one command starts all agents and coordinates them. `names` are the hosts by node rank, as far as known.
+    `has_lease`: the job may go on without a node, once the workers there have been killed.
+    """
     return job.Policy(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -77,6 +83,7 @@ def job_policy(
         last_call=spec.last_call,
         timeout=spec.timeout,
         hang_timeout=spec.hang_timeout,
+        # is_followed: this process itself runs in a debugger that follows the workers
         debugs=spec.debug_on_error or spec.debug_rank is not None or bool(spec.debugpy_ranks) or is_followed(),
         straggler_check=spec.straggler_check,
         notices=frozenset(spec.notices),

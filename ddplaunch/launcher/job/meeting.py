@@ -1,67 +1,166 @@
-"""One try to bring the nodes of a generation together, before any of them is told to begin: no worker runs yet.
+"""A meeting, where the coordinator is on no node of a generation: before it begins, its nodes find out how they reach the first.
 
-It is needed where the coordinator is on none of these nodes: the first one has to reserve MASTER_PORT, the others to reach it.
+The first node, node 0 of the generation, reserves MASTER_PORT and says where it is reached; then the others reach it, by a
+connection that they keep while the generation runs (`probe.py`). While they meet, no worker of the generation runs anywhere.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, Unheard
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, MeetingReport, Reach, Reached
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
+from ddplaunch.spec.outcome import StartFailure
+from ddplaunch.system import exitcodes
+from ddplaunch.system.errors import LaunchError, below
+from ddplaunch.system.loop.loop import Loop
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.job.agents import Agents
+
+_ANSWERS_AGAIN = 0.2  # seconds from one look whether the first node has answered a ping to the next
+
+
+class _Coordinator(Protocol):
+    """The coordinator, as far as a meeting needs it."""
+
+    state: job.State
+
+    def feed(self, event: job.Event) -> None: ...
+    def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None: ...
+    def fail_to_begin(self, failure: StartFailure, shown: LaunchError) -> None: ...
 
 
 class Meeting:
-    """What the nodes have answered so far."""
+    """One meeting: whom it asks for what, what the nodes have answered so far, and what the coordinator gets to hear then."""
 
     def __init__(
-        self, number: int, order: Sequence[int], names: Sequence[str], ask: Callable[[int, Lead | Reach], None]
+        self, loop: Loop, agents: Agents, coordinator: _Coordinator, number: int, order: Sequence[int]
     ) -> None:
-        """Begin with `lead`; `order` are ids, the first node's first, and `names` are those that it is looked for under first."""
+        """Ask nobody yet. `number` tells this meeting from earlier ones; `order` are the ids of the agents by node rank."""
+        self._loop = loop
+        self._agents = agents
+        self._coordinator = coordinator
         self.number = number
-        self.order = tuple(order)
-        self._names = tuple(names)
-        self._ask = ask
-        self.again = False
-        self.leads: Leads | None = None  # once the first node is ready
-        self.refusal: CannotLead | None = None  # why it cannot
-        self._addresses: tuple[str, ...] = ()
-        self._missing = set(self.order[1:])  # those that have not answered
-        self._reached: dict[int, str] = {}  # under which address, by id
-        self.unreached: dict[int, str] = {}  # why not, by id
+        self._order = tuple(order)
+        self._is_over = False  # the generation has begun, or does not begin with these nodes
+        self._tries_again = False  # the coordinator, by another meeting, if MASTER_PORT is taken
+        self._leads: Leads | None = None  # the answer of the first node, once it is ready
+        self._addresses: tuple[str, ...] = ()  # under which the others look for the first node, in this order
+        self._missing = set[int]()  # ids of the others that were asked and have not answered
+        self._reached: dict[int, str] = {}  # under which address each of the others has reached the first node, by id
+        self._unreached: dict[int, str] = {}  # why each of the others has not, or hears it no longer, by id
+        self._part_at = loop.timer(None, self._part_if_first_lives)
 
-    def lead(self, port: int, origin: str, *, again: bool) -> None:
-        """Have the first node make ready; `again`: the coordinator tries again if the port is taken."""
-        self.again = again
-        self._ask(self.order[0], Lead(self.number, port, origin, again))
+    def begin(self, port: int, origin: str, *, again: bool) -> None:
+        """Ask the first node to reserve this port as MASTER_PORT, 0 for any; `origin` is the option, or the reason, for it.
 
-    def on_report(self, id: int, report: Leads | CannotLead | Reached | Unheard) -> None:
-        """Take what a node has come to; drop what was not asked of it."""
+        `again`: the coordinator tries again if the port is taken.
+        """
+        self._tries_again = again
+        self._agents.ask(self._order[0], Lead(self.number, port, origin, again))
+
+    def on_report(self, id: int, report: MeetingReport) -> None:
+        """Take what a node answers; drop an answer to what this node was not asked for, since agents may send anything."""
+        is_of_first = id == self._order[0] and self._leads is None
         match report:
-            case CannotLead() if id == self.order[0] and self.leads is None:
-                self.refusal = report
-            case Leads() if id == self.order[0] and self.leads is None:
-                self.leads = report
-                self._addresses = tuple(dict.fromkeys((*self._names, *report.addresses)))[:MAX_ADDRESSES]
-                for other in self.order[1:]:
-                    self._ask(other, Reach(self.number, self._addresses, report.heard_at))
-            case Reached(address=address, reason=reason) if id in self._missing and self.leads is not None:
-                self._missing.remove(id)
-                if address in self._addresses:
-                    self._reached[id] = address
-                else:
-                    self.unreached[id] = f"at {address}, which is none of its addresses" if address else reason
-            case Unheard(reason=reason) if id in self._reached:
-                del self._reached[id]
-                self.unreached[id] = reason
+            case _ if report.meeting != self.number:
+                pass  # it answers an earlier meeting
+            case Reached(address="", reason=reason) if self._is_over:  # while the generation runs
+                self._agents.connections.ping_all()  # does the first node live? See `is_first_silent`
+                self._coordinator.feed(job.Unheard(id, below(reason), self._loop.now()))
+            case _ if self._is_over:
+                pass
+            case CannotLead() if is_of_first:
+                self._on_refusal(report)
+            case Leads() if is_of_first:
+                self._on_first_ready(report)
+            case Reached(address="", reason=reason) if id in self._missing or id in self._reached:
+                self._reached.pop(id, None)
+                self._note_unreached(id, reason)
+            case Reached(address=address) if id in self._missing and address in self._addresses:
+                self._reached[id] = address
+                self._on_answer(id)
+            case Reached(address=address) if id in self._missing:
+                self._note_unreached(id, f"at {address}, which is none of its addresses")
 
     @property
-    def is_over(self) -> bool:
-        """Whether all nodes have answered, or the first one cannot make ready."""
-        return self.refusal is not None or (self.leads is not None and not self._missing)
+    def is_first_silent(self) -> bool:
+        """Whether the first node has not answered since a node said that it does not hear it: it may be lost itself."""
+        return not self._agents.connections.has_answered(self._order[0])
 
-    @property
-    def address(self) -> str:
-        """The address under which most have reached the first node; of a node alone, that of its loopback interface."""
-        return Counter(self._reached.values() or [LOOPBACK]).most_common(1)[0][0]
+    def on_agent_lost(self, id: int, at: float) -> None:
+        """End the meeting if an agent of it is lost, before the loss is decided on: no worker runs, so no lease is waited for."""
+        if not self._is_over and id in self._order:
+            self._end()
+            self._coordinator.feed(job.Unreached((), at))
+
+    def cancel(self) -> None:
+        """End the meeting, if it goes on, since its generation is to end: no worker was started for it on any node."""
+        if not self._is_over:
+            self._end()
+            for id in self._coordinator.state.members.running:
+                self._coordinator.feed(job.NodeEnded(id, (), None, self._loop.now()))
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._part_at.cancel()
+
+    def _on_refusal(self, refusal: CannotLead) -> None:
+        """Let the coordinator know that the generation cannot begin, since its first node cannot make ready for it."""
+        self._end()
+        if refusal.is_taken and self._tries_again:
+            self._coordinator.feed(job.PortTaken(self._loop.now()))
+            return
+        host, reason = self._coordinator.state.members[self._order[0]].host, below(refusal.reason)
+        hint, status = below(refusal.hint) or None, refusal.status or exitcodes.BUG  # 0 of an agent that lies
+        shown = LaunchError(f"{host}: {reason}", hint=hint, status=status)
+        self._coordinator.fail_to_begin(StartFailure(0, host, reason, status), shown)
+
+    def _on_first_ready(self, leads: Leads) -> None:
+        """Ask the others to reach the first node, at the port `heard_at` where it listens for them."""
+        self._leads = leads
+        names = self._agents.names_of(self._order[0])
+        self._addresses = tuple(dict.fromkeys((*names, *leads.addresses)))[:MAX_ADDRESSES]
+        self._missing.update(self._order[1:])
+        for id in self._order[1:]:
+            self._agents.ask(id, Reach(self.number, self._addresses, leads.heard_at))
+        if not self._missing:  # the first node is alone
+            self._begin_generation(leads.port)
+
+    def _note_unreached(self, id: int, why: str) -> None:
+        self._unreached[id] = why
+        self._on_answer(id)
+
+    def _on_answer(self, id: int) -> None:
+        """Begin the generation once all nodes have answered that they reach the first one.
+
+        If some do not, it is pinged, and only its answer shows that they have lost each other: a first node that is lost does not
+        answer, and its loss ends the meeting.
+        """
+        self._missing.discard(id)
+        if self._missing or self._leads is None:
+            return
+        if self._unreached:
+            self._agents.connections.ping_all()
+            self._part_at.set(self._loop.now() + _ANSWERS_AGAIN)
+        else:
+            self._begin_generation(self._leads.port)
+
+    def _part_if_first_lives(self) -> None:
+        """Feed which nodes do not reach the first one, if it has answered; else look again soon. Called by the loop."""
+        if self.is_first_silent:
+            self._part_at.set(self._loop.now() + _ANSWERS_AGAIN)
+            return
+        self._end()
+        unreached = tuple((id, below(why)) for id, why in self._unreached.items())
+        self._coordinator.feed(job.Unreached(unreached, self._loop.now()))
+
+    def _begin_generation(self, port: int) -> None:
+        """Have the generation begin, with the address under which most have reached the first node; alone it needs no network."""
+        self._end()
+        address, _ = Counter(self._reached.values() or [LOOPBACK]).most_common(1)[0]
+        self._coordinator.order_to_begin(self._order, port, address)

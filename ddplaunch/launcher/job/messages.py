@@ -19,16 +19,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
-from ddplaunch.launcher.job.orders import (
-    MAX_LEFTOVERS,
-    Generation,
-    JobEnd,
-    Lead,
-    NodeEnd,
-    Reach,
-    SentOrder,
-    SentReport,
-)
+from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, Lead, NodeEnd, Reach, SentOrder, SentReport
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.seen import MAX_ENTRIES
 from ddplaunch.record.window.questions import (
@@ -64,13 +55,14 @@ from ddplaunch.system.fields import (
     text,
 )
 
+# characters of texts in the ends of workers, so that a message about thousands of them stays far below what the channel takes
 _MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception
-_SHORT = 1000  # characters of a text of each of the others,
-_SHORT_TEXTS = 100_000  # and of all these texts, so that also the ends of thousands fit into a message
-_TEXT = 20_000  # so that the whole message stays far below what a frame may hold
-_FRAMES = 100
-_PART = 250  # characters of each part of a frame
-_LONGEST_AGO = 1e12
+_TEXT = 20_000  # of each text of these
+_SHORT = 1000  # of a text of each other end,
+_SHORT_TEXTS = 100_000  # and of all texts of other ends
+_FRAMES = 100  # of an exception
+_PART = 250  # of each part of a frame
+_LONGEST_AGO = 1e12  # seconds on a monotonic clock: a time beyond that is none
 
 
 class NodeFacts(Struct, frozen=True):
@@ -173,14 +165,14 @@ _unread: Callable[[bytes], _UnreadAnswer | _UnreadStacks] = decoder(_UnreadAnswe
 
 
 def without_words(payload: bytes) -> Answered | None:
-    """Return what stands for a malformed message that only tells of workers: for an answer that there is none, else nothing.
+    """Return what stands in for a malformed message that only tells of workers: for an answer a `NoAnswer`, else None.
 
-    Raises Malformed: it is another message, of which a job cannot do without.
+    Raises Malformed: it is another message, one that a job cannot do without.
     """
     unread = _unread(payload)
-    return (
-        Answered(unread.number, NoAnswer("has sent a malformed answer")) if isinstance(unread, _UnreadAnswer) else None
-    )
+    if isinstance(unread, _UnreadStacks):
+        return None
+    return Answered(unread.number, NoAnswer("has sent a malformed answer"))
 
 
 # --- before a message is sent: any receiver takes it, whatever workers and their programs wrote
@@ -196,6 +188,7 @@ def fitted(message: _M) -> _M:
             return replace(
                 message,
                 exits=fitted_ends(message.exits),
+                # the coordinator knows the host from the connection
                 start_failure=failed and replace(failed, host="", reason=line(failed.reason)),
                 leftovers=tuple(map(line, message.leftovers[:MAX_LEFTOVERS])),
                 traces=replace(message.traces, log_folder=folder and line(folder)),
@@ -209,20 +202,25 @@ def fitted(message: _M) -> _M:
 
 
 def fitted_ends(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
-    """Return the ends of a node's workers, the earliest failure first. Only the first few keep tracebacks and output."""
+    """Return the ends of a node's workers, the earliest failure first, cut to what a message holds.
+
+    Only a few failures keep tracebacks and output: the first of workers that failed themselves, then of those that were stopped.
+    """
     ends = sorted(exits, key=failed_at)
-    failed = [end for end in ends if end.status != 0 or end.error is not None]
-    whole = {end.rank for end in sorted(failed, key=lambda end: not failed_itself(end))[:_MOST_WHOLE]}
+    bad = [end for end in ends if end.status != 0 or end.error is not None]
+    by_worth = [end for end in bad if failed_itself(end)] + [end for end in bad if not failed_itself(end)]
+    whole = {end.rank for end in by_worth[:_MOST_WHOLE]}
     short = min(_SHORT, _SHORT_TEXTS // max(1, len(ends)))
+    return tuple(_fitted_end(end if end.rank in whole else _shortened_end(end, short)) for end in ends)
 
-    def shortened(end: WorkerExit) -> WorkerExit:
-        error = end.error
-        # the type and the message say whether this failure only follows another
-        kept = error and replace(error, type=error.type[:short], message=error.message[:short], traceback="", frames=())
-        tail = end.stderr_tail[-short:] if short and end.status != 0 and not error else ""
-        return replace(end, stderr_tail=tail, error=kept)
 
-    return tuple(_fitted_end(end if end.rank in whole else shortened(end)) for end in ends)
+def _shortened_end(end: WorkerExit, length: int) -> WorkerExit:
+    """Return the end of a worker with so many characters of each text: of the error, else of the output if it ended badly."""
+    error = end.error
+    # the type and the message say whether this failure only follows another
+    kept = error and replace(error, type=error.type[:length], message=error.message[:length], traceback="", frames=())
+    has_tail = length and end.status != 0 and not error  # [-0:] would be all
+    return replace(end, stderr_tail=end.stderr_tail[-length:] if has_tail else "", error=kept)
 
 
 def _fitted_end(end: WorkerExit) -> WorkerExit:
@@ -298,7 +296,8 @@ def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
 
 # of a worker: itself, and what `capture_stacks` looks at of its children: 64 that run, 64 that have ended
 _MAX_PROCESSES = 129
-_MAX_SERIES = 128  # of a worker: process groups
+_MAX_SERIES = 128  # of a worker: process groups, each with a series of calls
+_NOT_ITS_OWN = "speaks of workers that are not its own"
 
 
 def speaks_for_others(report: NodeEnd | StacksAtEnd, own: Sequence[int]) -> bool:
@@ -311,38 +310,38 @@ def speaks_for_others(report: NodeEnd | StacksAtEnd, own: Sequence[int]) -> bool
 
 
 def why_refused(answer: Answer, own: Sequence[int], workers: int, world_size: int) -> str:
-    """Return why an answer is refused, as a predicate; "" if the answer is taken.
+    """Return why an agent's answer is refused, as a predicate; "" if the answer is taken.
 
-    `own` are the ranks of the agent, none if it takes no part in a generation: then it may say of at most `workers` workers that
-    they wait to be started.
+    `own` are the ranks of the agent, none if it takes no part in a generation. `workers` is how many workers it would start:
+    without ranks it may say of so many that they wait, and have no pid yet.
     """
     match answer:
         case NodeStatus(found):
             ranks = [worker.rank for worker in found]
             is_own = all(rank in own for rank in ranks) if own else not any(worker.pid for worker in found)
-            if not is_own or len(set(ranks)) < len(ranks) or len(ranks) > workers:
-                return "speaks of workers that are not its own"
+            has_each_once = len(set(ranks)) == len(ranks) <= workers
+            return "" if is_own and has_each_once else _NOT_ITS_OWN
         case NodeStacks(processes=processes):
-            if not all(process.rank in own for process in processes):
-                return "speaks of workers that are not its own"
-            return why_too_much(answer, len(own), world_size)
+            is_own = all(process.rank in own for process in processes)
+            return why_too_much(answer, len(own), world_size) if is_own else _NOT_ITS_OWN
         case NodeArrivals(series=series):
             if not all(each.rank in own for each in series):
-                return "speaks of workers that are not its own"
-            entries = sum(len(each.numbers) + len(each.times) for each in series)
+                return _NOT_ITS_OWN
+            entries = sum(len(each.numbers) + len(each.times) for each in series)  # of both, one for each call
             if len(series) > _MAX_SERIES * len(own) or entries > 2 * MAX_ENTRIES * len(own):
                 return "has more to say of collectives than its workers can have called"
     return ""
 
 
 def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
-    """Say, as a predicate, why these stacks cannot be those of so many workers of a job; "" if they can."""
+    """Return why these stacks cannot be those of so many workers of a job, as a predicate; "" if they can."""
     if len(found.processes) > _MAX_PROCESSES * workers:
         return "has more processes than its workers can have started"
     from ddplaunch.record.seen.recorder import last_rank  # few jobs are asked for their stacks
 
+    # as ranges of ranks: "0-7"; "" where a group's members are not known
     members = {group.members for process in found.processes for group in process.groups or ()} - {""}
-    if any(not 0 <= last_rank(ranks) < world_size for ranks in members):
+    if not all(0 <= last_rank(ranks) < world_size for ranks in members):  # -1 of a text that is no ranges
         return "has process groups of more ranks than the job has"
     return ""
 
@@ -351,39 +350,45 @@ def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
 
 
 class OrderSequence:
-    """What has been said and ordered so far."""
+    """What an agent has said and was ordered on one connection to a coordinator, to tell which orders may come next."""
 
     def __init__(self, hello: FirstMessage) -> None:
         self._hello = hello
-        self.generation = hello.last_generation if isinstance(hello, Hello) else -1  # the latest
-        self.term = hello.last_term if isinstance(hello, Hello) else -1  # of that
-        self.run_id = hello.run_id if isinstance(hello, Hello) else None  # of that
-        self.runs = False  # its end was not reported yet
-        self.has_begun = False  # any, since the hello
+        # of the latest generation, which an earlier coordinator may have begun: its number and term, and the run; -1, None: none
+        self.generation = hello.last_generation if isinstance(hello, Hello) else -1
+        self.term = hello.last_term if isinstance(hello, Hello) else -1
+        self.run_id = hello.run_id if isinstance(hello, Hello) else None
+        self.runs = False  # a generation has begun whose end was not reported yet
+        self.has_begun = False  # any generation, since the hello
 
     def ended(self) -> None:
         """Note that the end of the generation was reported."""
         self.runs = False
 
     def check(self, message: ToAgent) -> None:
-        """Take the next message. Raises Malformed: it begins what this agent cannot begin, or answers what was not said."""
-        if self.runs and isinstance(message, Lead | Reach):
+        """Take the next message. Raises Malformed: it begins what this agent cannot begin now, or not at all."""
+        if isinstance(message, Lead | Reach) and self.runs:
             raise Malformed(f"the next generation while {self.generation} runs")
-        if not isinstance(message, Generation):
-            return
-        agreed, hello = message.agreed, self._hello
+        if isinstance(message, Generation):
+            self._check_generation(message)
+
+    def _check_generation(self, begun: Generation) -> None:
+        """Take the order to begin a generation: a new one, with a part for this agent that fits its hello."""
+        agreed, hello = begun.agreed, self._hello
         if agreed is None:
             raise Malformed("begins workers without saying which")
         if not isinstance(hello, Hello):
             raise Malformed("begins workers where there are none")
         if len(agreed.ranks) != hello.workers:
             raise Malformed(f"agent {agreed.index} has another number of workers")
-        if hello.requested_rank is not None and agreed.index != hello.requested_rank < agreed.nnodes:
-            raise Malformed(f"agent {agreed.index} for node rank {hello.requested_rank}")
-        if self.runs or message.number <= self.generation:
-            raise Malformed(f"generation {message.number} after {self.generation}")
-        if message.term is not None and message.term <= self.term:
-            raise Malformed(f"term {message.term} after {self.term}")
-        self.generation, self.runs, self.run_id = message.number, True, agreed.run_id
+        wanted = hello.requested_rank
+        # in a generation of fewer nodes it cannot have a rank beyond these
+        if wanted is not None and wanted < agreed.nnodes and agreed.index != wanted:
+            raise Malformed(f"agent {agreed.index} for node rank {wanted}")
+        if self.runs or begun.number <= self.generation:
+            raise Malformed(f"generation {begun.number} after {self.generation}")
+        if begun.term <= self.term:
+            raise Malformed(f"term {begun.term} after {self.term}")
+        self.generation, self.runs, self.run_id = begun.number, True, agreed.run_id
+        self.term = begun.term
         self.has_begun = True
-        self.term = self.term if message.term is None else message.term

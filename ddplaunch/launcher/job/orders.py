@@ -54,9 +54,8 @@ class Generation(Struct, frozen=True, kw_only=True, tag="begin"):
     term: Term  # greater than that of any generation before, in this run and in earlier runs: DDPLAUNCH_TERM
     restarts: Number  # how many of --max-restarts are used
     port: Port  # MASTER_PORT
-    lease: Duration = (
-        0.0  # seconds that it may last at most; 0.0: as the node has it, which is for ever in a job of fixed size
-    )
+    # seconds that the node's lease may last at most; 0.0: as the node has it, which is for ever in a job of fixed size
+    lease: Duration = 0.0
     agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan
     ranks_of_draft: tuple[Number, ...] = ()  # the ranks of this node then
 
@@ -150,21 +149,15 @@ class CannotLead(Struct, frozen=True, tag="cannot_lead"):
 
 
 class Reached(Struct, frozen=True, tag="reached"):
-    """This node has reached the first one, or not."""
+    """This node has reached the first one; or it has not, or hears the first one no longer: then without an address."""
 
     meeting: Number
-    address: HostOrNone  # of those that were given; "": none has answered
-    reason: Line = ""  # then
+    address: HostOrNone  # of those that were given; "": none
+    reason: Line = ""  # then, as in a sentence: "silent for 10 s"
 
 
-class Unheard(Struct, frozen=True, tag="unheard"):
-    """This node does not hear the first one any more."""
-
-    meeting: Number
-    reason: Line  # as in a sentence: "silent for 10 s"
-
-
-SentReport = node.Reports | Leads | CannotLead | Reached | Unheard | NodeEnd | Warned | Unfit | Forward | GroupMade
+MeetingReport = Leads | CannotLead | Reached
+SentReport = node.Reports | MeetingReport | NodeEnd | Warned | Unfit | Forward | GroupMade
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk

@@ -1,16 +1,17 @@
-"""What an agent does where the coordinator is elsewhere: it is the first node, which the others reach, or reaches the first node.
+"""What an agent does where the coordinator is on no node: it is the first node, which the others reach, or it reaches that one.
 
-The nodes do not talk to each other through the coordinator there. So each other node keeps a connection to the first one while a
-generation runs, and reports when it hears the first one no longer. What follows from that is decided by the coordinator.
+The first node is node 0 of a generation. The nodes do not talk to each other through the coordinator there, so each other node
+keeps a connection to the first one while a generation runs, and reports when it hears the first one no longer. The coordinator
+decides what follows from that. It also holds the meeting (`meeting.py`) in which nodes are asked to do this.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached, SentReport, Unheard
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached
 from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel import handshake
 from ddplaunch.reach.channel.handshake import Key
@@ -23,38 +24,41 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_loopback, usable_addresses
 from ddplaunch.system.net.port import PortTaken, listen, reserve
 
+if TYPE_CHECKING:
+    from ddplaunch.launcher.job.link import Link
+
 REACHED_WITHIN = 15.0  # seconds: names that are looked up, and a packet that is lost on the way, take a part of that
 _LEAST_PEERS = 64
 
 
 class Probe:
-    """This node's part in a meeting and in the generation that follows, one after another."""
+    """This node's part in a meeting, before a generation begins, and in that generation; then in the next ones."""
 
-    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, report: Callable[[SentReport], None]) -> None:
-        """Take part in no meeting yet; `key` is that of the job, and `report` tells the coordinator what comes of a meeting."""
+    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, link: Link) -> None:
+        """Take part in no meeting yet; `key` is that of the job, and `link` takes the reports on what comes of a meeting."""
         self._loop = loop
         self._key = key
         self._keepalive = keepalive
-        self._report = report
+        self._link = link
         self._part: _FirstNode | _OtherNode | None = None
 
     def on_order(self, order: Lead | Reach) -> None:
-        """Take part in the next meeting, in place of the last one."""
+        """Take part in the next meeting, in place of the last one: be its first node (`Lead`), or reach it (`Reach`)."""
         self.close()
-        # nobody takes another port of the job, or one of an earlier meeting, for this one
+        # a key for each meeting: nobody takes another port of the job, or one of an earlier meeting, for the first node
         key = handshake.key(self._key.hex(), f"meeting {order.meeting}")
         if isinstance(order, Reach):
-            self._part = _OtherNode(self._loop, key, self._keepalive, order, self._report)
+            self._part = _OtherNode(self._loop, key, self._keepalive, order, self._link)
             return
         try:
             self._part = first = _FirstNode(self._loop, key, self._keepalive, order)
         except PortTaken:
-            self._report(CannotLead(order.meeting, is_taken=True))
+            self._link.send(CannotLead(order.meeting, is_taken=True))
         except LaunchError as error:
-            refusal = CannotLead(order.meeting, False, piece(error.message), piece(error.hint or ""), error.status)
-            self._report(refusal)
+            reason, hint = piece(error.message), piece(error.hint or "")
+            self._link.send(CannotLead(order.meeting, is_taken=False, reason=reason, hint=hint, status=error.status))
         else:
-            self._report(first.ready)
+            self._link.send(first.ready)
 
     def on_generation_ended(self) -> None:
         """Hear the first node no longer: nothing of the generation is left here. Others may still want to hear the first node."""
@@ -77,7 +81,8 @@ class _FirstNode:
     """The first node: MASTER_PORT is reserved, and whoever reaches this node gets each of its pings back."""
 
     def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: Lead) -> None:
-        """Make ready, or raise PortTaken or LaunchError as `reserve` does."""
+        """Reserve the port, and listen for the others at any other one. Raises PortTaken or LaunchError, as `reserve` does."""
+        # twice: a node may reach this one again before its old connection has ended
         self._most = max(_LEAST_PEERS, 2 * keepalive.max_nodes)
         self._peers: set[Peer] = set()
         self._reservation = reserve(order.port, order.origin, again=order.again)
@@ -87,7 +92,8 @@ class _FirstNode:
                 listen(None, (0,)),
                 key,
                 opened=self._on_opened,
-                refused=lambda address, reason: None,  # who has to reach this node and does not says so
+                # a node of the job that is refused says so itself: that it does not reach this one
+                refused=lambda address, reason: None,
                 user_timeout=keepalive.user_timeout,
                 max_half_open=self._most,
             )
@@ -123,26 +129,25 @@ class _FirstNode:
 class _OtherNode:
     """A node that is not the first: looks for the first node at all of that one's addresses, then pings that node."""
 
-    def __init__(
-        self, loop: Loop, key: Key, keepalive: Keepalive, order: Reach, report: Callable[[SentReport], None]
-    ) -> None:
-        """Look for the first node."""
+    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: Reach, link: Link) -> None:
+        """Look for the first node; report by `link` whether it is reached, and then that it is not heard any more."""
         self._loop = loop
         self._meeting = order.meeting
-        self._report = report
+        self._link = link
         self._timeout, self._beat, self._silence = keepalive.timeout, keepalive.beat, keepalive.silence()
-        self._peer: Peer | None = None
+        self._peer: Peer | None = None  # the connection to the first node, once it is reached
         self._unanswered = 0  # pings since the last answer: a pause of this process makes nobody look dead
-        self._host_silence = 0.0  # seconds, as last measured
+        self._host_silence = 0.0  # seconds for which the kernel of that node sent nothing, as last measured
+        # when the search is given up; once the first node is reached, when the next ping is due
         self._due = loop.timer(loop.now() + REACHED_WITHIN, self._on_due)
         self._search = Search(loop, key, self._on_opened, user_timeout=keepalive.user_timeout)
-        self._search.begin((address, order.heard_at) for address in order.addresses)
+        self._search.begin((address, order.heard_at) for address in order.addresses)  # heard_at is a port
 
     def _on_opened(self, peer: Peer, found_as: str) -> None:
         """Report that the first node is reached, and ping it from now on. Called by the search."""
         self._peer = peer
         peer.received, peer.closed = self._on_answer, self._on_closed
-        self._report(Reached(self._meeting, found_as))
+        self._link.send(Reached(self._meeting, found_as))
         self._due.set(self._loop.now())
 
     def _on_answer(self, payload: bytes) -> None:
@@ -151,14 +156,13 @@ class _OtherNode:
     def _on_due(self) -> None:
         """Ping the first node, or report that it is silent for too long, or was not reached in time. Called by the loop."""
         if self._peer is None:
-            self.close()
-            self._report(Reached(self._meeting, "", line(self._search.refusals.text)))
+            self._lose(self._search.refusals.text)
             return
-        agent, host = self._unanswered * self._beat, self._peer.host_silence()
-        self._silence.observe(self._host_silence, host)
-        self._host_silence = host
-        if self._silence.seconds_left(agent, host, self._beat) == 0:
-            self._lose(self._silence.describe(agent))
+        agent_silence, host_silence = self._unanswered * self._beat, self._peer.host_silence()
+        self._silence.observe(self._host_silence, host_silence)
+        self._host_silence = host_silence
+        if self._silence.seconds_left(agent_silence, host_silence, self._beat) == 0:
+            self._lose(self._silence.describe(agent_silence))
             return
         self._unanswered += 1
         self._peer.send(b"ping")
@@ -170,8 +174,9 @@ class _OtherNode:
         self._lose(f"{reason}, while this node was {when}" if when else reason)
 
     def _lose(self, reason: str) -> None:
+        """Report that the first node is not reached, or not heard any more, and look for it no longer."""
         self.close()
-        self._report(Unheard(self._meeting, line(reason)))
+        self._link.send(Reached(self._meeting, "", line(reason)))
 
     @property
     def address(self) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from socket import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -18,6 +18,15 @@ from ddplaunch.system.loop.loop import Loop, Timer
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import OrderToAll
+
+
+class _Coordinator(Protocol):
+    """The coordinator, as far as questions and streams need it."""
+
+    @property
+    def members(self) -> Mapping[int, Member]: ...
+    def order(self, ids: Sequence[int], order: OrderToAll) -> None: ...
+    def on_last_stream_ended(self, id: int) -> None: ...
 
 
 class Asker(Struct, frozen=True, kw_only=True):
@@ -36,24 +45,21 @@ class _PendingQuestion(Struct):
 class Questions:
     """The questions that not all members have answered yet: at most as many as there are clients at once."""
 
-    def __init__(
-        self, loop: Loop, members: Callable[[], Mapping[int, Member]], send: Callable[[Sequence[int], OrderToAll], None]
-    ) -> None:
-        """`members` returns those that there are now, and `send` takes orders for their agents."""
+    def __init__(self, loop: Loop, coordinator: _Coordinator) -> None:
+        """Ask nothing yet."""
         self._loop = loop
-        self._members = members
-        self._send = send
+        self._coordinator = coordinator
         self._pending: dict[int, _PendingQuestion] = {}
         self._last = 0  # number given
 
     def ask(self, question: Question, within: float, asker: Asker) -> None:
         """Ask all members; for one that has not answered in `within` seconds, the asker gets a NoAnswer."""
-        members = self._members()
+        members = self._coordinator.members
         self._last = number = self._last + 1
         late = NoAnswer(f"has not answered within {within:g} s")
         give_up = self._loop.timer(self._loop.now() + within, lambda: self._answer_for_all(number, late))
         self._pending[number] = _PendingQuestion(asker, dict(members), give_up)
-        self._send(tuple(members), Ask(number, question))
+        self._coordinator.order(tuple(members), Ask(number, question))
         self._close_complete()
 
     def on_answer(self, id: int, report: Answered) -> None:
@@ -76,7 +82,7 @@ class Questions:
             if asked.asker is asker:
                 del self._pending[number]
                 asked.give_up.cancel()
-                self._send(tuple(asked.missing), Forget(number))
+                self._coordinator.order(tuple(asked.missing), Forget(number))
 
     def _answer_for_all(self, number: int, answer: NoAnswer) -> None:
         """Answer a question in place of all members that have not."""
@@ -95,12 +101,9 @@ class Questions:
 class NodeStreams:
     """The streams between clients here and agents of other nodes. An agent may send only into its own streams."""
 
-    def __init__(
-        self, loop: Loop, send: Callable[[Sequence[int], OrderToAll], None], ended: Callable[[int], object]
-    ) -> None:
-        """`send` takes orders for agents; `ended` gets the id of an agent once its last stream has ended."""
-        self._send = send
-        self._ended = ended
+    def __init__(self, loop: Loop, coordinator: _Coordinator) -> None:
+        """Have no stream yet."""
+        self._coordinator = coordinator
         self._agents: dict[int, int] = {}  # the ids of the agents, by the number of the stream
         self._last = 0  # number given
         self._streams = Streams(loop, self._on_chunk, self._on_stream_end)
@@ -132,13 +135,13 @@ class NodeStreams:
     def _on_chunk(self, chunk: Chunk) -> None:
         """Send a chunk of a client to the agent of its stream."""
         if (id := self._agents.get(chunk.number)) is not None:
-            self._send((id,), chunk)
+            self._coordinator.order((id,), chunk)
 
     def _on_stream_end(self, number: int) -> None:
         """Forget a stream that has ended, and report an agent that has no other stream."""
         id = self._agents.pop(number)
         if id not in self:
-            self._ended(id)
+            self._coordinator.on_last_stream_ended(id)
 
     def close(self) -> None:
         """End all streams."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from signal import SIGTERM
 from socket import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
@@ -23,7 +24,7 @@ from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Keepalive, Silence, describe_way
 from ddplaunch.spec.outcome import OWN_END, Why
 from ddplaunch.system import exitcodes
-from ddplaunch.system.fields import Malformed
+from ddplaunch.system.fields import Malformed, host
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.words import duration, signal_name
 
@@ -37,56 +38,58 @@ NEXT_NOTICE = 30.0  # seconds from one such notice to the next
 MOVED_WITHIN = 5.0
 
 
+class CoordinatorElsewhere(Struct, frozen=True, kw_only=True):
+    """A coordinator on another host: what this agent says to it first, and for how long it waits for it."""
+
+    key: Key  # by which both prove that they are of one job
+    first_message: messages.FirstMessage  # of a hello, what depends on the connection is set when that is open
+    keepalive: Keepalive  # when a silent coordinator counts as lost; earlier than that only if its pings say so
+    rdzv_timeout: float  # seconds after which a coordinator that was not reached is given up
+    how_back: str = ""  # what brings a lost node 0 back, as in "waiting HOW_BACK"; "": nothing does
+    command_host: str = ""  # where the command coordinates that has started all agents; "": node 0 coordinates
+
+
+class _Loss(NamedTuple):
+    """How the coordinator was lost, in sentences for the user of this node."""
+
+    error: str  # ends this node, where nothing brings node 0 back
+    news: str  # is said, and kept, while this node waits for node 0
+    goes_on: bool = False  # the coordinator lives, and has given up this node, which looks for it at once
+
+
 class RemoteLink(Link):
-    """The link of an agent to a coordinator elsewhere.
+    """The link of an agent to a coordinator elsewhere, with the lease by which its workers may live without a word from there.
 
     Where node 0 may come back, its loss does not end this node: the workers are stopped, and once nothing of them is left, the
     link looks for node 0 again and says hello as a new node does. A node that node 0 has given up comes back in the same way.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        *,
-        key: Key,
-        hello: Callable[[str], messages.FirstMessage],
-        keepalive: Keepalive,
-        rdzv_timeout: float,
-        lease: Lease | None = None,
-        how_back: str = "",
-        command_host: str = "",
-    ) -> None:
-        """Prepare to look for the coordinator.
+    def __init__(self, loop: Loop, elsewhere: CoordinatorElsewhere, lease: Lease | None = None) -> None:
+        """Prepare to look for the coordinator; `aim` or `adopt` follows.
 
-        `hello` gives the first message, from the name under which the coordinator was reached. `keepalive` says when a silent
-        one counts as lost, earlier than that only if the coordinator says so in its pings; `rdzv_timeout` are the seconds after
-        which one that was not reached is given up. `lease` limits the life of the workers; None: the job never goes on without a
-        node. `how_back` says what brings a lost node 0 back, as in "waiting HOW_BACK"; "": nothing does. `command_host` is where
-        the command coordinates that has started all agents; "": node 0 coordinates.
+        `lease` limits the life of the workers without a word from the coordinator; None: the job never goes on without a node.
         """
         super().__init__(loop)
-        self._key = key
-        self._probe: Probe | None = None  # of the generation's first node
-        self._hello = hello
-        self._keepalive = keepalive
-        self._silence = Silence(keepalive.timeout, keepalive.timeout)
-        self._heard_at = 0.0
-        self._lease = lease or Lease(inf, loop.now)
+        self._elsewhere = elsewhere
+        timeout = elsewhere.keepalive.timeout
+        self._silence = Silence(timeout, timeout)
+        self._heard_at = 0.0  # when the last message came
+        self._lease = lease or Lease(inf, loop.now)  # which never ends
         self._lease_at = loop.timer(None, self._check_lease)
-        loop.woke = self._check_lease
-        loop.clock.protect(keepalive.timeout)
-        self._peer: Peer | None = None
-        self._sequence: OrderSequence | None = None  # from the first message on
-        self._rdzv_timeout = rdzv_timeout
-        self._how_back = how_back
-        self._command_host = command_host
+        loop.woke = self._check_lease  # before what else has become due in a pause of this process
+        loop.clock.protect(timeout)  # the loop sleeps so short that no pause of this process uses up that time
+        self._peer: Peer | None = None  # the connection to the coordinator; None: it is looked for, or given up
+        self._sequence: OrderSequence | None = None  # of the orders of the last coordinator that was reached
+        self._probe: Probe | None = None  # once this node had to reach, or be, the first node of a generation
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
-        self._ends_with: int | None = None  # the status of the job, if it is being stopped for good
-        self._stopping: node.ReportStopping | None = None  # that this node is to end, as reported
+        self._ends_with: int | None = None  # the status of the job, once that is being stopped for good
+        # that this node is to end by a reason of its own, as it has reported
+        self._stopping: node.ReportStopping | None = None
         # when a coordinator that is silent is lost, or one that was not reached is given up
-        self._lost_at = loop.timer(loop.now() + rdzv_timeout, self._on_timeout)
+        self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._notice_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
-        self._search = Search(loop, key, self._on_opened, user_timeout=keepalive.user_timeout)
+        user_timeout = elsewhere.keepalive.user_timeout
+        self._search = Search(loop, elsewhere.key, self._on_opened, user_timeout=user_timeout)
 
     # --- connecting
 
@@ -103,46 +106,59 @@ class RemoteLink(Link):
         def opened(peer: Peer) -> None:
             self._on_opened(peer, peer.address)
 
-        Greeting(self._loop, sock, (self._command_host, 0), Client(self._key), opened=opened, failed=failed)
+        other_side = (self._elsewhere.command_host, 0)  # of no port
+        Greeting(self._loop, sock, other_side, Client(self._elsewhere.key), opened=opened, failed=failed)
 
     def _on_opened(self, peer: Peer, found_as: str) -> None:
-        """Take the connection to the coordinator, and send the first message. Called by the search."""
+        """Take the connection to the coordinator, and send the first message. Called by the search.
+
+        `found_as` is the name or address under which the coordinator was found.
+        """
         self._notice_at.cancel()
         self._peer = peer
         peer.received, peer.closed = self._on_message, self._on_closed
         self._note_message()
         self._lease.begin()
-        hello = self._hello(found_as)
-        if isinstance(hello, messages.Hello):
-            hello = replace(hello, at=self._renew())
-            if (last := self._sequence) is not None:
-                hello = replace(
-                    hello, last_generation=last.generation, last_term=last.term, run_id=last.run_id, was_left=True
-                )
-        self._sequence = OrderSequence(hello)
-        peer.send(messages.encode(hello))
+        first_message = self._first_message(found_as)
+        self._sequence = OrderSequence(first_message)
+        peer.send(messages.encode(first_message))
         if self._lost:
             self._lost = ""
             self._loop.post(Waits(f"{self._place} is reached again"))
 
+    def _first_message(self, found_as: str) -> messages.FirstMessage:
+        """Return the first message on a new connection: a hello renews the lease, and says what this node has begun before."""
+        first = self._elsewhere.first_message
+        if not isinstance(first, messages.Hello):
+            return first
+        hello = replace(first, reached=host(found_as), at=self._renew())
+        last = self._sequence
+        if last is None:  # no coordinator was reached before
+            return hello
+        return replace(hello, last_generation=last.generation, last_term=last.term, run_id=last.run_id, was_left=True)
+
     # --- reports and orders
 
     def send(self, report: Report) -> None:
-        """Report to the coordinator. Without one, a report that this node stops ends this node."""
-        match report:
-            case NodeEnd():
-                self._on_own_end(report)
-                if self._probe is not None:
-                    self._probe.on_generation_ended()
-            case node.ReportStopping(why) if why is not Why.FAILED:
-                self._stopping = report
+        """Report to the coordinator. While there is none, a report that this node stops ends this node."""
+        # for a reason of its own: a failure of its workers is one of the whole job
+        stopping = report if isinstance(report, node.ReportStopping) and report.why is not Why.FAILED else None
+        if stopping is not None:
+            self._stopping = stopping
+        if isinstance(report, NodeEnd):
+            self._on_own_end(report)
+            if self._probe is not None:
+                self._probe.on_generation_ended()
         if self._peer is not None:
-            if not isinstance(report, node.Suspend | node.Resume):  # here the time of the job goes on
+            if not isinstance(report, node.Suspend | node.Resume):  # Ctrl-Z here does not suspend the whole job
                 self._send(messages.fitted(report))
-        elif isinstance(report, node.ReportStopping) and report.why is not Why.FAILED:
-            # no other agent knows of this node, or any more
-            status = exitcodes.of_signal(report.signum) if report.signum else exitcodes.NODE_LOST
-            self.on_order(JobEnd(status=status, why=report.why.value))
+        elif stopping is not None:
+            self._end_as_stopped(stopping)
+
+    def _end_as_stopped(self, stopping: node.ReportStopping) -> None:
+        """End this node, which is to stop by a reason of its own while no coordinator knows of it."""
+        status = exitcodes.of_signal(stopping.signum) if stopping.signum else exitcodes.NODE_LOST
+        self.on_order(JobEnd(status=status, why=stopping.why.value))
 
     @property
     def address(self) -> str | None:
@@ -157,19 +173,21 @@ class RemoteLink(Link):
         try:
             message = messages.for_agent(payload)
             if isinstance(message, Generation) and not self._lease.left:
-                self._check_lease()  # nothing is begun, nor renewed: the coordinator would wait for this node
+                # this process did not run when the lease ended: it begins nothing, and takes its leave
+                self._check_lease()
                 return
             if self._sequence is not None:
                 self._sequence.check(message)
             if isinstance(message, messages.Ping):
-                self._lease.take_echo(message.answered)
+                self._lease.take_echo(message.answered)  # the last renewal that has reached the coordinator
         except Malformed as error:
             self._end(f"{self._coordinator} was lost: the coordinator sent a malformed message ({error})")
             return
         match message:
             case messages.Ping(sent, host_limit):
-                if self._keepalive.may_be_shorter:
-                    self._silence.host_limit = min(host_limit, self._keepalive.timeout)
+                # both sides take the other's host for lost after the same silence
+                if self._elsewhere.keepalive.may_be_shorter:
+                    self._silence.host_limit = min(host_limit, self._elsewhere.keepalive.timeout)
                 self._send(messages.Pong(sent, self._renew()))
             case messages.GivenUp(reason, may_return):
                 self._on_given_up(reason, may_return=may_return)
@@ -178,12 +196,14 @@ class RemoteLink(Link):
             case messages.LeftByNode0(signum, unfit):
                 self._on_left(signum, unfit)
             case Lead() | Reach():
-                self._prepare(message)
-            case _:
-                if isinstance(message, Generation) and 0 < message.lease < self._lease.seconds:
-                    # so long does the coordinator wait for the workers of this node
+                self._take_part_in_meeting(message)
+            case Generation():
+                if 0 < message.lease < self._lease.seconds:
+                    # the coordinator waits for the workers of this node only so long
                     self._lease.seconds = message.lease
                     self._limit_workers()
+                self.on_order(message)
+            case _:
                 self.on_order(messages.on_arrival(message, self._loop.now()))
 
     def _renew(self) -> float:
@@ -194,7 +214,7 @@ class RemoteLink(Link):
         return number
 
     def _limit_workers(self) -> None:
-        """Have the workers killed when the lease is over: by the front, should this process not run then."""
+        """Have the workers killed when the lease is over; the front, the parent of this process, does it if this one cannot."""
         if self._lease.seconds < inf:
             left = self._lease.left
             self._lease_at.set(self._loop.now() + left)
@@ -219,32 +239,37 @@ class RemoteLink(Link):
     def _on_closed(self, reason: str) -> None:
         """Lose a coordinator whose connection has ended; after a pause of this node, the reason is that. Called by the peer."""
         self._disconnect()
-        if when := self._loop.clock.paused(self._keepalive.timeout):
-            error = f"this node was {when}, and {self._coordinator} was gone then: {reason}"
-            self._lose_coordinator(f"{reason}, while this node was {when}", error)
-        else:
-            self._lose_coordinator(reason)
+        when_paused = self._loop.clock.paused(self._elsewhere.keepalive.timeout)
+        if not when_paused:
+            self._lose_coordinator(self._loss_by(reason))
+            return
+        error = f"this node was {when_paused}, and {self._coordinator} was gone then: {reason}"
+        self._lose_coordinator(_Loss(error, f"{self._place} is lost: {reason}, while this node was {when_paused}"))
 
     def _on_given_up(self, reason: str, *, may_return: bool) -> None:
-        """Lose a coordinator that goes on without this node."""
-        when = self._loop.clock.paused(self._keepalive.timeout)
-        if when and self._lease.seconds < inf:  # its clock may have stood still, as with --simulate
+        """Lose a coordinator that goes on without this node; `may_return`: as a new node this one may come back to it."""
+        when_paused = self._loop.clock.paused(self._elsewhere.keepalive.timeout)
+        if when_paused and self._lease.seconds < inf:
+            # by the clock of the lease it may last still: that of a simulated node stands while the machine is paused
             self._loop.handle(node.LeaseOver(self._loop.now()))
-        said = f"this node was {when}, and {self._coordinator} goes on without this node: {reason}"
-        error = said if when else f"{self._coordinator} was lost: it goes on without this node: {reason}"
+        error = f"{self._coordinator} was lost: it goes on without this node: {reason}"
+        if when_paused:
+            error = f"this node was {when_paused}, and {self._coordinator} goes on without this node: {reason}"
         if may_return:
-            self._lose_coordinator(reason, error, goes_on=f"{self._place} goes on without this node: {reason}")
+            news = f"{self._place} goes on without this node: {reason}"
+            self._lose_coordinator(_Loss(error, news, goes_on=True))
         else:
             self._end(error)
 
     def _on_left(self, signum: int, unfit: str) -> None:
         """Lose a coordinator that leaves by a signal, is unfit, or has lost the command with which it was started."""
         if signum:
-            self._lose_coordinator(f"it leaves ({signal_name(signum)})")
+            leaves = f"leaves ({signal_name(signum)})"
+            self._lose_coordinator(_Loss(f"{self._coordinator} was lost: it {leaves}", f"{self._place} {leaves}"))
         elif unfit:
-            self._lose_coordinator(f"its health check failed: {unfit}")
+            self._lose_coordinator(self._loss_by(f"its health check failed: {unfit}"))
         else:
-            self._lose_coordinator(OWN_END)
+            self._lose_coordinator(self._loss_by(OWN_END))
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
@@ -253,54 +278,54 @@ class RemoteLink(Link):
             return
         self._loop.handle(node.LeaseOver(self._loop.now()))
         self._end_lease()
-        if self._peer is None:
+        if self._peer is None:  # the coordinator was lost before
             return
-        limit, when = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
-        # its pings come four times as often
-        if not when and self._loop.now() - self._heard_at > self._lease.seconds / 2:
-            self._lose_coordinator(f"silent for {limit}{self._describe_way(self._peer)}")
+        limit, when_paused = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
+        # half a lease without a ping, of which four come in that time: the coordinator is silent. Else it does not hear this node
+        is_silent = self._loop.now() - self._heard_at > self._lease.seconds / 2
+        if is_silent and not when_paused:
+            self._lose_coordinator(self._loss_by(f"silent for {limit}{self._describe_way(self._peer)}"))
             return
-        how = f"was {when}" if when else f"was not heard by {self._place} for {limit}"
+        how = f"was {when_paused}" if when_paused else f"was not heard by {self._place} for {limit}"
         error = f"this node {how}, and other nodes may have gone on without it"
-        self._lose_coordinator("", error, goes_on=error)
+        self._lose_coordinator(_Loss(error, news=error, goes_on=True))
 
-    def _lose_coordinator(self, reason: str, error: str = "", *, goes_on: str = "") -> None:
-        """Wait for node 0, if it may come back to a job that was not to end; else end this node.
+    def _loss_by(self, reason: str) -> _Loss:
+        """Return the loss of a coordinator for this reason, such as "connection closed"."""
+        return _Loss(f"{self._coordinator} was lost: {reason}", f"{self._place} is lost: {reason}")
 
-        `error` is what ends this node then, if the loss needs other words; `goes_on` is said of a coordinator that is not lost
-        itself.
-        """
-        error = error or f"{self._coordinator} was lost: {reason}"
+    def _lose_coordinator(self, loss: _Loss) -> None:
+        """Wait for node 0, if it may come back to a job that was not to end; else end this node."""
         if self._has_ended:
             return
-        self._send(messages.Dropped())  # which says why, if that way still works
+        self._send(messages.Dropped())  # so that a coordinator that lives knows why
         self._disconnect()
         if self._ends_with is not None and self._stopping is None:
-            self._end(f"{error}, while the job was being stopped", self._ends_with)
-        elif not self._how_back:
-            self._end(error)
+            self._end(f"{loss.error}, while the job was being stopped", self._ends_with)
+        elif not self._elsewhere.how_back:
+            self._end(loss.error)
         elif self._stopping is not None:
-            self.send(self._stopping)
+            self._end_as_stopped(self._stopping)
         else:
-            self._wait_for_return(reason, goes_on)
+            self._wait_for_return(loss)
 
-    def _wait_for_return(self, reason: str, goes_on: str) -> None:
+    def _wait_for_return(self, loss: _Loss) -> None:
         """Stop the workers, which may save until the lease is over, and look for node 0 again when nothing of them is left."""
-        now, within = self._loop.now(), duration(self._rdzv_timeout)
-        leaves = reason.startswith("it leaves")
-        self._lost = goes_on or f"{self._place} {reason.removeprefix('it ') if leaves else f'is lost: {reason}'}"
-        then = (
-            f"looking for {self._place} for up to {within}" if goes_on else f"waiting up to {within} {self._how_back}"
-        )
-        self._lost_at.set(now + self._rdzv_timeout)
+        now, within = self._loop.now(), duration(self._elsewhere.rdzv_timeout)
+        self._lost = loss.news
+        then = f"waiting up to {within} {self._elsewhere.how_back}"
+        if loss.goes_on:
+            then = f"looking for {self._place} for up to {within}"
+        self._lost_at.set(now + self._elsewhere.rdzv_timeout)
         self._notice_at.set(now + NEXT_NOTICE)
         self._loop.handle(Waits(f"{self._lost}; {then}"))
         self._loop.post(node.StopOrdered(SIGTERM, now))
-        if self._sequence is None or not self._sequence.runs:
+        generation_runs = self._sequence is not None and self._sequence.runs
+        if not generation_runs:  # else `_on_own_end` looks
             self._look_again()
 
     def _on_own_end(self, end: NodeEnd) -> None:
-        """Note that the generation has ended on this node; look for a coordinator that was lost meanwhile."""
+        """Note that nothing of the generation is left on this node; look for a coordinator that was lost meanwhile."""
         if self._sequence is not None:
             self._sequence.ended()
         if not self._lost:
@@ -323,12 +348,12 @@ class RemoteLink(Link):
         if self._has_ended:
             self._stop_waiting()
 
-    def _prepare(self, order: Lead | Reach) -> None:
-        """Lead the generation that is to begin, or find out where its first node is reached."""
+    def _take_part_in_meeting(self, order: Lead | Reach) -> None:
+        """Be the first node of the generation that is to begin, or find out how its first node is reached."""
         if self._probe is None:
-            from ddplaunch.launcher.job.probe import Probe  # where the coordinator is none of the nodes
+            from ddplaunch.launcher.job.probe import Probe  # where the coordinator is on none of the nodes
 
-            self._probe = Probe(self._loop, self._key, self._keepalive, self.send)
+            self._probe = Probe(self._loop, self._elsewhere.key, self._elsewhere.keepalive, self)
         self._probe.on_order(order)
 
     def leave(self) -> None:
@@ -348,26 +373,32 @@ class RemoteLink(Link):
         self._search.refusals.expire()
         if self._lost:
             left = duration(round(self._lost_at.at - self._loop.now()))
-            text = f"{text}. Waiting up to {left} more {self._how_back}"
+            text = f"{text}. Waiting up to {left} more {self._elsewhere.how_back}"
         self._loop.post(LookingForCoordinator(text))
 
     def _on_timeout(self) -> None:
-        """End this node if the coordinator was silent for too long, or was not reached in time. Called by the loop."""
-        if self._peer is not None:
-            agent = self._loop.now() - self._heard_at
-            if left := self._silence.seconds_left(agent, self._peer.host_silence()):
-                self._lost_at.set(self._loop.now() + left)
-            else:
-                self._lose_coordinator(self._silence.describe(agent) + self._describe_way(self._peer))
+        """Lose a coordinator that was silent for too long, or end this node if none was reached in time. Called by the loop."""
+        if self._peer is None:
+            self._give_up_search()
             return
-        within = f"within {self._rdzv_timeout:g} s at {self._places} ({self._search.refusals.text})"
+        agent_silence = self._loop.now() - self._heard_at
+        left = self._silence.seconds_left(agent_silence, self._peer.host_silence())
+        if left > 0:  # its host was heard since its agent was
+            self._lost_at.set(self._loop.now() + left)
+        else:
+            reason = self._silence.describe(agent_silence) + self._describe_way(self._peer)
+            self._lose_coordinator(self._loss_by(reason))
+
+    def _give_up_search(self) -> None:
+        """End this node, which has not reached the coordinator in time: not again, if it has lost one, or never."""
+        within = f"within {self._elsewhere.rdzv_timeout:g} s at {self._places} ({self._search.refusals.text})"
         if self._lost:
             hint = "hint: type the commands of all nodes again. `--rdzv-timeout` sets how long they wait for node 0"
             self._end(f"{self._lost}, and node 0 was not reached again {within}\n\n{hint}")
             return
         hint = "is ddplaunch running on node 0, with the same address and token? Type `--node-rank` on all nodes or on none"
-        if self._command_host:
-            hint = f"can this node connect to {self._command_host}? A firewall may be between them"
+        if self._elsewhere.command_host:
+            hint = f"can this node connect to {self._elsewhere.command_host}? A firewall may be between them"
         text = f"error: {self._name} was not reached {within}\n\nhint: {hint}\n"
         self.on_order(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
 
@@ -379,7 +410,8 @@ class RemoteLink(Link):
     @property
     def _name(self) -> str:
         """Say what coordinates: "node 0", or "the command on login1"."""
-        return f"the command on {self._command_host}" if self._command_host else "node 0"
+        command_host = self._elsewhere.command_host
+        return f"the command on {command_host}" if command_host else "node 0"
 
     @property
     def _coordinator(self) -> str:
@@ -389,11 +421,12 @@ class RemoteLink(Link):
     def _place(self) -> str:
         """Say what coordinates, and node 0 with the address that was typed: "node 0 (gpu01)"."""
         places = self._search.places
-        return f"{self._name} ({places[0][0]})" if places and not self._command_host else self._name
+        return f"{self._name} ({places[0][0]})" if places and not self._elsewhere.command_host else self._name
 
     @property
     def _places(self) -> str:
-        hosts = dict.fromkeys(f"[{host}]" if ":" in host else host for host, _ in self._search.places)
+        """Say where the coordinator is looked for: "gpu01, ports 29400 to 29409"."""
+        hosts = dict.fromkeys(f"[{name}]" if ":" in name else name for name, _ in self._search.places)
         ports = sorted({port for _, port in self._search.places})
         return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
 

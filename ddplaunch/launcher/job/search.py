@@ -31,12 +31,12 @@ class Search:
         self._opened = opened
         self.refusals = Refusals()
         self.places: tuple[Place, ...] = ()
-        self._moves_within = inf
+        self._moves_within = inf  # seconds after which names are looked up again: the node may have moved; inf: never
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address
-        self._targets: list[Target] = []
-        self._resolver: Resolver | None = None
+        self._targets: list[Target] = []  # the addresses that are being dialed
+        self._resolver: Resolver | None = None  # of the last look-up
         self._look_up_at = loop.timer(None, self._look_up)
-        self._numeric_at = loop.timer(None, self._dial_numeric)
+        self._numeric_at = loop.timer(None, self._dial_numeric)  # set until the first look-up is over
         self._dialer = Dialer(loop, key, opened=self._on_opened, refused=self.refusals.add, user_timeout=user_timeout)
 
     def begin(self, places: Iterable[Place], *, moves_within: float = inf) -> None:
@@ -64,7 +64,7 @@ class Search:
         self._resolver = Resolver(self._loop, self.places, self._on_looked_up)
 
     def _on_looked_up(self, answers: Sequence[Answer]) -> None:
-        """Dial the addresses that were found; look up again the names that were not. Called by the resolver."""
+        """Dial the addresses that were found; if a name was not, look all up again soon. Called by the resolver."""
         self._numeric_at.cancel()
         for answer in answers:
             if answer.error:
@@ -75,7 +75,7 @@ class Search:
         self._dial(answers)
 
     def _dial_numeric(self) -> None:
-        """Dial the addresses that are no names: those of a dead name server are known too late. Called by the loop."""
+        """Dial the numeric addresses without the names: a dead name server answers too late. Called by the loop."""
         numeric = [(host, port) for host, port in self.places if is_numeric(host)]
         Resolver(self._loop, numeric, self._dial)  # which answers at once
 

@@ -1,32 +1,35 @@
-"""Has all nodes asked from time to time when their workers came to their collectives, and says who comes last. Opens nothing.
+"""Asks all nodes from time to time when their ranks came to their collectives, and says which rank comes last. Opens nothing.
 
-It begins once a worker has a process group. What is compared is compared in a child: of many ranks that takes its time.
+It begins once a worker has a process group, and runs in the coordinator. What is compared is compared in a child: of many ranks
+that takes its time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from msgspec.structs import asdict, replace
 
+from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.record.seen.stragglers import Clock, History, Steps, Straggler, compare
 from ddplaunch.system.errors import expendable
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
     from ddplaunch.launcher.decide.job import Member
-    from ddplaunch.launcher.job.questions import Asker
-    from ddplaunch.record.window.questions import Answer, AskArrivals, NodeArrivals
+    from ddplaunch.launcher.job.questions import Questions
+    from ddplaunch.record.window.questions import Answer, NodeArrivals
 
 WITHIN = 2.0  # seconds that workers have
 ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
 _COMPARED_WITHIN = 20.0  # seconds, on a busy machine
-_AGAIN = 300.0  # seconds from one word to the next, and twice as long each time that it is the same
-_JUMP = 2_000_000  # nanoseconds by which a clock was set
-_DOUBLES = 1 << 17  # bytes about collectives after which they are kept half as often
-_COMPARED = 128  # ranks of which all is compared; of more, less each
+_AGAIN = 300.0  # seconds from one report to the next, and twice as long each time that the rank is the same
+_JUMP = 2_000_000  # nanoseconds: if a host's time of day has moved by more against its monotonic clock, it was set
+_DOUBLES = 1 << 17  # bytes of lines about collectives: after so many, and each time again, they are kept half as often
+_COMPARED = 128  # ranks of which all collectives are compared; of n times as many, only every n-th
 
 
 class _LastReport(NamedTuple):
@@ -37,43 +40,35 @@ class _LastReport(NamedTuple):
     enough_for: float  # seconds in which the same rank is not named again
 
 
+class _Coordinator(Protocol):
+    """The coordinator, as far as the check needs it."""
+
+    @property
+    def questions(self) -> Questions: ...
+    def members_at_work(self) -> Mapping[int, Member] | None: ...
+    def clock_offset(self, id: int) -> tuple[float, float]: ...
+
+
 class StragglerCheck:
-    """What readings have shown of the generation that runs."""
+    """Makes readings of the generation that runs, each a question to all nodes, and keeps what they have shown."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        every: float,
-        *,
-        members: Callable[[], Mapping[int, Member] | None],
-        ask: Callable[[AskArrivals, float, Asker], None],
-        offset: Callable[[int], tuple[float, float]],
-        report: Callable[[str, Mapping[str, Any], float | None], None],
-        warn: Callable[[str], None],
-        keep: Callable[[Mapping[str, Any]], int] = lambda _: 0,
-    ) -> None:
-        """Check every so many seconds; `members` returns the nodes to ask, None while no node is to be asked.
-
-        `offset` gives what is to be added to a node's times, in seconds, and how wrong that may be. `keep` writes a line about
-        when ranks came to their collectives, and returns its bytes.
-        """
-        self._keep = keep
-        self._kept_bytes = 0
-        self._keeps_again_at = 0.0  # monotonic seconds
-        self._warn = warn
-        self._every = every
-        self._ask = ask
+    def __init__(self, loop: Loop, every: float, coordinator: _Coordinator, reporter: JobReporter) -> None:
+        """Read nothing yet; once begun, read every so many seconds."""
         self._loop = loop
-        self._members = members
-        self._offset = offset
-        self._report = report
-        self._history = History()
+        self._every = every
+        self._coordinator = coordinator
+        self._reporter = reporter
+        self._kept_bytes = 0  # of the lines about collectives in the record of the run
+        self._keeps_again_at = 0.0  # monotonic seconds
+        self._history = History()  # what the readings of this generation have shown
         self._hosts: dict[int, str] = {}  # by rank, where there are several
-        self._walls: dict[int, int] = {}  # what the wall clock of a node showed last, in nanoseconds, by member
-        self._is_reading = False
+        # by how many nanoseconds a node's time of day was last ahead of its monotonic clock, by member
+        self._walls: dict[int, int] = {}
+        self._is_reading = False  # a question is not answered by all, or the answers are being compared
         self._last_report = _LastReport(-1, 0.0, 0.0)
         self.last_pace: float | None = None  # also of a job that has made its last step
         self.last_steps: int | None = None  # about how many this generation has made
+        # for the next reading; not set: no generation has a process group, or the check has failed
         self._next = loop.timer(None, self._on_time, may_rest=True)
 
     def begin(self) -> None:
@@ -86,77 +81,95 @@ class StragglerCheck:
         self._next.cancel()
 
     def _on_time(self) -> None:
+        """Read now, unless the last reading goes on or no node is to be asked. Called by the loop."""
         self._next.set(self._loop.now() + self._every)
-        members = self._members()
+        members = self._coordinator.members_at_work()
         if members is not None and not self._is_reading:
             self._is_reading = True
-            self._guard(lambda: self._read(members))
+            self._guard(self._read, members)
 
-    def _guard(self, call: Callable[[], None]) -> None:
-        """Call this; if it fails, warn, and look for stragglers no more."""
+    def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call this; if it fails, warn, and look for stragglers no more: no job ends for that."""
+        expendable(partial(call, *arguments), self._give_up)
 
-        def failed(why: str) -> None:
-            self.stop()
-            self._warn(f"warning: stragglers are no longer looked for: {why}")
-
-        expendable(call, failed)
+    def _give_up(self, why: str) -> None:
+        self.stop()
+        self._reporter.print(f"warning: stragglers are no longer looked for: {why}")
 
     def _read(self, members: Mapping[int, Member]) -> None:
-        """Ask all nodes when their ranks came to the collectives, and compare the answers in a child."""
+        """Ask all nodes when their ranks came to the collectives: of many ranks only every n-th time, so that all fit."""
         from ddplaunch.launcher.job.questions import Asker
         from ddplaunch.record.window.questions import AskArrivals
 
-        reading, history, several = _Reading(self._clock), self._history, len(members) > 1
-
-        def compared(found: tuple[list[Steps], list[dict[str, Any]]]) -> None:
-            """Take the answer of the child: keep the timings, less and less often, and report a straggler."""
-            self._is_reading = False
-            steps, timings = found
-            if timings and time.monotonic() >= self._keeps_again_at:
-                self._kept_bytes += sum(map(self._keep, timings))
-                self._keeps_again_at = time.monotonic() + (self._every / 2) * 2 ** (self._kept_bytes // _DOUBLES)
-            if history is self._history and self._next.is_set:
-                history.add(steps, time.monotonic())
-                self.last_pace, self.last_steps = self.pace or self.last_pace, self.steps or self.last_steps
-                if several or self._hosts:  # nodes that end before the others are still those of their ranks
-                    self._hosts = {**self._hosts, **reading.hosts}
-                self._report_straggler()
-
-        def done() -> None:
-            nothing: tuple[list[Steps], list[dict[str, Any]]] = ([], [])
-            if not reading.hosts:  # no recorder has answered
-                compared(nothing)
-                return
-            self._loop.ask(
-                reading.compare, nothing, lambda found: self._guard(lambda: compared(found)), within=_COMPARED_WITHIN
-            )
-
+        reading = _Reading(self._history, len(members))
         ranks = sum(member.workers for member in members.values())
-        question = AskArrivals(WITHIN, max(1, ranks // _COMPARED))
-        taken = Asker(
-            answered=lambda member, answer: self._guard(lambda: reading.on_answer(member, answer)),
-            done=lambda: self._guard(done),
+        question = AskArrivals(within=WITHIN, every=max(1, ranks // _COMPARED))
+        asker = Asker(
+            answered=partial(self._guard, self._on_answer, reading),
+            done=partial(self._guard, self._on_all_answered, reading),
         )
-        self._ask(question, WITHIN + ON_THE_WAY, taken)
+        self._coordinator.questions.ask(question, WITHIN + ON_THE_WAY, asker)
 
-    def _clock(self, member: Member, wall: int) -> Clock | None:
-        """Return how the times of a node come to our clock; None if that node's clock was set since the last reading."""
+    def _on_answer(self, reading: _Reading, member: Member, answer: Answer) -> None:
+        """Add what a node answers to a reading, unless the node has no answer, or its clock cannot be compared with ours."""
+        from ddplaunch.record.window.questions import NodeArrivals
+
+        if isinstance(answer, NodeArrivals) and (clock := self._clock_of(member, answer.wall)) is not None:
+            reading.add(member, answer, clock)
+
+    def _clock_of(self, member: Member, wall: int) -> Clock | None:
+        """Return how the times of a node come to our clock; None if that node's time of day was set since the last reading.
+
+        `wall` is by how many nanoseconds that time of day is ahead of the node's monotonic clock now.
+        """
         last_wall, self._walls[member.id] = self._walls.get(member.id, wall), wall
         if abs(wall - last_wall) > _JUMP:
             return None
-        offset, error = self._offset(member.id)
+        offset, error = self._coordinator.clock_offset(member.id)
         return Clock(ahead=wall - round(offset * 1e9), error=round(error * 1e9))
 
+    def _on_all_answered(self, reading: _Reading) -> None:
+        """Have a child compare the answers, if any recorder has answered."""
+        nothing = _Compared([], [])
+        if not reading.hosts:
+            self._on_compared(reading, nothing)
+            return
+        then = partial(self._guard, self._on_compared, reading)
+        self._loop.ask(reading.compare_answers, nothing, then, within=_COMPARED_WITHIN)
+
+    def _on_compared(self, reading: _Reading, compared: _Compared) -> None:
+        """Take the result of the child: keep the timings, and report a straggler."""
+        self._is_reading = False
+        self._keep(compared.timings)
+        has_generation_ended = reading.history is not self._history or not self._next.is_set
+        if has_generation_ended:
+            return
+        self._history.add(compared.steps, time.monotonic())
+        self.last_pace, self.last_steps = self.pace or self.last_pace, self.steps or self.last_steps
+        if reading.nodes > 1 or self._hosts:  # nodes that end before the others are still those of their ranks
+            self._hosts = {**self._hosts, **reading.hosts}
+        self._report_straggler()
+
+    def _keep(self, timings: list[dict[str, Any]]) -> None:
+        """Have the record of the run keep these lines about collectives; the more bytes it has, the longer it gets no more."""
+        if not timings or time.monotonic() < self._keeps_again_at:
+            return
+        self._kept_bytes += sum(map(self._reporter.keep_collectives, timings))
+        doublings = self._kept_bytes // _DOUBLES
+        half = self._every / 2  # of the time to the next reading, which is kept too as long as nothing is doubled
+        self._keeps_again_at = time.monotonic() + half * 2**doublings
+
     def _report_straggler(self) -> None:
-        """Report the straggler, unless the same rank was reported not long ago."""
-        straggler, now = self.straggler, time.monotonic()
+        """Report the straggler, unless the same rank was reported not long ago: the more often it was, the longer ago."""
+        straggler, now, last = self.straggler, time.monotonic(), self._last_report
         if straggler is None:
             return
-        last, is_same = self._last_report, straggler.rank == self._last_report.rank
-        if now - last.at < (last.enough_for if is_same else min(last.enough_for, _AGAIN)):
+        is_same = straggler.rank == last.rank
+        silent_for = last.enough_for if is_same else min(last.enough_for, _AGAIN)
+        if now - last.at < silent_for:
             return
         self._last_report = _LastReport(straggler.rank, now, 2 * last.enough_for if is_same else _AGAIN)
-        self._report(str(straggler), asdict(straggler), self.pace)
+        self._reporter.report_straggler(str(straggler), asdict(straggler), self.pace)
 
     @property
     def straggler(self) -> Straggler | None:
@@ -181,29 +194,35 @@ class StragglerCheck:
         return self._history.steps
 
 
+class _Compared(NamedTuple):
+    """What the answers of one reading show together."""
+
+    steps: list[Steps]  # who was last in the steps of each process group
+    timings: list[dict[str, Any]]  # lines for the record of the run
+
+
 class _Reading:
-    """What the nodes answer to one question."""
+    """One question to all nodes, and what they answer."""
 
-    def __init__(self, clock: Callable[[Member, int], Clock | None]) -> None:
-        self._clock = clock
+    def __init__(self, history: History, nodes: int) -> None:
+        """`history` is that of the generation in which the question is asked, `nodes` the number of those that are asked."""
+        self.history = history
+        self.nodes = nodes
+        self.hosts: dict[int, str] = {}  # of the ranks whose recorders have answered
         self._answers: list[tuple[NodeArrivals, Clock]] = []
-        self.hosts: dict[int, str] = {}
 
-    def on_answer(self, member: Member, answer: Answer) -> None:
-        """Take the answer of a node."""
-        from ddplaunch.record.window.questions import NodeArrivals
+    def add(self, member: Member, answer: NodeArrivals, clock: Clock) -> None:
+        """Add the answer of a node, whose times come to our clock by `clock`."""
+        self._answers.append((answer, clock))
+        self.hosts |= {each.rank: member.host for each in answer.series}
 
-        if isinstance(answer, NodeArrivals) and (clock := self._clock(member, answer.wall)) is not None:
-            self._answers.append((answer, clock))
-            self.hosts |= {each.rank: member.host for each in answer.series}
-
-    def compare(self) -> tuple[list[Steps], list[dict[str, Any]]]:
-        """Compare all that was answered, and return the lines about it too; runs in a child."""
+    def compare_answers(self) -> _Compared:
+        """Compare all that was answered. Runs in a child, where a failure finds nothing: in the loop it would be raised again."""
         try:
             from ddplaunch.record.seen.arrivals import of_arrivals
 
             found = [each for answer, _ in self._answers for each in answer.series]
             clocks = {each.rank: clock for answer, clock in self._answers for each in answer.series}
-            return compare(found, clocks), of_arrivals(found, clocks)
-        except Exception:  # noqa: BLE001 - it would be raised in the agent, where it is no reason to end a job
-            return [], []
+            return _Compared(compare(found, clocks), of_arrivals(found, clocks))
+        except Exception:  # noqa: BLE001 - as of a file of this package that is gone
+            return _Compared([], [])

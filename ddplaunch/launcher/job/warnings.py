@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
 from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.job.orders import Warned
@@ -15,15 +16,20 @@ MOST = 50  # texts that are said in a job
 _NAMED = 16  # nodes that are named with a text
 
 
+class _Coordinator(Protocol):
+    """The coordinator, as far as warnings need it."""
+
+    @property
+    def members(self) -> Mapping[int, Member]: ...
+    def print(self, text: str) -> None: ...
+
+
 class Warnings:
     """Gathers equal texts of several nodes, so that each is printed once."""
 
-    def __init__(
-        self, loop: Loop, print_line: Callable[[str], None], members: Callable[[], Collection[Member]]
-    ) -> None:
+    def __init__(self, loop: Loop, coordinator: _Coordinator) -> None:
         self._loop = loop
-        self._print = print_line
-        self._members = members
+        self._coordinator = coordinator
         self._known: set[Warned] = set()  # all of them
         self._gathered: dict[Warned, dict[int, Member]] = {}  # who said what; not printed yet
         self._due = loop.timer(None, self.flush)
@@ -43,12 +49,13 @@ class Warnings:
         gathered, self._gathered = self._gathered, {}
         for warned, members in gathered.items():
             label = "warning: " if warned.is_warning else ""
-            self._print(f"{label}on {self._named(members.values())}: {below(warned.text)}")
+            self._coordinator.print(f"{label}on {self._named(members.values())}: {below(warned.text)}")
 
     def _named(self, members: Collection[Member]) -> str:
+        """Return the hosts of these members as in a sentence: "node[1-3]", "all 40 nodes"."""
         ordered = sorted(members, key=lambda member: (member.node_rank is None, member.node_rank))
         # where a command was started for each rank, one for each
         hosts = list(dict.fromkeys(member.host for member in ordered))
-        if len(hosts) > 1 and len(hosts) == len({member.host for member in self._members()}):
+        if len(hosts) > 1 and len(hosts) == len({member.host for member in self._coordinator.members.values()}):
             return f"all {len(hosts)} nodes"
         return compress(hosts[:_NAMED]) + (f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else "")

@@ -49,8 +49,8 @@ FULL = Members.of(job.Member(id=id, host="c", workers=1, requested_rank=None) fo
 
 
 def incoming_for(state: job.State, events: list[Any]) -> Any:
-    coordinator = SimpleNamespace(state=state, feed=events.append)
-    return Incoming(FakeLoop(), TERMS, cast(Any, coordinator), print)
+    coordinator = SimpleNamespace(state=state, feed=events.append, print=print)
+    return Incoming(FakeLoop(), TERMS, cast(Any, coordinator))
 
 
 def test_an_agent_for_which_there_is_no_place_does_not_take_the_coordinator_for_ended() -> None:
@@ -65,7 +65,7 @@ def test_who_wants_a_rank_that_is_taken_waits_until_all_others_have_answered() -
     fed = list[Any]()
     incoming = incoming_for(replace(STATE, members=FULL), fed)
     incoming._connections._connections[1] = SimpleNamespace(answered=-inf, peer=SimpleNamespace(close=list))
-    incoming._on_message(3, HELLO)
+    incoming.on_message(3, HELLO)
     incoming._admit_waiting()
     assert fed == []
     incoming._connections._connections[1].answered = inf
@@ -97,7 +97,7 @@ def test_who_is_told_to_stop_while_it_waits_leaves_as_it_is_or_ends_the_job_of_o
     incoming._coordinator.release = lambda *release: released.append(release)
     incoming.agents.by_id[3] = Agent(HELLO)
     incoming.agents.waiting[3] = member_of(3, HELLO)
-    incoming._on_message(3, ReportStopping(Why.SIGNALLED, 15))
+    incoming.on_message(3, ReportStopping(Why.SIGNALLED, 15))
     incoming.agents.close()
     assert ([type(event) for event in fed], released) == (([job.StopRequested], []) if dispatched else ([], [(3, 15)]))
 
@@ -105,7 +105,7 @@ def test_who_is_told_to_stop_while_it_waits_leaves_as_it_is_or_ends_the_job_of_o
 def test_a_coordinator_that_has_left_the_job_admits_nobody_who_still_waits() -> None:
     fed = list[Any]()
     incoming = incoming_for(replace(STATE, members=FULL), fed)
-    incoming._on_message(3, HELLO)
+    incoming.on_message(3, HELLO)
     incoming.agents.leave(15, "")
     incoming._admit_waiting()
     assert fed == []
@@ -127,7 +127,7 @@ def test_with_a_node_that_is_lost_it_is_told_how_many_others_are_silent(
         connection = incoming._connections._connections[incoming._connections._last_id]
         connection.heard_at = incoming._loop.now() - age
     incoming._connections.drop(1)
-    incoming._on_lost(1, "silent for 9 s", 0.0)
+    incoming.on_lost(1, "silent for 9 s", 0.0)
     incoming.agents.close()
     assert [event.silent for event in fed] == [silent]
 

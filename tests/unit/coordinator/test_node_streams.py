@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,7 +30,10 @@ def left() -> list[int]:
 @pytest.fixture
 def streams(sent: Sent, left: list[int]) -> Iterator[NodeStreams]:
     loop = Loop()
-    streams = NodeStreams(loop, lambda ids, order: sent.append((ids, order)), left.append)
+    coordinator: Any = SimpleNamespace(
+        order=lambda ids, order: sent.append((ids, order)), on_last_stream_ended=left.append
+    )
+    streams = NodeStreams(loop, coordinator)
     yield streams
     streams.close()
     loop.close()

@@ -27,10 +27,17 @@ class Bed:
     told: list[tuple[int, Answer] | str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.questions = Questions(self.loop, lambda: MEMBERS, lambda ids, order: self.sent.append((ids, order)))
+        self.members = MEMBERS
+        self.questions = Questions(self.loop, self)
         self.asker = Asker(
             answered=lambda member, answer: self.told.append((member.id, answer)), done=lambda: self.told.append("done")
         )
+
+    def order(self, ids: Sequence[int], order: OrderToAll) -> None:
+        self.sent.append((ids, order))
+
+    def on_last_stream_ended(self, id: int) -> None:
+        """There are no streams."""
 
     def ask(self) -> None:
         """Ask all members, with two seconds to answer."""

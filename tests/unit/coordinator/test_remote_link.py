@@ -6,13 +6,14 @@ from math import inf
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.lease import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
 from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordinator, NodeEnd, Waits
-from ddplaunch.launcher.job.remote_link import RemoteLink
+from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.silence import Keepalive
@@ -22,6 +23,9 @@ from tests.unit.coordinator.test_incoming import HELLO
 
 CONNECTION_REFUSED = "connection refused"
 TOKEN = "wrong token, or another job"
+NODE_0 = CoordinatorElsewhere(
+    key=Key(b"key"), first_message=HELLO, keepalive=Keepalive(timeout=10.0), rdzv_timeout=60.0
+)
 PROTOCOL = "protocol 2, here 1: install the same ddplaunch on all nodes"
 SILENT = "no answer in 2 s"
 
@@ -39,9 +43,8 @@ SILENT = "no answer in 2 s"
     ],
 )
 def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said: str) -> None:
-    hello: Any = None  # nobody is reached
     loop = FakeLoop()
-    link = RemoteLink(loop, key=Key(b"key"), hello=hello, keepalive=Keepalive(timeout=30.0), rdzv_timeout=10.0)
+    link = RemoteLink(loop, replace(NODE_0, keepalive=Keepalive(timeout=30.0), rdzv_timeout=10.0))
     link._search.places = (("a", 29501),)
     for port, reason in enumerate(reasons):
         link._search.refusals.add(f"a:{port}", reason)
@@ -56,9 +59,8 @@ def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said
 
 def test_what_was_said_is_replaced_by_what_comes_then() -> None:
     """Once the cable of this node is in again, "no route to host" is no longer why node 0 is not reached."""
-    hello: Any = None
     loop = FakeLoop()
-    link = RemoteLink(loop, key=Key(b"key"), hello=hello, keepalive=Keepalive(timeout=30.0), rdzv_timeout=60.0)
+    link = RemoteLink(loop, replace(NODE_0, keepalive=Keepalive(timeout=30.0)))
     link._search.places = (("a", 29501),)
     link._search.refusals.add("a:0", "no route to host")
     loop.pass_time(3.0)
@@ -105,13 +107,8 @@ class Bed:
         self.loop = FakeLoop()
         self.link = RemoteLink(
             self.loop,
-            key=Key(b"key"),
-            hello=lambda _: HELLO,
-            keepalive=Keepalive(timeout=10.0),
-            rdzv_timeout=60.0,
-            lease=Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
-            how_back=how_back,
-            command_host=command_host,
+            replace(NODE_0, how_back=how_back, command_host=command_host),
+            Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
         )
         self.dialed = 0
         self.link._search._dialer = self  # type: ignore[assignment]

@@ -24,7 +24,6 @@ from ddplaunch.launcher.job.orders import (
     Reached,
     SentOrder,
     SentReport,
-    Unheard,
     Warned,
 )
 from ddplaunch.plan import AgentRun, Agreed
@@ -89,7 +88,6 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
     CannotLead(meeting=1, is_taken=True),
     Reached(meeting=1, address="10.0.0.1"),
     Reached(meeting=1, address="", reason="a: no route to host"),
-    Unheard(meeting=1, reason="silent for 10 s"),
 ]
 ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     Generation(number=1, term=7, restarts=1, port=29500, agreed=AGREED),

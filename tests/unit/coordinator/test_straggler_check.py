@@ -39,15 +39,24 @@ class Bed:
         self.members: dict[int, Member] | None = MEMBERS
         self.loop = FakeLoop(at=0.0)
         self.loop.ask = self._compare  # type: ignore[assignment]  # a child, which this test does without
-        self.check = StragglerCheck(
-            self.loop,
-            EVERY,
-            members=lambda: self.members,
-            ask=lambda question, within, asker: self.asked.append((question, asker)),
-            offset=lambda id: (-5.0, 0.0) if id else (0.0, 0.0),
-            report=lambda text, facts, pace: self.said.append(text),
-            warn=self.warned.append,
-        )
+        bed: Any = self  # in place of the coordinator, its questions and the reporter
+        self.questions, self.print = bed, self.warned.append
+        self.check = StragglerCheck(self.loop, EVERY, bed, bed)
+
+    def members_at_work(self) -> dict[int, Member] | None:
+        return self.members
+
+    def ask(self, question: AskArrivals, _within: float, asker: Asker) -> None:
+        self.asked.append((question, asker))
+
+    def clock_offset(self, id: int) -> tuple[float, float]:
+        return (-5.0, 0.0) if id else (0.0, 0.0)
+
+    def report_straggler(self, text: str, _facts: object, _pace: float | None) -> None:
+        self.said.append(text)
+
+    def keep_collectives(self, _timings: object) -> int:
+        return 0
 
     def _compare(
         self, question: Callable[[], Any], otherwise: Any, answered: Callable[[Any], None], *, within: float

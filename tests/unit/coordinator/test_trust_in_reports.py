@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddplaunch.launcher.decide import job
+from ddplaunch.launcher.decide.job import Member
+from ddplaunch.launcher.decide.job.members import Members
+from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import why_refused
+from ddplaunch.launcher.job.orders import Reached
 from ddplaunch.record.seen import MAX_ENTRIES, Arrivals, Group, Sample
 from ddplaunch.record.window.questions import Answer, NoAnswer, NodeArrivals, NodeStacks, NodeStatus, WorkerStatus
+from tests.loops import FakeLoop
 
 OWN, WORKERS, WORLD = range(2, 4), 2, 8
 NOT_OWN = "speaks of workers that are not its own"
@@ -79,3 +86,16 @@ def test_who_takes_no_part_has_workers_that_wait_and_no_others() -> None:
 )
 def test_more_than_its_workers_can_have_is_refused_before_any_work(answer: Answer, why: str) -> None:
     assert why_refused(answer, OWN, WORKERS, WORLD) == why
+
+
+def test_who_was_asked_to_reach_nobody_parts_no_job() -> None:
+    """Where the coordinator is on node 0, no meeting asks anybody to reach another node."""
+    members = Members.of(Member(id=id, host="c", workers=1, requested_rank=None, node_rank=id) for id in range(3))
+    state = job.State(policy=job.Policy(min_nodes=2, max_nodes=3), phase=job.Phase.RUNNING, members=members)
+    nothing: Any = SimpleNamespace(on_event=lambda *_: None)
+    agents: Any = SimpleNamespace(connections=SimpleNamespace(ping_all=list), state_changed=list)
+    coordinator = Coordinator(FakeLoop(at=0.0), state, nothing, nothing)
+    coordinator.lead(nothing, agents, is_one_host=True)
+    for meeting in (0, 1):
+        coordinator.on_report(2, Reached(meeting, "", "silent for 10 s"))
+    assert coordinator.state == state

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.job.orders import Warned
 from ddplaunch.launcher.job.warnings import GATHERED, MOST, Warnings
@@ -10,10 +13,16 @@ from tests.loops import FakeLoop
 MEMBERS = [Member(id=id, host=f"node{id}", workers=1, requested_rank=None, node_rank=id) for id in range(40)]
 
 
-def bed(nodes: int) -> tuple[FakeLoop, list[str], Warnings]:
+def bed_of(members: list[Member]) -> tuple[FakeLoop, list[str], Warnings]:
+    """Return the clock, the lines that are printed, and the warnings of a job with these members."""
     loop = FakeLoop(at=0.0)
     said: list[str] = []
-    return loop, said, Warnings(loop, said.append, lambda: MEMBERS[:nodes])
+    coordinator: Any = SimpleNamespace(members={member.id: member for member in members}, print=said.append)
+    return loop, said, Warnings(loop, coordinator)
+
+
+def bed(nodes: int) -> tuple[FakeLoop, list[str], Warnings]:
+    return bed_of(MEMBERS[:nodes])
 
 
 def test_equal_texts_of_several_nodes_are_one_line_with_the_nodes_in_their_order():
@@ -41,10 +50,8 @@ def test_of_very_many_nodes_some_are_named_and_of_all_nodes_none():
 
 
 def test_several_agents_on_a_host_are_one_node_and_what_is_no_warning_is_none():
-    loop = FakeLoop(at=0.0)
-    said: list[str] = []
     members = [Member(id=id, host=f"node{id // 2}", workers=1, requested_rank=None, node_rank=id) for id in range(4)]
-    warnings = Warnings(loop, said.append, lambda: members)
+    _, said, warnings = bed_of(members)
     for member in members:
         warnings.add(member, Warned("nothing is kept warm", is_warning=False))
     warnings.add(members[2], Warned("x"))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import actions, events
 from ddplaunch.launcher.decide.job.ending import Result, end_job, go_on_if_ended, halt, stop_nodes
-from ddplaunch.launcher.decide.job.members import Member, Members
+from ddplaunch.launcher.decide.job.members import Member
 from ddplaunch.launcher.decide.job.starting import take_back_generation
 from ddplaunch.launcher.decide.job.state import SETTLE, Partition, State
 from ddplaunch.spec.outcome import Why
@@ -38,15 +38,8 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
     if split is None:
         return state, ()
     generation = replace(state.generation, lost=(*state.generation.lost, *split.lost))
-    state = replace(state, generation=generation, members=_with_left_behind(state.members, split))
-    if not split.left_behind:
-        state = halt(state)
-    # workers of these have finished already: their agents end now, all others once their workers are stopped
-    finished = [member for member in split.left_behind if not member.runs]
-    for member in finished:
-        state = replace(state, members=state.members.without(member.id))
-    state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, at)
-    releases = [actions.LeaveBehind(member.id, split.text) for member in finished]
+    state, releases = _leave_behind(replace(state, generation=generation), split)
+    state, then = stop_nodes(state if split.left_behind else halt(state), Why.NODE_LOST, SIGTERM, at)
     return state, (actions.Print(split.text), *releases, *then)
 
 
@@ -65,9 +58,7 @@ def on_unreached(state: State, event: events.Unreached) -> Result:
     if not split.left_behind:
         generation = replace(state.generation, lost=split.lost)
         return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
-    for member in split.left_behind:
-        state = replace(state, members=state.members.without(member.id))
-    releases = [actions.LeaveBehind(member.id, split.text) for member in split.left_behind]
+    state, releases = _leave_behind(state, split)
     return state, (actions.Print(split.text), *releases)
 
 
@@ -105,10 +96,16 @@ def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None
     return _Split(left_behind, lost, what)
 
 
-def _with_left_behind(members: Members, split: _Split) -> Members:
+def _leave_behind(state: State, split: _Split) -> Result:
+    """Have the agents of the smaller part end: now where no worker runs, elsewhere once the workers have been stopped."""
+    members, releases = state.members, []
     for member in split.left_behind:
-        members = members.with_member(replace(member, left_behind=split.text))
-    return members
+        if members.runs(member.id):
+            members = members.with_member(replace(member, left_behind=split.text))
+        else:
+            members = members.without(member.id)
+            releases.append(actions.LeaveBehind(member.id, split.text))
+    return replace(state, members=members), tuple(releases)
 
 
 def _names(members: Sequence[Member]) -> str:
