@@ -146,11 +146,11 @@ def _policy(request: JoinRequest) -> job.Policy:
     min_nodes, max_nodes = allocation.nnodes if task is None else (task.world_size, task.world_size)
     names_all_nodes = len(allocation.hosts) == max_nodes
     return replace(
-            names=allocation.hosts if names_all_nodes else (),
+        job_policy(
             spec,
             min_nodes,
             max_nodes,
-            host_names=allocation.hosts if names_all_nodes else (),
+            names=allocation.hosts if names_all_nodes else (),
             has_lease=allocation.is_elastic,
         ),
         nodes_are_replaceable=not allocation.has_one_screen,  # a command that starts all agents does so once

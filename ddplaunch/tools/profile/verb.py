@@ -346,8 +346,10 @@ def _overhead(found: Sequence[Recorded]) -> str:
         return cost
     share = statistics.median(slowdowns)
     if share < _SLOWER:
-        return f"{cost}; in between its steps took no longer than before"
-    return f"{cost}; in between steps took about {share:.0%} longer than before"
+        between = "its steps took no longer than before"
+    else:
+        between = f"steps took about {share:.0%} longer than before"
+    return f"{cost}; in between {between}"
 
 
 def _clocks(profiled: Sequence[_Profiled]) -> str:
