@@ -345,10 +345,11 @@ def _overhead(found: Sequence[Recorded]) -> str:
     if not slowdowns:
         return cost
     share = statistics.median(slowdowns)
-    if share < _SLOWER:
-        between = "its steps took no longer than before"
-    else:
-        between = f"steps took about {share:.0%} longer than before"
+    between = (
+        "its steps took no longer than before"
+        if share < _SLOWER
+        else f"steps took about {share:.0%} longer than before"
+    )
     return f"{cost}; in between {between}"
 
 
