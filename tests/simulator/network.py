@@ -107,15 +107,18 @@ class Peer:
             self.received(item)
 
 
+def listen(_address: str | None, ports: Sequence[int]) -> int:
+    """Return the first of the ports, in place of the socket of `system.net.port.listen`; 0: any."""
+    return ports[0]
+
+
 class Listener:
     """Takes connections at a port, in place of `reach.channel.listener.Listener`."""
 
-    def __init__(
-        self, loop: Process, key: Any, *, ports: Sequence[int], opened: Callable[[Any], None], **_more: Any
-    ) -> None:
+    def __init__(self, loop: Process, port: int, key: Any, *, opened: Callable[[Any], None], **_more: Any) -> None:
         self.process, self.key, self.opened = loop, key, opened
         self._world = loop.world
-        self.port = ports[0] or 30_000 + len(self._world.listening)
+        self.port = port or 30_000 + len(self._world.listening)
         self._at = address_of(loop.machine.number), self.port
         self._world.listening[self._at] = self
 

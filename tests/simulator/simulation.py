@@ -18,7 +18,7 @@ from ddplaunch.system import exitcodes
 from ddplaunch.system.net.port import PortTaken
 from tests.simulator.agents import Agent
 from tests.simulator.arbiters import Arbiter
-from tests.simulator.network import Dialer, Listener, Reservation
+from tests.simulator.network import Dialer, Listener, Reservation, listen
 from tests.simulator.scenario import COMMAND, FOREVER, LATE, Fault, Scenario, scenario
 from tests.simulator.training import FOLLOWS, Violation
 from tests.simulator.world import Machine, Process, World
@@ -61,8 +61,10 @@ class Simulation:
         """Return what stands for clock and sockets, and where."""
         for module in (connections, remote_link):
             yield module, "time", self.world
-        for module, stand_in in ((connections, Listener), (probe, Listener), (search, Dialer)):
-            yield module, stand_in.__name__, stand_in
+        for module in (connections, probe):
+            yield module, "listen", listen
+            yield module, "Listener", Listener
+        yield search, "Dialer", Dialer
         yield probe, "reserve", self._reserve
         yield probe, "own_addresses", lambda: ()
 
