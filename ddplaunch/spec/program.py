@@ -223,10 +223,10 @@ def _check_interpreter_of(script: str) -> None:
         import shlex  # only this error needs it
 
         hint = f"type `sed -i 's/\\r$//' {shlex.quote(script)}`"
-        raise LaunchError(f"{script} has the line ends of Windows", hint=hint, status=NOT_EXECUTABLE)
+        raise LaunchError(f"{script} has the line ends of Windows", hint=hint, status=NOT_FOUND)
     words = os.fsdecode(first[2:]).split()
     if words and not os.path.exists(words[0]):
-        raise LaunchError(f"{words[0]}, named in the first line of {script}, does not exist", status=NOT_EXECUTABLE)
+        raise LaunchError(f"{words[0]}, named in the first line of {script}, does not exist", status=NOT_FOUND)
 
 
 def _on_path(name: str, path: str | None) -> Iterator[str]:

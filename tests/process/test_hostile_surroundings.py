@@ -235,8 +235,8 @@ def test_a_command_that_is_not_there_is_127_and_one_that_cannot_be_executed_126(
 
 @pytest.mark.parametrize(
     ("content", "status"),
-    [(b"#!/no/such/interpreter\n", 127), (b"\x00\x01 no program\n", 126), (b"#!/dev/null\n", 126)],
-    ids=["interpreter not there", "not a program", "interpreter cannot be executed"],
+    [(b"\x00\x01 no program\n", 126), (b"#!/dev/null\n", 126)],
+    ids=["not a program", "interpreter cannot be executed"],
 )
 def test_what_only_the_system_call_finds_out_gives_the_same_status(job, content, status):
     broken = job.home / "broken"
@@ -244,7 +244,7 @@ def test_what_only_the_system_call_finds_out_gives_the_same_status(job, content,
     broken.chmod(0o755)
     result = job.run("--nproc-per-node", 2, "--no-python", broken).expect(status)
     assert f"could not be started: {broken}: " in result.err
-    assert ("hint: is it a program for this machine, and executable (`chmod +x`)?" in result.err) is (status == 126)
+    assert "hint: is it a program for this machine, and executable (`chmod +x`)?" in result.err
     assert job.events("worker_start_failed")[0]["status"] == status
     assert json.loads((job.folder / "summary.json").read_text())["status"] == status
 

@@ -129,7 +129,7 @@ def test_a_command_that_cannot_be_run(target: str, status: int, text: str) -> No
 def test_a_command_whose_interpreter_is_missing_says_so(folder: Path, content: bytes, text: str) -> None:
     (folder / "it").write_bytes(content)
     (folder / "it").chmod(0o755)
-    assert said(program(ProgramKind.COMMAND, "./it")) == (126, f"error: {text}\n")
+    assert said(program(ProgramKind.COMMAND, "./it")) == (127, f"error: {text}\n")
 
 
 @pytest.mark.parametrize("content", [b"", b"#!", b"#!\n", b"#!/bin/sh", b"\x7fELF" + bytes(300)])
