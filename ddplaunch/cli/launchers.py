@@ -116,7 +116,7 @@ def _with_number(meant: list[tuple[str, str]], number: int) -> list[tuple[str, s
 
 
 def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts of --hosts, or in the file of --hostfile; () if these cannot be read."""
+    """Return the hosts of --hosts or --hostfile, among which the workers of another launcher's line are divided; () if unread."""
     from ddplaunch.plan.cluster import hostlist  # only for a mistake
 
     try:

@@ -49,7 +49,10 @@ class _Writer:
     """Carries out the agent's messages, one after the other: the files that are open, and how much is done."""
 
     def __init__(self, sock: int, shared: int, listener: int) -> None:
-        """Take messages from `sock`; `shared` is the file in memory in which the agent reads how far the writer is."""
+        """Take messages from `sock`; `shared` is the file in memory in which the agent reads how far the writer is.
+
+        `listener` is the socket of the run, which this process binds, since the disk with its path may hang.
+        """
         self._sock = sock
         self._shared = shared
         self._listener = listener

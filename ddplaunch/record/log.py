@@ -75,7 +75,7 @@ class BoundedLog:
         """Open for appending, with mode 0600 if the file is new; limit None: unbounded. A failure is in `error` afterwards.
 
         `folder` is a descriptor of the folder that a relative path is relative to; a link is never followed. Bytes that the file
-        has already count for the first half: if they are more, only the segments are added, a third of the limit.
+        has already count for the half that it may have: if they are more, `close` adds only the two segments, a sixth each.
         """
         self.error: OSError | None = None  # the first one; nothing was written since
         self.path = os.fspath(path)

@@ -47,7 +47,7 @@ def serve(control: "Any", fork_server: "ModuleType", imported: "Any") -> "list[s
     """
     os.setsid()
     adopt_orphans()
-    _continue_at_end_of(control.fileno())
+    _continue_at_end_of(control.fileno())  # also a guard that was stopped ends its workers then
     us = os.getpid()
     guard = _Guard(control, fork_server)
     fork_server.send(control, f"guard {us}\n{imported.report}")
@@ -153,7 +153,7 @@ class _Guard:
         os._exit(0)
 
     def _take_over(self, fields: bytes, descriptors: "list[int]") -> None:
-        """Take over the working directory, the umask and the open files of the agent's run."""
+        """Take over the working directory and the umask of the agent's run, and two pipes by which agent and front see our end."""
         agent, umask = fields.rstrip(b"\0").split(b"\0")
         self._agent = int(agent)
         os.umask(int(umask))

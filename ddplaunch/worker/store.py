@@ -76,7 +76,7 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
             return
         is_server = given.get("is_master")
         is_of_torch = given.get("multi_tenant")  # init_process_group() alone makes stores with several tenants
-        if not is_server and not is_of_torch:
+        if not is_server and not is_of_torch:  # a client that the program makes itself
             host()
         elif not is_server and is_on_node_0 and is_at_address:
             given = wait_for_rank_0(given)

@@ -315,6 +315,7 @@ class Dispatcher(Lead):
         if (agent := self._agents.get(host)) is not None:
             has_ended = status is not None
             if not has_ended and self._can_kill_leftovers:
+                # the node was simulated here: once what is left of it is killed, nobody has to wait for the end of its lease
                 self._kill_leftovers()
                 agent.lose(error.reason, has_ended=True)
             else:

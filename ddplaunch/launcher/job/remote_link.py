@@ -87,7 +87,7 @@ class RemoteLink(Link):
         self._stopping: node.ReportStopping | None = None
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
-        self._notice_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
+        self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
         user_timeout = elsewhere.keepalive.user_timeout
         self._search = Search(loop, elsewhere.key, self._on_opened, user_timeout=user_timeout)
 
@@ -114,13 +114,13 @@ class RemoteLink(Link):
 
         `found_as` is the name or address under which the coordinator was found.
         """
-        self._notice_at.cancel()
+        self._report_search_at.cancel()
         self._peer = peer
         peer.received, peer.closed = self._on_message, self._on_closed
         self._note_message()
         self._lease.begin()
         first_message = self._first_message(found_as)
-        self._sequence = OrderSequence(first_message)
+        self._sequence = OrderSequence(first_message)  # which orders may follow depends on what was said first
         peer.send(messages.encode(first_message))
         if self._lost:
             self._lost = ""
@@ -317,7 +317,7 @@ class RemoteLink(Link):
         if loss.goes_on:
             then = f"looking for {self._place} for up to {within}"
         self._lost_at.set(now + self._elsewhere.rdzv_timeout)
-        self._notice_at.set(now + NEXT_NOTICE)
+        self._report_search_at.set(now + NEXT_NOTICE)
         self._loop.handle(Waits(f"{self._lost}; {then}"))
         self._loop.post(node.StopOrdered(SIGTERM, now))
         generation_runs = self._sequence is not None and self._sequence.runs
@@ -363,12 +363,12 @@ class RemoteLink(Link):
 
     def _stop_waiting(self) -> None:
         self._lost_at.cancel()
-        self._notice_at.cancel()
+        self._report_search_at.cancel()
         self._search.stop()
 
     def _report_search(self) -> None:
         """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
-        self._notice_at.set(self._loop.now() + NEXT_NOTICE)
+        self._report_search_at.set(self._loop.now() + NEXT_NOTICE)
         text = f"looking for {self._name} at {self._places} ({self._search.refusals.text})"
         self._search.refusals.expire()
         if self._lost:

@@ -128,7 +128,7 @@ class RasService(Struct, frozen=True):
 
 
 def ask_ras(pids: Mapping[int, int], found: dict[int, str], *, until: float, port: int | None = None) -> Iterator[bool]:
-    """Add the state that RAS tells by the time `until` to `found`, under the rank that listens; yield to wait.
+    """Add the state that RAS tells by the time `until` to `found`, under the rank that listens; yield True to be called again.
 
     `pids` are those of our workers, by rank: no other process is asked. `port` is where RAS listens, if not at its usual one.
     """

@@ -302,7 +302,10 @@ class Agent(BehindFront):
         self._link.send(report)
 
     def _report_end(self) -> None:
-        """Report to the coordinator how the workers of this node have ended, and where they were if they had to end."""
+        """Report to the coordinator how the workers of this node have ended, and where they were if they had to end.
+
+        With that go the traces of the machine: kills for want of memory, room in /dev/shm, the folder of the logs.
+        """
         state = self._state
         self._exits = self._generations.reap(state)
         recorded = dict(state.raised.errors)  # exceptions, by rank, which workers had recorded before they ended

@@ -159,7 +159,7 @@ class _Front:
         """
         if signum not in self._stops or self.is_done:
             return
-        typed = typed_at(os.getpid(), signum)
+        typed = typed_at(os.getpid(), signum)  # whether Ctrl-C at a terminal can have sent it
         event = self._deduplicator.event_of(signum, time.monotonic(), SignalOrigin.FRONT, typed=typed)
         if not self.stopped_by:
             self.stopped_by = signum
@@ -167,7 +167,7 @@ class _Front:
                 self.killed_agent = True
                 print_now(child.prevented_by(signum))
         elif event.escalates:
-            self._workers_are_to_be_killed = True
+            self._workers_are_to_be_killed = True  # by this process, if the agent does not answer the question below
         else:
             return  # a repetition asks for nothing new
         if self._question is None and not self.killed_agent:

@@ -39,7 +39,7 @@ _LOST = "ddplaunch: --live has ended, since the process that makes its rows is g
 
 
 class LiveOutput(FrontOutput):
-    """Writes the agent's messages, held for a moment, and rows about the job in the status area below them, in one write."""
+    """Writes the agent's messages, held for a moment, and below them rows about the job, which a child (the viewer) makes."""
 
     def __init__(self, view: View, *, rewraps: bool) -> None:
         """`view` makes the rows, in a process of its own (the viewer); `rewraps` as in `FrontOutput`."""

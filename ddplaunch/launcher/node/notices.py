@@ -162,7 +162,8 @@ def what_lacks(path: str) -> str:
 def why_not_ours(path: str, found: os.stat_result) -> str:
     """Return why the file at an absolute path, `found` there, may be another user's doing; "" if this user or root put it there.
 
-    The owner tells who wrote a file, and who made a link. Where another user may rename files, that user may have moved one of
+    The owner tells who wrote a file, and who made a link. It is compared as the folder shows it, since a file server or a
+    container may show this user as another one there. Where another user may rename files, that user may have moved one of
     ours there, so that only a file counts which was just written there: to move or link it changes the ctime alone.
 
     Raises OSError.

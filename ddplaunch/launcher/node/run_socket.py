@@ -184,7 +184,7 @@ class ClientOrders:
             case Forget(number):
                 if self._questions is not None:
                     self._questions.forget(number)
-            case chunk:
+            case chunk:  # a piece of what a client says to a worker: to a debugger or a profile
                 self._run_socket.take(chunk)
 
     def _answer(self, ask: Ask, plan: Plan, exits: Sequence[WorkerExit]) -> None:

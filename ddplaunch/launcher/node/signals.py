@@ -164,7 +164,7 @@ class SignalSource:
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals from now on, and SIGCHLD, SIGCONT and the front's question whether this process lives (ASKS)."""
         signals = frozenset(signals)
-        self._quit_kills = signal.SIGQUIT in signals & self._stops
+        self._quit_kills = signal.SIGQUIT in signals & self._stops  # at once, as a second signal to stop does
         self._direct, wakeup = os.pipe()
         for fd in (self._direct, wakeup):
             os.set_blocking(fd, False)
@@ -177,7 +177,9 @@ class SignalSource:
         self._loop.watch(self._direct, self._on_signals)
         self._loop.watch(self._from_front, self._on_front_signals)
         self._loop.watch(self._requests, self._on_requests)
-        if self._most_unasked < inf:
+        if (
+            self._most_unasked < inf
+        ):  # a front that is stopped, and asks no more, is killed some day: look whether it asks
             self._look_at.set(self._loop.now() + self._longest_wait)
 
     def wait(self, seconds: float) -> None:

@@ -194,7 +194,9 @@ class ForkServer(ForkRequests):
                 at_end.enter_context(theirs)
                 on_error.enter_context(ours)
                 read, write = os.pipe()  # stdout and stderr are pipes, as those of workers are
-                at_end.callback(os.close, read)
+                at_end.callback(
+                    os.close, read
+                )  # nobody reads it: the server sends what imports print to files of its own
                 at_end.callback(os.close, write)
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                 at_end.callback(os.close, devnull)

@@ -130,7 +130,10 @@ def guard_at(interpreter: Interpreter, output: int) -> Guard:
 
 
 def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
-    """Return the interpreter that fits this plan, whether such a process listens or not; CannotKeep if none may be kept here."""
+    """Return the interpreter that fits this plan, whether such a process listens or not; CannotKeep if none may be kept here.
+
+    `caller` are the variables of the command that was typed.
+    """
     assert plan.keep_warm is not None
     assert plan.preload is not None
     if os.getpid() == 1:

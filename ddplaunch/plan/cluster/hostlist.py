@@ -132,6 +132,7 @@ def expand_piece(piece: str, origin: str) -> list[str]:
     # nothing is expanded yet: a short text may name more hosts than there is memory for
     if math.prod(sum(len(part.numbers) for part in ranges) for ranges in brackets) > MAX_HOSTS:
         raise too_many(piece, origin)
+    # near enough: `checked` measures each name, and a number has some ten digits at most
     if sum(map(len, turns[::2])) + sum(ranges[0].width for ranges in brackets) > MAX_NAME:
         raise wrong(piece, origin, f"a name has at most {MAX_NAME} characters")
     choices = [[f"{number:0{part.width}}" for part in ranges for number in part.numbers] for ranges in brackets]

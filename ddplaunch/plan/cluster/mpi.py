@@ -154,7 +154,8 @@ def _allocation(facts: ClusterFacts, found: World) -> Allocation:
     nnodes = checks.nnodes(spec, task.nnodes, str(found), hint=hint)
     node_rank = checks.node_rank(spec, task.node_rank, found.launcher.rank)
     checks.refuse_host_filters(spec, f"{found.launcher.name} has started the processes")
-    # all agents have to find the same ports: from the id of their job, if the launcher has given one
+    # all agents have to find the same ports: from the id of their job, if the launcher has given one, else fixed ones, which
+    # two jobs on one host share, unless a --rdzv-id tells the two apart
     ports = endpoints.ports_of_name(found.job) if found.job else endpoints.ports_beside(endpoints.STATIC_PORT)
     endpoint, rendezvous = endpoints.of_agents(spec, *_addresses(facts, task), ports=ports, coordinator=found.rank == 0)
     notes = () if found.job or spec.rdzv_id else (_NO_ID,)

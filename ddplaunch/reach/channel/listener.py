@@ -52,7 +52,7 @@ class Listener:
         # the unauthenticated connections, and until when each may be so; in order of arrival, and therefore of these times
         self._half_open: dict[Greeting, float] = {}
         self._timer = loop.timer(None, self._drop_late)
-        self._origins = Origins()  # by address, what a connection from there counts as: see `crowding`
+        self._origins = Origins()  # makes of an address, when it is looked up, what a connection from there counts as
         self._closed = False
         self._reported: set[tuple[str, str]] = set()  # to `refused`: the address and the reason
         self.port: int = sock.getsockname()[1]

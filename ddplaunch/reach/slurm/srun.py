@@ -154,6 +154,7 @@ class _Parent(Struct, frozen=True):
         srun reads from /dev/null: it would take all of our stdin, whether a worker asks for that or not.
         """
         job = self.job
+        # an agent of the step that serves rank 0 asks for our stdin at this socket, by its name
         env = job.env if self.offered is None else {**job.env, STDIN: stdin.name_of(self.offered)}
         try:
             nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

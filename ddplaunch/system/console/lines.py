@@ -175,11 +175,12 @@ class Lines:
         self._rest += line or b""
 
     def flush(self, at: float) -> bytes:
-        """Return the lines that are due at this time (monotonic seconds): rows that have settled, a bar that has not ended."""
+        """Return the lines that are due at this time (monotonic seconds): rows that have settled, and the state of a bar."""
         block = b""
         if self._open_at is not None and at >= self._open_at:
+            # a line without an end, such as a prompt, has rested: whoever shows this output in place may show it now
             self._is_open, self._open_at = True, None
-        self.drew = self._screen is not None
+        self.drew = self._screen is not None  # whether what is returned comes of a program that redraws rows
         if self._screen is None:
             return block
         if self._settle_at is not None and at >= self._settle_at:
@@ -191,6 +192,7 @@ class Lines:
             self._update_at = None  # until the bar moves: one that does not is shown once
             state = self._screen.snapshot()
             if len(state) <= _SEEN:  # a longer one waits for its end: it would fill the console with states of it
+                # a bar has been shown once, so that the next state waits longer; and none waits to be shown
                 self._has_updated = self._is_still = True
                 if state and state != self._shown:
                     block += state + self._end_of_state

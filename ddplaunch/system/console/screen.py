@@ -132,13 +132,17 @@ class RedrawnRows:
         self._cursor = 0
 
     def _leave_screen(self, lines: list[bytes | bytearray], *, erases: bool) -> None:
-        """Make lines of all rows: the program begins to write elsewhere. `erases`: the screen is erased, and a bar with it."""
+        """Make lines of all rows before the program clears the screen or moves by position; a bar stays, unless that erases it.
+
+        `erases`: the screen is erased.
+        """
         is_bar = self.drawing
         if is_bar and not erases:  # a bar that the program draws by positions on the screen: keep it where it is
             return
         lines.append(self.settle())
-        if self._rows[0] and not is_bar:
-            lines += (self._rows[0], b"\n")
+        line_without_end = self._rows[0]  # that of the cursor: all rows above have become lines
+        if line_without_end and not is_bar:
+            lines += (line_without_end, b"\n")
         self._rows = [bytearray()]
         self._at_start = self.drawing = False
 

@@ -191,9 +191,13 @@ def _path(run: Known) -> str:
 
 
 def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]:
-    """Read what the ranks have sent, with times on our clock; a rank whose trace is malformed has failed."""
+    """Read what the ranks have sent, with times on our clock, or on that of the machine if all ranks are on one.
+
+    A rank whose trace is malformed has failed.
+    """
     sent = [rank for rank in recorded if rank.phase == "sent"]
-    are_on_one_machine = len({rank.hello.boot for rank in sent}) == 1  # whose clock then is the common one
+    boots = {rank.hello.boot for rank in sent}
+    are_on_one_machine = len(boots) == 1 and "" not in boots  # "": not known. Then no time has to be shifted
     profiled = []
     for rank in recorded:
         # all ranks of a machine have the same clock: the best of their comparisons with ours counts

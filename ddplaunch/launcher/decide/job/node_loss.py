@@ -39,9 +39,9 @@ PAUSE_AFTER_LEAVE = 2.0
 def on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     """Decide what the loss of a node means for the job; called once the connection of its agent has ended, for any reason."""
     member, at = state.members[lost.id], lost.at
-    state = _wait_for_lease(state, lost)
+    state = _begin_after_lease(state, lost)
     state = replace(state, members=state.members.without(lost.id))
-    if state.phase in BETWEEN_GENERATIONS and _lacks_a_node(state):
+    if state.phase in BETWEEN_GENERATIONS and _cannot_go_on_without(state):
         # between generations it has no node rank: the report names it by the rank that its user gave it
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         generation = replace(state.generation, lost=(f"{named}: {lost.reason}",))
@@ -73,7 +73,7 @@ def _on_running_node_lost(state: State, member: Member, reason: str, at: float) 
     return state, (actions.Print(f"{member} is lost: {reason}"), *then)
 
 
-def _wait_for_lease(state: State, lost: events.AgentLost) -> State:
+def _begin_after_lease(state: State, lost: events.AgentLost) -> State:
     """Begin no generation until the lease of a lost node is over, by when its agent has killed its workers: they may live.
 
     Without a lease, the job needs all its nodes and ends. Nothing is waited for if the workers are known to have ended.
@@ -84,7 +84,7 @@ def _wait_for_lease(state: State, lost: events.AgentLost) -> State:
     return replace(state, rendezvous=state.rendezvous.not_before(renewed_at + state.policy.lease))
 
 
-def _lacks_a_node(state: State) -> bool:
+def _cannot_go_on_without(state: State) -> bool:
     """Whether a job between two generations cannot go on without the node that was lost, since none comes in its place."""
     policy = state.policy
     has_too_few = not state.generation.is_before_first and len(state.members) < policy.min_nodes

@@ -295,14 +295,17 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 
 
 def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
-    """Decide what the end of a worker means for the other workers; time limits go on if it was the last one in a debugger."""
+    """Decide what the end of a worker means for the other workers; time limits go on if it was the last one in a debugger.
+
+    Once all have ended that were asked to, what they left behind is ended, too (swept).
+    """
     limits_waited = state.limits_wait
     progress = replace(state.progress, idle_since=at)
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
     limits_go_on = (actions.PauseLimits(False),) if limits_waited and not state.limits_wait else ()
     had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
     died_of_ctrl_c = state.debugging.got_ctrl_c and had_terminal and exit.signal == SIGINT
-    if died_of_ctrl_c and not state.is_ending:
+    if died_of_ctrl_c and state.workers_go_on:
         # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
         state, then = teardown.stop(_with_stop_signal(state, SIGINT), Why.SIGNALLED, SIGINT, at, shows_stacks=False)
     elif not state.workers_go_on:
@@ -372,9 +375,12 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
 
 
 def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
-    """Lend the terminal to the first worker that has failed; queue the next workers; refuse when the job is about to end."""
+    """Lend the terminal to the first worker that has failed; refuse when the job is about to end.
+
+    There is one debugger a job. Workers that fail meanwhile are held in a queue, and refused once the user has left that one.
+    """
     rank = event.rank
-    if state.is_ending or rank not in state.alive or state.debugging.was_debugged:  # one debugger a job: then all end
+    if state.is_ending or rank not in state.alive or state.debugging.was_debugged:
         return state, (actions.RefuseTerminal(rank),)
     if state.terminal_holder:
         (holder,) = state.terminal_holder

@@ -362,7 +362,8 @@ def _key(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Key:
 def _own_order(order: HostOrder, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> HostOrder:
     """Return this node's own order: the node runs what it was started with, whatever a peer says that claims to be node 0.
 
-    From the peer's order are only the secret of the measurements, and the node rank where none was typed.
+    From the peer's order are only the secret of the measurements, how its screen shows text, and the node rank where none was
+    typed.
 
     Raises:
         Malformed: it is for another node.
