@@ -153,7 +153,7 @@ class _Guard:
         os._exit(0)
 
     def _take_over(self, fields: bytes, descriptors: "list[int]") -> None:
-        """Take over the working directory and the umask of the agent's run, and two pipes by which agent and front see our end."""
+        """Take over working directory and umask of the agent's run, and two pipes by which agent and front see our end."""
         agent, umask = fields.rstrip(b"\0").split(b"\0")
         self._agent = int(agent)
         os.umask(int(umask))

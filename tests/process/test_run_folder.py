@@ -85,9 +85,9 @@ def restarted(job, program):
 
 def not_started(job, program):
     broken = job.home / "broken"
-    broken.write_text("#!/no/such/interpreter\n")
+    broken.write_bytes(b"\x00\x01 no program\n")
     broken.chmod(0o755)
-    assert job.run("--nproc-per-node", 2, "--no-python", broken).status == 127
+    assert job.run("--nproc-per-node", 2, "--no-python", broken).status == 126
 
 
 def signalled(job, program):
@@ -255,7 +255,7 @@ def test_the_summary_names_a_worker_that_could_not_be_started(job, program):
     not_started(job, program)
     summary = json.loads((job.folder / "summary.json").read_text())
     assert (summary["why"], summary["status"]) == ("failed", 127)
-    assert summary["first_failure"]["how"] == f"could not be started: {job.home}/broken: No such file or directory"
+    assert summary["first_failure"]["how"] == f"could not be started: {job.home}/broken: Exec format error"
 
 
 # --- the folder itself
