@@ -254,7 +254,7 @@ def test_the_summary_names_the_first_failure(job, program, behaviour, failure):
 def test_the_summary_names_a_worker_that_could_not_be_started(job, program):
     not_started(job, program)
     summary = json.loads((job.folder / "summary.json").read_text())
-    assert (summary["why"], summary["status"]) == ("failed", 127)
+    assert (summary["why"], summary["status"]) == ("failed", 126)
     assert summary["first_failure"]["how"] == f"could not be started: {job.home}/broken: Exec format error"
 
 
