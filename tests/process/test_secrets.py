@@ -36,7 +36,7 @@ def test_a_job_has_its_secrets_and_shows_them_nowhere(job: Job, program) -> None
     assert worker["variables"]["DB_PASSWORD"] == "..."
     assert "hush" not in (job.home / "told").read_text()
 
-    assert "values hidden" in other.run("report", env=SECRETS).err
+    assert "values hidden" in other.run("report", job.folder, env=SECRETS).err
     assert "hush" not in (job.folder / "report.html").read_text()
 
 
