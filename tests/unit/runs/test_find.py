@@ -17,6 +17,7 @@ from ddplaunch.record.window.requests import NodeReply, Run
 from ddplaunch.system.console.tables import Look, written
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
+from ddplaunch.tools.page import verb as page
 from ddplaunch.tools.profile import verb as profile
 from ddplaunch.tools.runs import find, ps
 from ddplaunch.tools.runs.client import RunReplies
@@ -136,6 +137,15 @@ def test_the_options_of_a_verb_stand_in_what_to_type_on_another_host(tmp_path, e
             with pytest.raises(LaunchError) as raised:
                 show()
             assert raised.value.hint == f"`ssh gpu07 {DDPLAUNCH} {words}`"
+
+
+def test_the_options_of_a_verb_stand_in_the_example_that_names_one_of_several_runs(tmp_path, env):
+    for name in ("far-1", "far-2"):
+        folder(tmp_path, name, "gpu07")
+    with pytest.raises(LaunchError) as raised:
+        page.write(env, "far", out="a b.html", trace_file=None, opens=True)
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(" --out 'a b.html' --open`")
 
 
 @pytest.mark.parametrize("job", [7, "$(id)", None, [], "8\n9"])
