@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Protocol
 
@@ -29,21 +29,14 @@ from ddplaunch.reach.protocol import (
     OutputPipe,
     PipeDecoder,
 )
-from ddplaunch.reach.silence import LEAST
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
-from ddplaunch.system.process.child import Child, StartError, Stdio, handled_signals, start, why_not_started
-from ddplaunch.system.words import some
+from ddplaunch.system.process.child import Child, StartError, Stdio, start, why_not_started
 
 _READ = 1 << 18  # bytes at a time
 _KEPT = 1 << 16  # bytes of what the process itself prints, for an error report
 _LONGEST_LINE = 1 << 20  # bytes of a line in several messages that are kept together
-MAX_STARTING = 64  # hosts whose agent is being started
-NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
-QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
-_LOOK_AGAIN = 0.5  # seconds until it is looked whether output is read again
-_LONGEST_BEAT = 1.0  # seconds from one heartbeat to the next; less for a short heartbeat timeout
 
 
 class AgentStart(Struct, frozen=True, kw_only=True):
@@ -173,6 +166,12 @@ class HostConnection:
         self._loop.watch(self._stderr, self._on_stderr)
         self._loop.watch(self._stdout, self._on_stdout)
 
+    def wait_again(self) -> None:
+        """Be as before the start: the process that was to lead to the host has ended, and another is started later."""
+        self.phase = HostPhase.WAITING
+        self.exit_status, self._child, self._has_ended = None, None, False
+        self._greeting_decoder, self._own_output = GreetingDecoder(), b""
+
     def _on_child_end(self) -> None:
         """Read what is still in the pipes of the process that has ended, and close them, even if another process holds them."""
         assert self._child is not None
@@ -203,6 +202,8 @@ class HostConnection:
     def kill(self, fault: str = "") -> None:
         """Kill the process here, for this fault if it has one; the agent on the host ends when its stdin closes."""
         self.fault = fault or self.fault
+        if self.phase is HostPhase.WAITING:  # no process is there yet, and none is wanted
+            self.phase = HostPhase.CLOSED
         if self._child is not None and not self._has_ended:
             signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
 
@@ -210,9 +211,7 @@ class HostConnection:
         """Stop waiting for an agent that still gets ready. An agent with unread output may have begun, and is left alone."""
         has_sent_no_heartbeat = self._unanswered is None
         gets_ready = self.phase is HostPhase.CONNECTED and has_sent_no_heartbeat and not self._has_unread_output()
-        if self.phase is HostPhase.WAITING:
-            self.phase = HostPhase.CLOSED
-        elif self.phase is HostPhase.STARTING or gets_ready:
+        if self.phase in (HostPhase.WAITING, HostPhase.STARTING) or gets_ready:
             self.given_up = True
             self.kill()
 
@@ -330,126 +329,3 @@ def _read(fd: int) -> bytes | None:
         return None
     except OSError:
         return b""
-
-
-class StartupOwner(Protocol):
-    """The dispatcher, as the one whose hosts a `Startup` starts."""
-
-    @property
-    def may_start_more(self) -> bool:
-        """Whether the job can still begin, so that more agents are worth a start."""
-
-    def say(self, text: str) -> None:
-        """Print a line for the user."""
-
-    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
-        """Handle hosts on which ddplaunch has not started in time."""
-
-
-class Startup:
-    """When the connections of a job are started, found to be silent, and ended; in the dispatcher."""
-
-    def __init__(self, loop: Loop, job: RemoteJob, hosts: Sequence[HostConnection], owner: StartupOwner) -> None:
-        """Prepare; `start_next` begins."""
-        self._loop = loop
-        self._job = job
-        self._hosts = hosts
-        self._owner = owner
-        self.is_stopped = False  # no more agents are started
-        # who reads our output takes that of the hosts: while nobody does, no host is killed for being slow to end
-        self.is_shown = True
-        self._heartbeat_interval = min(_LONGEST_BEAT, job.spec.heartbeat_timeout / 4)  # seconds
-        self._connect_by = loop.timer(loop.now() + job.spec.rdzv_timeout, self._give_up_unconnected)
-        self._heartbeat_at = loop.timer(loop.now() + self._heartbeat_interval, self._send_heartbeats)
-        self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
-        self._end_by = loop.timer(None, self._kill_remaining)
-        self._is_over = False  # all hosts are to end, and none is awaited that goes on with the job
-
-    @property
-    def all_closed(self) -> bool:
-        """Whether all connections are closed."""
-        return all(host.phase is HostPhase.CLOSED for host in self._hosts)
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether some host that was started may yet report that the job cannot run there."""
-        started = (host for host in self._hosts if host.phase in (HostPhase.STARTING, HostPhase.CONNECTED))
-        return any(not host.is_ready for host in started)
-
-    def start_next(self) -> None:
-        """Start the agents of the next hosts, MAX_STARTING at a time. Called again whenever one has connected or failed."""
-        starting = sum(host.phase is HostPhase.STARTING for host in self._hosts)
-        for host in self._hosts:
-            if self.is_stopped or not self._owner.may_start_more or starting >= MAX_STARTING:
-                return
-            if host.phase is HostPhase.WAITING:
-                host.start(self._job.env, self._job.open_files, handled_signals())
-                starting += 1
-        if not starting:  # none waits either: each has connected or failed
-            self._connect_by.cancel()
-
-    def _give_up_unconnected(self) -> None:
-        """Stop waiting for greetings."""
-        waiting = (HostPhase.WAITING, HostPhase.STARTING)
-        self._owner.never_connected([host for host in self._hosts if host.phase in waiting])
-
-    def _name_silent(self) -> None:
-        """Say which hosts are waited for, and what may be the reason."""
-        if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING]:
-            command = os.path.basename(silent[0].agent.argv[0])
-            why = ": a slow login, or a start-up file such as ~/.bashrc that reads stdin?" if command == "ssh" else ""
-            self._owner.say(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
-
-    def _send_heartbeats(self) -> None:
-        """Send heartbeats at an interval; kill connections without a reply for the heartbeat timeout.
-
-        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost. Once the job is over,
-        its lost hosts are not waited for any longer than its nodes have waited.
-        """
-        spec, interval = self._job.spec, self._heartbeat_interval
-        timeout = spec.heartbeat_timeout
-        user_left_it_to_us = spec.may_shorten_silence
-        if user_left_it_to_us and self._is_over:
-            timeout = min(timeout, LEAST)  # seconds, as between the nodes
-        most_unanswered = timeout / interval
-        self._heartbeat_at.set(self._loop.now() + interval)
-        for host in self._hosts:
-            if host.phase is HostPhase.CONNECTED:
-                unanswered = host.send_heartbeat()
-                if unanswered > most_unanswered:
-                    host.kill(f"silent for {timeout:g} s")
-
-    def stop_starting(self) -> None:
-        """Start no more agents, and stop waiting for greetings."""
-        self.is_stopped = True
-        self._connect_by.cancel()
-        self._notice_at.cancel()
-        for host in self._hosts:
-            host.give_up()
-
-    def disconnect(self) -> None:
-        """Close the stdin of all connections, at which their agents end."""
-        self.stop_starting()
-        for host in self._hosts:
-            host.close_stdin()
-        self.end_within(self._job.spec.grace_period + self._job.spec.heartbeat_timeout + QUIT_TIMEOUT)
-
-    def end_within(self, within: float) -> None:
-        """Wait at most so many seconds for the connections to close, unless more output comes: the job is over."""
-        self._is_over = True
-        self._end_by.set_by(self._loop.now() + within)
-
-    def extend_deadline(self) -> None:
-        """Do not kill a connection in the middle of its output."""
-        if self._end_by.is_set:
-            self._end_by.set(max(self._end_by.at, self._loop.now() + QUIT_TIMEOUT))
-
-    def _kill_remaining(self) -> None:
-        """Kill the connections that are still open; while their output is held back, later."""
-        if not self.is_shown:
-            self._end_by.set(self._loop.now() + _LOOK_AGAIN)
-            return
-        for host in self._hosts:
-            if host.phase is not HostPhase.CLOSED:
-                self._owner.say(f"{host} has not reported that its workers have ended")
-                host.kill()

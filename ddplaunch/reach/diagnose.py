@@ -35,12 +35,18 @@ class HostError(Struct, frozen=True):
         return self.message.startswith(_UNREACHABLE)
 
     @property
+    def may_pass(self) -> bool:
+        """Whether the host may be reached a moment later: its sshd, or that of a jump host, has no room at the moment."""
+        return self.message == _CLOSED
+
+    @property
     def reason(self) -> str:
         """Why a host was lost, in one line: what ended, and the last line that it printed."""
         first, *printed = self.message.removeprefix("lost: ").splitlines()
         return line(f"{first}: {printed[-1].strip().removesuffix('.')}" if printed else first)
 
 
+_CLOSED = "ssh connection closed"
 UNRESOLVED = "cannot resolve the host name"
 # the machine, or the network to it, may be at fault: how such messages begin
 _UNREACHABLE = (
@@ -65,7 +71,9 @@ _SSH: Sequence[tuple[str, str, str]] = (
     (r"Connection refused", "ssh connection refused", "is sshd running there? " + _LOGIN),
     (r"timed out", "ssh connection timed out", "is it up, and is this the right network? " + _LOGIN),
     (r"No route to host|Network is unreachable|Host is down", "no route to host", "is it up? " + _LOGIN),
-    (r"Connection (closed|reset)|kex_exchange_identification", "ssh connection closed",
+    (r"stdio forwarding failed", "the jump host does not connect to it",
+        "see AllowTcpForwarding in the sshd_config of the jump host; " + _LOGIN),
+    (r"Connection (closed|reset)|(kex|ssh)_exchange_identification|banner exchange", _CLOSED,
         "sshd may be busy: see MaxStartups in its sshd_config; " + _LOGIN),
 )  # fmt: skip
 

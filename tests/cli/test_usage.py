@@ -152,6 +152,20 @@ NOTED = [
     ("train.py --backend gloo", {"DDPLAUNCH_TOKEN": "secret"}, ""),  # scripts have a --backend, too
     ("knows.py --nnodes 2", {}, ""),
     ("train.py", {"DDPLAUNCH_RUN_ID": "1", "DDPLAUNCH_DEVICE": "cpu"}, ""),  # inside a worker
+    *(
+        ("train.py", {"KUBERNETES_SERVICE_HOST": "10.96.0.1", name: "tcp://10.1.2.3:29500"},
+         f"{name}=tcp://10.1.2.3:29500 is ignored: Kubernetes sets it in each pod for the Service {service} (unless the pod "
+         "has `enableServiceLinks: false`)")
+        for name, service in (
+            ("MASTER_PORT", "master"), ("PET_MASTER_PORT", "pet-master"), ("DDPLAUNCH_MASTER_PORT", "ddplaunch-master")
+        )
+    ),
+    ("train.py", {"MASTER_PORT": "tcp://172.17.0.2:29500"}, "MASTER_PORT=tcp://172.17.0.2:29500 is ignored: Docker sets it for "
+     "a linked container master"),
+    ("train.py", {"DDPLAUNCH_PORT": "tcp://10.1.2.3:80", "DDPLAUNCH_SERVICE_HOST": "10.1.2.3", "DDPLAUNCH_SERVICE_PORT": "80",
+     "DDPLAUNCH_SERVICE_PORT_HTTP": "80", "DDPLAUNCH_PORT_80_TCP": "tcp://10.1.2.3:80", "DDPLAUNCH_PORT_80_TCP_PROTO": "tcp",
+     "DDPLAUNCH_PORT_80_TCP_PORT": "80", "DDPLAUNCH_PORT_80_TCP_ADDR": "10.1.2.3"}, ""),  # nobody meant options by these
+    ("train.py", {"DDPLAUNCH_RDZV_PORT": "udp://[fd00::3]:53", "DDPLAUNCH_RDZV_SERVICE_HOST": "fd00::3"}, ""),
 ]  # fmt: skip
 
 

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 import ddplaunch
-from ddplaunch.reach.connections import MAX_STARTING
 from ddplaunch.reach.pipes import CONTROL
 from ddplaunch.reach.protocol import STREAM, greeting, pack
+from ddplaunch.reach.startup import MAX_STARTING
 from tests.conftest import PATIENCE, insist, until
 
 HOSTS = "127.0.0.1,127.0.0.2"

@@ -21,8 +21,8 @@ from ddplaunch.launcher.output.collapse import WAIT
 from ddplaunch.launcher.start.dispatch import _GRACE_IN_ANOTHER
 from ddplaunch.launcher.start.node import _AT_REST
 from ddplaunch.plan.cluster.endpoints import STATIC_PORT, ports_beside, ports_of
-from ddplaunch.reach.connections import MAX_STARTING
 from ddplaunch.reach.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
+from ddplaunch.reach.startup import MAX_REPEATS, MAX_STARTING
 from ddplaunch.record.old_runs import ROOM
 from ddplaunch.record.run_folder import LOG_LIMIT
 from ddplaunch.record.seen.stragglers import LEAST_STEPS
@@ -64,6 +64,7 @@ NUMBERS = [
     ("recipes/slurm-time-limits.md", f"the grace period in a Slurm job is {_GRACE_IN_ANOTHER:g} s by default"),
     ("recipes/slurm-time-limits.md", f"`--max-requeues` times, {default('max_requeues')} by default"),
     ("recipes/ssh.md", f"ddplaunch calls {MAX_STARTING} at a time"),
+    ("recipes/ssh.md", f"up to {MAX_REPEATS} times again"),
     ("guides/from-torchrun.md", f"if they fail within {SHORT_LIFE:g} seconds"),
     ("guides/one-machine.md", f"Runs are kept for {default('keep_runs')} days"),
     ("guides/one-machine.md", f"at most {ROOM >> 30} GiB"),

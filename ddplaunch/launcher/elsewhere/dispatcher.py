@@ -35,10 +35,11 @@ from ddplaunch.reach import diagnose, messages
 from ddplaunch.reach.agents import agents
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.streams import Chunk, Streams
-from ddplaunch.reach.connections import QUIT_TIMEOUT, HostConnection, HostPhase, RemoteJob, Startup
+from ddplaunch.reach.connections import HostConnection, HostPhase, RemoteJob
 from ddplaunch.reach.diagnose import UNRESOLVED, HostError
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.protocol import CHANNEL, ORDER, PROTOCOL, STREAM
+from ddplaunch.reach.startup import QUIT_TIMEOUT, Startup
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.record.run_folder import run_id_with_nodes
 from ddplaunch.spec.outcome import CLOSED
@@ -312,6 +313,9 @@ class Dispatcher(Lead):
         self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)  # of the agent; None: it has not said that it has ended
         error = diagnose.of_host(self._remote.starter, self._remote.python, host)
+        if error.may_pass and not host.given_up and self._startup.calls_again(host):
+            self._startup.start_next()
+            return
         if (agent := self._agents.get(host)) is not None:
             has_ended = status is not None
             if not has_ended and self._can_kill_leftovers:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options.parsers import digits, write_nnodes
 from ddplaunch.spec.options.table import ALIAS_OF
+from ddplaunch.spec.service_links import is_link
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count, why_failed
 
@@ -32,11 +33,12 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
 
     def value(self, *names: str) -> str | None:
         """The first of these variables that is set to something."""
-        return next((self.env[name] for name in names if self.env.get(name)), None)
+        name = self._first_set(names)
+        return None if name is None else self.env[name]
 
     def number(self, *names: str) -> int | None:
         """The number that the first of these variables holds, None if none is set."""
-        name = next((name for name in names if self.env.get(name)), None)
+        name = self._first_set(names)
         if name is None:
             return None
         value = digits(self.env[name])
@@ -52,6 +54,10 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
                 f"{names[0]} is not set, although other variables of the same cluster are", hint=HOW_TO_IGNORE
             )
         return found
+
+    def _first_set(self, names: Sequence[str]) -> str | None:
+        """The first of these names with a value that is not the address of a Service, as Kubernetes sets MASTER_PORT for one."""
+        return next((name for name in names if (text := self.env.get(name)) and not is_link(name, text)), None)
 
     def text_of(self, path: str, origin: str) -> str:
         """The text of a file."""

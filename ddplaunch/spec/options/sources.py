@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ddplaunch.spec.job import Given, Source
 from ddplaunch.spec.options import token
 from ddplaunch.spec.options.table import BY_NAME, OPTIONS, Option
+from ddplaunch.spec.service_links import is_link, why_ignored, without_links
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.process.files import ask_disk, exists_on_disk
 from ddplaunch.system.words import did_you_mean, why_failed
@@ -22,11 +23,11 @@ _NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_HOST, token.RDZV_PORT, token
 
 
 def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
-    """Take PET_*, DDPLAUNCH_* and torch's variables that have an option; an empty one counts as not set."""
+    """Take PET_*, DDPLAUNCH_* and torch's variables that have an option; an empty one, or a link, counts as not set."""
     for option in OPTIONS:
         for name, source in option.variables:
             text = env.get(name, "")
-            if text.strip():
+            if text.strip() and not is_link(name, text):
                 text = text if option.verbatim else text.strip()
                 yield Given(name=option.name, text=text, source=source, origin=name, form=f"{name}={{}}")
 
@@ -36,9 +37,17 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     if "DDPLAUNCH_RUN_ID" in env:
         return
     known = {name for option in OPTIONS for name, _ in option.variables if name.startswith("DDPLAUNCH_")} | _NO_OPTIONS
-    for name in sorted(name for name in env if name.startswith("DDPLAUNCH_") and name not in known):
+    for name in sorted(name for name in without_links(env) if name.startswith("DDPLAUNCH_") and name not in known):
         meant = did_you_mean(name, sorted(known), cutoff=0.7)
         yield f"{name} has no effect: ddplaunch has no such variable" + (f"; did you mean {meant}?" if meant else "")
+
+
+def ignored_links(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note on each variable of a Service that has the name of one which is read as a port."""
+    read_as_ports = ("MASTER_PORT", *(name for name, _ in BY_NAME["master_port"].variables))
+    for name in read_as_ports:
+        if is_link(name, env.get(name, "")):
+            yield why_ignored(env, name)
 
 
 def from_files(folder: str) -> tuple[list[Given], list[str]]:

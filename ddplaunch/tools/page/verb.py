@@ -41,7 +41,10 @@ def write(
     """
     if trace_file is not None and (opens or out is not None):
         raise LaunchError("--trace FILE writes a trace and no page", hint="leave --open and --out out, or --trace")
-    known, _ = find.choose_kept(env, named, "report")
+    files = (("--out", out), ("--trace", trace_file))
+    typed = [word for option, file in files if file is not None for word in (option, file)]
+    flags = [flag for flag, is_given in (("--open", opens), ("--diff", shows_diff)) if is_given]
+    known, _ = find.choose_kept(env, named, "report", [*typed, *flags])
     redactor = Redactor(literals(env))
     if (run := read(known.folder, _POINTS if trace_file is None else _POINTS_OF_TRACE, redactor)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")

@@ -128,6 +128,7 @@ class Wish(Struct, frozen=True):
     seconds: float
     steps: int  # 0: for so many seconds
     memory: bool
+    typed: tuple[str, ...] = ()  # the options that say so
 
 
 class Rank:

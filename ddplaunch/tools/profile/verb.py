@@ -89,7 +89,13 @@ def wanted(seconds: str | None, steps: str | None, *, memory: bool) -> Wish:
         if not 0.1 <= within <= _MOST_SECONDS:
             message = f"--seconds {printable(seconds)}: expected seconds from 0.1 to {_MOST_SECONDS:.0f}"
             raise LaunchError(message, hint="--seconds 10")
-    return Wish(within, number, memory)
+    typed = [
+        word
+        for option, text in (("--seconds", seconds), ("--steps", steps))
+        if text is not None
+        for word in (option, text)
+    ]
+    return Wish(within, number, memory, (*typed, *(["--memory"] if memory else [])))
 
 
 def show(
@@ -104,7 +110,9 @@ def show(
     `named` is the run, `ranks` the value of -r and `out` that of --out, as they were typed; None: not typed.
     """
     asked = find.ranks_meant(ranks)
-    run = find.choose(env, named, "profile", *(["-r", ranks] if ranks is not None else []))
+    of_ranks = ("-r", ranks) if ranks is not None else ()
+    of_file = ("--out", out) if out is not None else ()
+    run = find.choose(env, named, "profile", *of_ranks, *wish.typed, *of_file)
     assert run.replies is not None
     hosts = {worker.rank: node.host for node, worker in run.replies.workers}
     silent = find.silent(run.replies.nodes)

@@ -56,6 +56,7 @@ class Known(Struct, frozen=True, kw_only=True):
     replies: RunReplies | None = None  # None: it does not run here
     host: str = ""  # where it is to be asked about; "": here
     slurm_job: str = ""  # its id in Slurm, of a run of another host; "" for none, or while that is not known
+    is_pod: bool = False  # another host of it is a pod of Kubernetes
 
     @property
     def name(self) -> str:
@@ -76,7 +77,8 @@ class Known(Struct, frozen=True, kw_only=True):
     def line_there(self, words: Sequence[str]) -> str:
         """Return the line to be typed here that runs `ddplaunch WORDS` on the host of this run."""
         script = os.path.join(os.path.dirname(sys.executable), "ddplaunch")
-        return other_host.line(self.host, self.slurm_job, words, (script,) if os.access(script, os.X_OK) else ())
+        ddplaunch = (script,) if os.access(script, os.X_OK) else ()
+        return other_host.line(self.host, self.slurm_job, words, ddplaunch, is_pod=self.is_pod)
 
     def age(self, now: float) -> str:
         """Say for how long the run has been running, or how long ago it began."""
@@ -177,7 +179,12 @@ def look(env: Mapping[str, str]) -> Found:
     there = {run.run_id: run for run in _on_other_hosts_by_folder(env, names_here)}
     for coordinated in (replies.elsewhere for replies in asked):
         if coordinated is not None and coordinated.run_id and coordinated.run_id not in names_here:
-            run = Known(run_id=line(coordinated.run_id), host=coordinated.host, slurm_job=coordinated.slurm_job)
+            run = Known(
+                run_id=line(coordinated.run_id),
+                host=coordinated.host,
+                slurm_job=coordinated.slurm_job,
+                is_pod=other_host.are_pods(env),
+            )
             there.setdefault(run.run_id, run)
     return Found(here, list(there.values()))
 
@@ -198,9 +205,11 @@ def _on_other_hosts_by_folder(env: Mapping[str, str], names_here: Collection[str
         first = first_that_goes_on(folder)
         start = Node(first).start if first is not None else None
         if start is not None and start.host and start.host != socket.gethostname():
-            job = Run(folder).plan.get("slurm_job")
+            plan = Run(folder).plan
+            job = plan.get("slurm_job")
             slurm_job = job if isinstance(job, str) and job.isdecimal() else ""
-            found.append(replace(of_folder(folder), host=host_name(start.host), slurm_job=slurm_job))
+            is_pod = other_host.are_pods(env) or plan.get("cluster") == "kubernetes"
+            found.append(replace(of_folder(folder), host=host_name(start.host), slurm_job=slurm_job, is_pod=is_pod))
     return found
 
 

@@ -52,7 +52,7 @@ def show(env: Mapping[str, str], named: str | None = None, *, as_json: bool) -> 
     if named is None:
         found = find.look(env)
         here, there = found.here, found.there
-    elif (run := find.choose(env, named, "ps").replies) is not None:
+    elif (run := find.choose(env, named, "ps", *(["--json"] if as_json else [])).replies) is not None:
         here = [run]
     if as_json:
         import json

@@ -74,6 +74,21 @@ def test_a_manifest_may_set_the_rank_and_leave_the_number_to_flags() -> None:
     assert (node.nnodes, node.node_rank, node.endpoint.port) == ((4, 4), 1, 3389)
 
 
+@pytest.mark.parametrize("link", ["tcp://10.1.2.3:29500", "tcp://[fd00::3]:29500", "udp://10.1.2.3:53"])
+def test_the_address_of_a_service_called_master_is_no_port(link: str) -> None:
+    linked = {"MASTER_SERVICE_HOST": "10.1.2.3", "MASTER_PORT_29500_TCP_ADDR": "10.1.2.3"}
+    node = found({**PYTORCH_JOB, **linked, "MASTER_PORT": link})
+    assert (node.endpoint.address, node.endpoint.port) == ("train-master-0", None)
+    assert node.rendezvous is not None
+    assert node.rendezvous.ports == tuple(range(29501, 29509))
+
+
+@pytest.mark.parametrize("port", ["tcp://10.1.2.3", "http://10.1.2.3:29500", "tcp://a:1/b", "10.1.2.3:29500"])
+def test_what_looks_like_the_address_of_a_service_and_is_none_is_refused(port: str) -> None:
+    message, _ = refusal(lambda: found({**PYTORCH_JOB, "MASTER_PORT": port}))
+    assert message == f"MASTER_PORT={port} is not a number"
+
+
 def test_flags_beat_the_address_and_the_port() -> None:
     node = found(PYTORCH_JOB, master_addr="10.0.0.5", master_port=4000)
     assert (node.cluster, node.endpoint.address, node.endpoint.port) == ("kubernetes", "10.0.0.5", 4000)

@@ -31,6 +31,20 @@ def test_all_of_them_are_in_one_line_to_type():
     assert finding.evidence.startswith("RANK=3, WORLD_SIZE=8, MASTER_PORT=29500\n")
 
 
+def test_a_container_that_docker_has_linked_is_no_other_launcher():
+    linked = {
+        "MASTER_PORT": "tcp://172.17.0.2:29500",
+        "MASTER_PORT_29500_TCP_ADDR": "172.17.0.2",
+        "MASTER_NAME": "/a/master",
+    }
+    assert found(**linked) == []
+
+
+def test_variables_of_a_service_are_not_shown_as_set():
+    linked = {"NCCL_TESTS_PORT": "tcp://10.1.2.3:22", "NCCL_TESTS_SERVICE_HOST": "10.1.2.3", "NCCL_ALGO": ""}
+    assert judge(Surroundings(env=linked)).facts == "set: NCCL_ALGO"
+
+
 def test_defaults_of_torchrun_are_noted():
     assert found(PET_NNODES="2") == [("note", "variables of torchrun set options of each job")]
 

@@ -31,6 +31,30 @@ SAID = [
     ("ann@gpu9: Permission denied (publickey,password).", 255, "ssh cannot log in without a password"),
     ("Received disconnect from 10.0.0.9 port 22:2: Too many authentication failures", 255, "ssh cannot log in"),
     ("kex_exchange_identification: Connection closed by remote host", 255, "ssh connection closed"),
+    (
+        "kex_exchange_identification: read: Connection reset by peer\nConnection reset by 10.0.0.9 port 22",
+        255,
+        "ssh connection closed",
+    ),
+    ("ssh_exchange_identification: read: Connection reset by peer", 255, "ssh connection closed"),
+    ("banner exchange: Connection to 10.0.0.9 port 22: Broken pipe", 255, "ssh connection closed"),
+    (
+        "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535",
+        255,
+        "ssh connection closed",
+    ),
+    (
+        "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n"
+        "kex_exchange_identification: Connection closed by remote host",
+        255,
+        "ssh connection refused",
+    ),
+    (
+        "channel 0: open failed: administratively prohibited: open failed\nstdio forwarding failed\n"
+        "kex_exchange_identification: Connection closed by remote host",
+        255,
+        "the jump host does not connect to it",
+    ),
     ("bash: line 1: exec: /opt/py/bin/python: not found", 127, f"{PYTHON} does not exist there"),
     ("bash: line 1: /opt/py/bin/python: No such file or directory", 126, f"{PYTHON} does not exist there"),
     ("sh: 1: exec: /opt/py/bin/python: Permission denied", 126, f"{PYTHON} cannot be executed there"),
@@ -56,6 +80,7 @@ def test_what_was_printed_says_what_is_wrong(said, status, message):
     assert message in found.message
     assert found.hint
     assert found.status == 121
+    assert found.may_pass is (message == "ssh connection closed")
 
 
 def test_words_of_ssh_mean_nothing_where_it_was_the_remote_command_that_failed():

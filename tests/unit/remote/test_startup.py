@@ -11,16 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.cli.job import parse, resolve
-from ddplaunch.reach.connections import (
-    NOTICE_AFTER,
-    AgentStart,
-    Handler,
-    HostConnection,
-    HostPhase,
-    RemoteJob,
-    Startup,
-)
+from ddplaunch.reach.connections import AgentStart, Handler, HostConnection, HostPhase, RemoteJob
 from ddplaunch.reach.order import Orders
+from ddplaunch.reach.startup import NOTICE_AFTER, Startup
 from tests.loops import FakeLoop
 
 OPTIONS = ["--rdzv-timeout=60s", "--grace-period=5s", "train.py"]

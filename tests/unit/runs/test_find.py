@@ -17,6 +17,8 @@ from ddplaunch.record.window.requests import NodeReply, Run
 from ddplaunch.system.console.tables import Look, written
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
+from ddplaunch.tools.page import verb as page
+from ddplaunch.tools.profile import verb as profile
 from ddplaunch.tools.runs import find, ps
 from ddplaunch.tools.runs.client import RunReplies
 
@@ -91,15 +93,59 @@ def test_what_to_type_for_a_run_on_another_host_starts_by_itself_there_with_the_
     path = folder(tmp_path, "far", "gpu07")
     with (path / "events.jsonl").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        for typed, over_ssh, in_slurm in (
-            (("stacks", "-r", "1"), "ssh gpu07", "srun --overlap --jobid 84 -N1 -n1 -w gpu07"),
-            (("attach", "-r", "1"), "ssh -t gpu07", "srun --overlap --jobid 84 -N1 -n1 -w gpu07 --pty"),
-        ):
-            for plan, before in (("{}", over_ssh), ('{"slurm_job": "84"}', in_slurm)):
+        with_terminal = (
+            "ssh -t gpu07",
+            "srun --overlap --jobid 84 -N1 -n1 -w gpu07 --pty",
+            "kubectl exec -it gpu07 --",
+        )
+        without = ("ssh gpu07", "srun --overlap --jobid 84 -N1 -n1 -w gpu07", "kubectl exec gpu07 --")
+        plans = ("{}", '{"slurm_job": "84"}', '{"cluster": "kubernetes"}')
+        for verb, lines in (("stacks", without), ("attach", with_terminal), ("top", with_terminal)):
+            for plan, before in zip(plans, lines, strict=True):
                 (path / "plan.json").write_text(plan)
                 with pytest.raises(LaunchError) as raised:
-                    find.choose(env, None, *typed)
-                assert raised.value.hint == f"`{before} {DDPLAUNCH} {typed[0]} far -r 1`"
+                    find.choose(env, None, verb, "-r", "1")
+                assert raised.value.hint == f"`{before} {DDPLAUNCH} {verb} far -r 1`"
+
+
+@pytest.mark.parametrize(
+    ("host", "pod"),
+    [
+        ("train-0.train.ns.svc", "train-0"),
+        ("train-0", "train-0"),
+        ("10.1.2.3", '"$(kubectl get pods -o name --field-selector status.podIP=10.1.2.3)"'),
+        ("fd00::3", '"$(kubectl get pods -o name --field-selector status.podIP=fd00::3)"'),
+    ],
+)
+def test_in_a_pod_the_line_to_type_leads_to_another_pod_by_kubectl(tmp_path, env, host, pod):
+    env = {**env, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    with (folder(tmp_path, "far", host) / "events.jsonl").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert ps.show(env, as_json=False) == f"far: runs on {host} (`kubectl exec {pod} -- {DDPLAUNCH} ps`)"
+
+
+def test_the_options_of_a_verb_stand_in_what_to_type_on_another_host(tmp_path, env):
+    wish = profile.wanted("2", "5", memory=True)
+    with (folder(tmp_path, "far", "gpu07") / "events.jsonl").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for show, words in (
+            (lambda: profile.show(env, None, "0-1", wish, "a b.gz"),
+             "profile far -r 0-1 --seconds 2 --steps 5 --memory --out 'a b.gz'"),
+            (lambda: profile.show(env, "far", None, profile.wanted("2", None, memory=False), None), "profile far --seconds 2"),
+            (lambda: ps.show(env, "far", as_json=True), "ps far --json"),
+        ):  # fmt: skip
+            with pytest.raises(LaunchError) as raised:
+                show()
+            assert raised.value.hint == f"`ssh gpu07 {DDPLAUNCH} {words}`"
+
+
+def test_the_options_of_a_verb_stand_in_the_example_that_names_one_of_several_runs(tmp_path, env):
+    for name in ("far-1", "far-2"):
+        folder(tmp_path, name, "gpu07")
+    with pytest.raises(LaunchError) as raised:
+        page.write(env, "far", out="a b.html", trace_file=None, opens=True)
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(" --out 'a b.html' --open`")
 
 
 @pytest.mark.parametrize("job", [7, "$(id)", None, [], "8\n9"])

@@ -10,14 +10,14 @@ from msgspec import Struct, field
 
 from ddplaunch import __version__
 from ddplaunch.reach import diagnose
-from ddplaunch.reach.connections import MAX_STARTING, NOTICE_AFTER, AgentStart, HostConnection, HostPhase
+from ddplaunch.reach.connections import AgentStart, HostConnection, HostPhase
 from ddplaunch.reach.diagnose import HostError
 from ddplaunch.reach.protocol import ORDER, PROTOCOL, REQUEST
+from ddplaunch.reach.startup import NOTICE_AFTER, Calls
 from ddplaunch.system.errors import say
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
-from ddplaunch.system.process.child import handled_signals
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import some
 from ddplaunch.tools.doctor.nodes import messages
@@ -59,14 +59,14 @@ class Nodes:
         self._loop = loop
         self._starter = starter
         self._python = python
-        self._env = env
         self._hosts: list[HostConnection | JoinedNode] = [  # by node rank
             HostConnection(agent, loop, self) if agent.argv else JoinedNode(agent, self) for agent in agents
         ]
+        called = [host for host in self._hosts if isinstance(host, HostConnection)]
+        self._calls = Calls(loop, called, env, raise_open_files(), may_call=lambda: True)
         self.names = [agent.host for agent in agents]  # by node rank
         self._request_numbers = count(1)
         self._batches: list[Batch] = []  # that are waited for
-        self._open_files = (0, 0)  # RLIMIT_NOFILE as it was before `start`, soft and hard, for the programs
         self.lost: dict[int, HostError] = {}  # why, by node rank
 
     @property
@@ -78,8 +78,7 @@ class Nodes:
 
     def start(self, within: float) -> None:
         """Start the programs, and wait until each is connected or lost."""
-        self._open_files = raise_open_files()
-        self._start_next()
+        self._calls.make_next()
         starting = (HostPhase.WAITING, HostPhase.STARTING)
 
         def report_silent() -> None:
@@ -102,12 +101,6 @@ class Nodes:
     def name(self, rank: int, name: str) -> None:
         """Note what a node calls itself; of several with one name each gets its rank too."""
         self.names[rank] = f"{name}:{rank}" if name in self.names else name
-
-    def _start_next(self) -> None:
-        """Start programs, so many at a time."""
-        starting = sum(host.phase is HostPhase.STARTING for host in self._hosts)
-        for host in [host for host in self._hosts if host.phase is HostPhase.WAITING][: MAX_STARTING - starting]:
-            host.start(self._env, self._open_files, handled_signals())
 
     def _run(self, is_done: Callable[[], bool], until: float) -> None:
         """Run the loop until something is done, or its clock shows `until`."""
@@ -147,8 +140,6 @@ class Nodes:
         self.lost.setdefault(rank, why)
         for batch in self._batches:
             batch.pending = {number: node for number, node in batch.pending.items() if node != rank}
-        if host.phase is HostPhase.WAITING:
-            host.phase = HostPhase.CLOSED
         host.kill()
 
     def close(self) -> None:
@@ -169,7 +160,7 @@ class Nodes:
             self._lose(host, diagnose.other_version(version))
         else:
             host.send(ORDER, host.agent.order())
-        self._start_next()
+        self._calls.make_next()
 
     def report_received(self, host: HostConnection | JoinedNode, data: bytes) -> None:
         """Put a reply into the batch that waits for it; one that comes too late is dropped. Called by connections.
@@ -187,12 +178,15 @@ class Nodes:
                 batch.replies[rank], batch.came_at[rank] = answered.reply, time()
 
     def disconnected(self, host: HostConnection | JoinedNode) -> None:
-        """Find out why a node is gone."""
+        """Find out why a node is gone, and try it again if another call may reach it."""
         if isinstance(host, JoinedNode):
             self._lose(host, HostError(f"lost: {host.fault}"))
-        else:
-            self._lose(host, diagnose.of_host(self._starter, self._python, host))
-        self._start_next()
+            return
+        error = diagnose.of_host(self._starter, self._python, host)
+        is_lost = host.agent.node_rank in self.lost
+        if is_lost or not error.may_pass or not self._calls.repeat(host):
+            self._lose(host, error)
+        self._calls.make_next()
 
     def output_received(self, host: HostConnection | JoinedNode, stream: bytes, data: bytes) -> None:
         """Drop output, which these programs have none of."""

@@ -1,0 +1,219 @@
+"""When the hosts of a job are called, called again, found to be silent, and ended; in the process that has them called.
+
+sshd closes a new connection while too many others have not logged in yet (MaxStartups, sshd_config(5)). Hosts behind one jump
+host share its limit, and nothing here knows of jump hosts. So a host whose connection was closed is called again after a pause.
+From then on no more hosts are called at a time than there was room for, if these are more than a few.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ddplaunch.reach.connections import HostConnection, HostPhase, RemoteJob
+from ddplaunch.reach.silence import LEAST
+from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.process.child import handled_signals
+from ddplaunch.system.words import some
+
+MAX_STARTING = 64  # hosts whose agent is being started
+FEW = 8  # that many are called at a time in any case: one that does not answer must not keep others waiting
+MAX_REPEATS = 6  # how often a host is called again
+FIRST_PAUSE = 0.5  # seconds until then, about; each further pause is twice as long
+NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
+QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
+_LOOK_AGAIN = 0.5  # seconds until it is looked whether output is read again
+_LONGEST_BEAT = 1.0  # seconds from one heartbeat to the next; less for a short heartbeat timeout
+_NOT_CONNECTED = (HostPhase.WAITING, HostPhase.STARTING)
+
+
+def pause(repeats: int, chance: float) -> float:
+    """Return the seconds until the next call of a host, the first or a further repeat; `chance`, 0 to 1, keeps calls apart."""
+    return float(FIRST_PAUSE * 2 ** (repeats - 1) * (0.5 + chance))
+
+
+class Calls:
+    """Which hosts are called next."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        hosts: Sequence[HostConnection],
+        env: Mapping[str, str],
+        open_files: tuple[int, int],
+        may_call: Callable[[], bool],
+    ) -> None:
+        """Prepare to start the processes that lead to `hosts`, with these variables and RLIMIT_NOFILE, if `may_call`."""
+        self._loop = loop
+        self._hosts = hosts
+        self._env = env
+        self._open_files = open_files
+        self._may_call = may_call
+        self._most = MAX_STARTING  # that are called at a time
+        self._repeats: dict[HostConnection, int] = {}
+        self._not_before: dict[HostConnection, float] = {}  # of hosts that are called again
+        self._next_at = loop.timer(None, self.make_next)
+
+    @property
+    def waiting_again(self) -> list[HostConnection]:
+        """The hosts whose connection was closed, and that have not connected yet."""
+        return [host for host in self._repeats if host.phase in _NOT_CONNECTED]
+
+    def make_next(self) -> None:
+        """Call the next hosts, as many as may be called at a time. To be called whenever one has connected or failed."""
+        now = self._loop.now()
+        for host in self._hosts:
+            if self._number_starting >= self._most or not self._may_call():
+                break
+            if host.phase is HostPhase.WAITING and self._not_before.get(host, now) <= now:
+                host.start(self._env, self._open_files, handled_signals())
+        waiting = (at for host, at in self._not_before.items() if host.phase is HostPhase.WAITING and at > now)
+        self._next_at.set(min(waiting, default=None))
+
+    def repeat(self, host: HostConnection) -> bool:
+        """Call a host again later that had no room for a connection; return False if it was called often enough."""
+        self._most = max(FEW, min(self._most, self._number_starting))
+        repeats = self._repeats.get(host, 0) + 1
+        if repeats > MAX_REPEATS:
+            return False
+        from random import random  # few jobs need it
+
+        self._repeats[host] = repeats
+        self._not_before[host] = self._loop.now() + pause(repeats, random())
+        host.wait_again()
+        return True
+
+    @property
+    def _number_starting(self) -> int:
+        return sum(host.phase is HostPhase.STARTING for host in self._hosts)
+
+
+class StartupOwner(Protocol):
+    """The dispatcher, as the one whose hosts a `Startup` starts."""
+
+    @property
+    def may_start_more(self) -> bool:
+        """Whether the job can still begin, so that more agents are worth a start."""
+
+    def say(self, text: str) -> None:
+        """Print a line for the user."""
+
+    def never_connected(self, hosts: Sequence[HostConnection]) -> None:
+        """Handle hosts on which ddplaunch has not started in time."""
+
+
+class Startup:
+    """When the connections of a job are started, found to be silent, and ended; in the dispatcher."""
+
+    def __init__(self, loop: Loop, job: RemoteJob, hosts: Sequence[HostConnection], owner: StartupOwner) -> None:
+        """Prepare; `start_next` begins."""
+        self._loop = loop
+        self._job = job
+        self._hosts = hosts
+        self._owner = owner
+        self.is_stopped = False  # no more agents are started
+        # who reads our output takes that of the hosts: while nobody does, no host is killed for being slow to end
+        self.is_shown = True
+        self._heartbeat_interval = min(_LONGEST_BEAT, job.spec.heartbeat_timeout / 4)  # seconds
+        self._connect_by = loop.timer(loop.now() + job.spec.rdzv_timeout, self._give_up_unconnected)
+        self._heartbeat_at = loop.timer(loop.now() + self._heartbeat_interval, self._send_heartbeats)
+        self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
+        self._end_by = loop.timer(None, self._kill_remaining)
+        self._is_over = False  # all hosts are to end, and none is awaited that goes on with the job
+        self._calls = Calls(loop, hosts, job.env, job.open_files, self._may_call)
+
+    @property
+    def all_closed(self) -> bool:
+        """Whether all connections are closed."""
+        return all(host.phase is HostPhase.CLOSED for host in self._hosts)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether some host that was started may yet report that the job cannot run there."""
+        started = (host for host in self._hosts if host.phase in (HostPhase.STARTING, HostPhase.CONNECTED))
+        return any(not host.is_ready for host in started)
+
+    def start_next(self) -> None:
+        """Start the agents of the next hosts. Called again whenever one has connected or failed."""
+        self._calls.make_next()
+        if not any(host.phase in _NOT_CONNECTED for host in self._hosts):
+            self._connect_by.cancel()
+
+    def calls_again(self, host: HostConnection) -> bool:
+        """Return whether a host is called again whose sshd has closed the connection."""
+        return not self.is_stopped and self._calls.repeat(host)
+
+    def _may_call(self) -> bool:
+        return not self.is_stopped and self._owner.may_start_more
+
+    def _give_up_unconnected(self) -> None:
+        """Stop waiting for greetings."""
+        self._owner.never_connected([host for host in self._hosts if host.phase in _NOT_CONNECTED])
+
+    def _name_silent(self) -> None:
+        """Say which hosts are waited for, and what may be the reason."""
+        refused = self._calls.waiting_again
+        if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING and host not in refused]:
+            command = os.path.basename(silent[0].agent.argv[0])
+            why = ": a slow login, or a start-up file such as ~/.bashrc that reads stdin?" if command == "ssh" else ""
+            self._owner.say(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
+        if refused:
+            self._owner.say(
+                f"waiting for {some(map(str, refused))}: sshd there, or on a jump host, has closed the connection and is called "
+                "again; its MaxStartups may be too low"
+            )
+
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats at an interval; kill connections without a reply for the heartbeat timeout.
+
+        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost. Once the job is over,
+        its lost hosts are not waited for any longer than its nodes have waited.
+        """
+        spec, interval = self._job.spec, self._heartbeat_interval
+        timeout = spec.heartbeat_timeout
+        user_left_it_to_us = spec.may_shorten_silence
+        if user_left_it_to_us and self._is_over:
+            timeout = min(timeout, LEAST)  # seconds, as between the nodes
+        most_unanswered = timeout / interval
+        self._heartbeat_at.set(self._loop.now() + interval)
+        for host in self._hosts:
+            if host.phase is HostPhase.CONNECTED:
+                unanswered = host.send_heartbeat()
+                if unanswered > most_unanswered:
+                    host.kill(f"silent for {timeout:g} s")
+
+    def stop_starting(self) -> None:
+        """Start no more agents, and stop waiting for greetings."""
+        self.is_stopped = True
+        self._connect_by.cancel()
+        self._notice_at.cancel()
+        for host in self._hosts:
+            host.give_up()
+
+    def disconnect(self) -> None:
+        """Close the stdin of all connections, at which their agents end."""
+        self.stop_starting()
+        for host in self._hosts:
+            host.close_stdin()
+        self.end_within(self._job.spec.grace_period + self._job.spec.heartbeat_timeout + QUIT_TIMEOUT)
+
+    def end_within(self, within: float) -> None:
+        """Wait at most so many seconds for the connections to close, unless more output comes: the job is over."""
+        self._is_over = True
+        self._end_by.set_by(self._loop.now() + within)
+
+    def extend_deadline(self) -> None:
+        """Do not kill a connection in the middle of its output."""
+        if self._end_by.is_set:
+            self._end_by.set(max(self._end_by.at, self._loop.now() + QUIT_TIMEOUT))
+
+    def _kill_remaining(self) -> None:
+        """Kill the connections that are still open; while their output is held back, later."""
+        if not self.is_shown:
+            self._end_by.set(self._loop.now() + _LOOK_AGAIN)
+            return
+        for host in self._hosts:
+            if host.phase is not HostPhase.CLOSED:
+                self._owner.say(f"{host} has not reported that its workers have ended")
+                host.kill()
