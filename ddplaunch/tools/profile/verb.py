@@ -263,9 +263,10 @@ def _sentences(told: Iterable[tuple[str, str]], look: Look) -> Block:
 
 def _about_last(last: Last) -> Iterator[tuple[str, str]]:
     """Say which rank the others wait for, and what it did meanwhile, each sentence with its style ("": plain)."""
+    unit = "step" if last.by_step else "collective"
     per_step = f", {_short(last.per_step)} of each step" if last.per_step else ""
     head = f"the others wait for rank {last.rank} for {last.share:.0%} of the time{per_step}: "
-    yield f"{head}it is the last in {last.times} of {count(last.collectives, 'collective')}", ODD
+    yield f"{head}it is the last in {last.times} of {count(last.compared, unit)}", ODD
     does = ", ".join(f"{name} {share:.0%}" for name, share in last.meanwhile.items() if share >= _WORTH_SAYING)
     yield f"  meanwhile it {does}", ""
     cwd = working_directory() or ""
