@@ -248,7 +248,9 @@ def test_the_summary_names_the_first_failure(job, program, behaviour, failure):
     job.run("--nproc-per-node", 2, program("behave"), f"1={behaviour}")
     summary = json.loads((job.folder / "summary.json").read_text())
     place = {"rank": 1, "local_rank": 1, "host": socket.gethostname(), "pid": job.pids()[1]}
+    where = summary["first_failure"].pop("where")
     assert (summary["why"], summary["first_failure"]) == ("failed", {**place, **failure})
+    assert (where or "").startswith(str(program("behave"))) is (failure["error"] is not None)
 
 
 def test_the_summary_names_a_worker_that_could_not_be_started(job, program):
