@@ -167,3 +167,14 @@ def test_a_screen_of_80_columns_has_room_for_each_row_and_breaks_sentences_betwe
     assert said.replace("\n", " ").startswith(
         "the others wait for rank 1 for 50% of the time, 36 ms of each step: it is the last in 25 of 28 steps"
     )
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_hosts_with_long_names_stand_below_the_table_where_a_row_would_be_broken(width):
+    host = "gpu-node-0123.cluster.example.org"
+    parts = {"computes": 300, "communicates": 200, "waits": 2000, "loads": 0}
+    divisions = [Division(rank=rank, whole=3000, steps=140, **parts) for rank in (0, 1, 127)]
+    rows = written([_table(divisions, dict.fromkeys((0, 1, 127), host), look := Look(width=width))], look).split("\n")
+    assert all(len(row) <= width for row in rows)
+    assert all(row.count("%") == 5 for row in rows[1:4])
+    assert (rows[-1] == f"ranks 0-1,127: {host}") is (width == 80)
