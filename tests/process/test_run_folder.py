@@ -253,6 +253,17 @@ def test_the_summary_names_the_first_failure(job, program, behaviour, failure):
     assert (where or "").startswith(str(program("behave"))) is (failure["error"] is not None)
 
 
+def test_the_events_of_a_failure_have_the_exception_its_line_and_the_first_line_of_the_report(job, program):
+    result = job.run("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=raises", "0=polite").expect(1)
+    failed = [each for each in job.events("worker_exited") if each["rank"] == 1]
+    assert [each["error"] for each in failed] == ["ValueError: boom of rank 1"] * 2
+    assert all(each["where"].startswith(str(program("behave"))) and not each["follows"] for each in failed)
+    assert all(0 < each["raised_at"] < each["mono"] for each in failed)
+    [again] = job.events("generation_failed")
+    assert f"error: {again['text']}\n" in result.err
+    assert again["text"].startswith("rank 1 failed: ValueError: boom of rank 1")
+
+
 def test_the_summary_names_a_worker_that_could_not_be_started(job, program):
     not_started(job, program)
     summary = json.loads((job.folder / "summary.json").read_text())

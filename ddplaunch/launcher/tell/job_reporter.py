@@ -225,13 +225,12 @@ class JobReporter:
         found = Whereabouts() if state.end.between_generations else findings.found
         line = self._closing_line(state, findings.ending)
         if line is not None:
-            if state.why is Why.TIMED_OUT or (
-                state.why is Why.SIGNALLED and state.signum == SIGINT
-            ):  # it may have hung
+            stopped_by_user = state.why is Why.SIGNALLED and state.signum == SIGINT
+            if stopped_by_user or state.why is Why.TIMED_OUT:  # the job may have hung
                 self.story.locations = found.locations
-                line = self._with_hang(line, state, found.what)
-            elif state.why is Why.SIGNALLED:
-                line = self._with_hang(line, state, "")
+            if state.why in (Why.SIGNALLED, Why.TIMED_OUT):
+                # stacks are shown after Ctrl-C if the job was silent; a job at its time limit may just have been at work
+                line = self._with_hang(line, state, found.what if stopped_by_user else "")
             for location in self.story.locations:
                 self.print(location)
             self._say_end(line, is_report=False)

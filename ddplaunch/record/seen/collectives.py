@@ -281,9 +281,7 @@ def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: C
     # NOT_BEGUN says only that our handler of stacks is not there, which is so at the end of a process, too
     alive = [sample for sample in samples if not (sample.ended or sample.child or sample.state == NOT_BEGUN)]
     others = [sample for sample in alive if sample.rank not in ended]
-    joined = _Joined(others, cwd)
-    _, what = joined.awaited()
-    return Whereabouts(what=what or next(iter(joined.explain()), ""), locations=tuple(joined.at_the_end()))
+    return Whereabouts(what=describe(others, cwd).what, locations=tuple(_Joined(others, cwd).at_the_end()))
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
