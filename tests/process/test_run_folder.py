@@ -26,9 +26,11 @@ TYPES = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: isinstance(value, int),
     "string or null": lambda value: value is None or isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
     "boolean or null": lambda value: value is None or isinstance(value, bool),
     "integer or null": lambda value: value is None or isinstance(value, int),
     "number": lambda value: isinstance(value, (int, float)),
+    "number or null": lambda value: value is None or isinstance(value, (int, float)),
     "object or null": lambda value: value is None or isinstance(value, dict),
     "list of strings": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 }
