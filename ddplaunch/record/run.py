@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.record.folders import parts_of
-from ddplaunch.system.fields import Duration, Number, Size, Status, line
+from ddplaunch.system.fields import Duration, Number, Seconds, Size, Status, line
 from ddplaunch.system.process.files import content, read_json
 
 LONGEST = 64 << 20  # bytes of a file of lines that are read
@@ -80,6 +80,10 @@ class EventRow(Struct):
     message: str = ""
     why: str = ""
     text: str | None = None
+    error: str | None = None
+    where: str | None = None
+    follows: bool = False
+    raised_at: Seconds | None = None
     wait: Duration | None = None
 
     @property

@@ -26,9 +26,11 @@ TYPES = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: isinstance(value, int),
     "string or null": lambda value: value is None or isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
     "boolean or null": lambda value: value is None or isinstance(value, bool),
     "integer or null": lambda value: value is None or isinstance(value, int),
     "number": lambda value: isinstance(value, (int, float)),
+    "number or null": lambda value: value is None or isinstance(value, (int, float)),
     "object or null": lambda value: value is None or isinstance(value, dict),
     "list of strings": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 }
@@ -248,7 +250,20 @@ def test_the_summary_names_the_first_failure(job, program, behaviour, failure):
     job.run("--nproc-per-node", 2, program("behave"), f"1={behaviour}")
     summary = json.loads((job.folder / "summary.json").read_text())
     place = {"rank": 1, "local_rank": 1, "host": socket.gethostname(), "pid": job.pids()[1]}
+    where = summary["first_failure"].pop("where")
     assert (summary["why"], summary["first_failure"]) == ("failed", {**place, **failure})
+    assert (where or "").startswith(str(program("behave"))) is (failure["error"] is not None)
+
+
+def test_the_events_of_a_failure_have_the_exception_its_line_and_the_first_line_of_the_report(job, program):
+    result = job.run("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=raises", "0=polite").expect(1)
+    failed = [each for each in job.events("worker_exited") if each["rank"] == 1]
+    assert [each["error"] for each in failed] == ["ValueError: boom of rank 1"] * 2
+    assert all(each["where"].startswith(str(program("behave"))) and not each["follows"] for each in failed)
+    assert all(0 < each["raised_at"] < each["mono"] for each in failed)
+    [again] = job.events("generation_failed")
+    assert f"error: {again['text']}\n" in result.err
+    assert again["text"].startswith("rank 1 failed: ValueError: boom of rank 1")
 
 
 def test_the_summary_names_a_worker_that_could_not_be_started(job, program):

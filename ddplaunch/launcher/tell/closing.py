@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
+from ddplaunch.system.console.paint import plain
 from ddplaunch.system.errors import MORE_OPEN_FILES, below
 from ddplaunch.system.words import count, duration, signal_name, size, these_ranks, tilde
 
@@ -30,6 +31,11 @@ _START_HINTS = {
 _VISIBLE = 1 << 20  # bytes written since a stop that are more than last words to a log
 _IF_SLOW = "hint: if it was only slow, let a rank print a line now and then, or give `--hang-timeout` a longer time"
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
+
+
+def headline(text: str) -> str:
+    """Return the first line of a closing line or of a report, in any colours, as the public record has it."""
+    return plain(text).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
 
 
 def render_finished(workers: int, seconds: float, *, restarts: int = 0, nodes: int = 1) -> str:

@@ -187,10 +187,12 @@ class JobReporter:
         if state.why in (Why.FAILED, Why.HUNG):
             number, failure = state.generation.number, state.generation.failure
             rank = failure.rank if failure is not None else None
-            self._reporter.emit("generation_failed", generation=number, rank=rank, wait=wait)
             spec, used = self._spec, len(state.restarts.spent)
             used_before = used - 1  # the restart that follows is counted already
-            self._reporter.stderr.write(self._failure_report(findings, used_before))
+            report = self._failure_report(findings, used_before)
+            text = closing.headline(report)
+            self._reporter.emit("generation_failed", generation=number, rank=rank, wait=wait, text=text)
+            self._reporter.stderr.write(report)
             self.print(
                 closing.starting_again(wait, state.restarts.number, used, spec.max_restarts, spec.restart_window)
             )
@@ -219,14 +221,21 @@ class JobReporter:
     def _print_closing(self, findings: Findings) -> str:
         """Print the closing line of the job, or the report of its failure; return the text for the other nodes."""
         state = findings.state
+        # between generations `found` is of the generation before
+        found = Whereabouts() if state.end.between_generations else findings.found
         line = self._closing_line(state, findings.ending)
         if line is not None:
-            may_have_hung = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
-            if may_have_hung and not state.end.between_generations:  # else `found` is of the generation before
-                for location in findings.found.locations:
-                    self.print(location)
+            stopped_by_user = state.why is Why.SIGNALLED and state.signum == SIGINT
+            if stopped_by_user or state.why is Why.TIMED_OUT:  # the job may have hung
+                self.story.locations = found.locations
+            if state.why in (Why.SIGNALLED, Why.TIMED_OUT):
+                # stacks are shown after Ctrl-C if the job was silent; a job at its time limit may just have been at work
+                line = self._with_hang(line, state, found.what if stopped_by_user else "")
+            for location in self.story.locations:
+                self.print(location)
             self._say_end(line, is_report=False)
             return f"ddplaunch: {line}\n"
+        self.story.locations = found.locations
         report = self._failure_report(findings, len(state.restarts.spent))
         if state.why is Why.FAILED:
             self.story.first_failure = state.generation.start_failure or state.generation.failure
@@ -234,6 +243,16 @@ class JobReporter:
         if state.why is not Why.FRONT_LOST:  # else nobody sees the report here
             report = report[: report.find("\n") + 1]  # the first line is enough for the other nodes
         return plain(report)  # their stderr may have no colours
+
+    def _with_hang(self, line: str, state: State, what: str) -> str:
+        """Add to the closing line why the job stood still, if it did.
+
+        `what` is who waited for whom at the end, "" if that is not known: then the notice counts that was printed before.
+        """
+        was_idle = state.idleness.is_printed
+        what = what or (self.story.idle_why if was_idle else "")
+        parts = filter(None, ("no worker made progress any more" if was_idle else "", what))
+        return "; ".join(filter(None, (line, ": ".join(parts))))
 
     def _say_end(self, text: str, *, is_report: bool) -> None:
         """Tell how the job ended, in a report or in one line; a caller of `launch()` gets either, the user then no report."""

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from ddplaunch import __version__
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.node import State
-from ddplaunch.launcher.tell.closing import render_repeated, render_stopped, render_stopping
+from ddplaunch.launcher.tell.closing import headline, render_repeated, render_stopped, render_stopping
 from ddplaunch.launcher.tell.story import Ended, Story, row_of
 from ddplaunch.plan import Plan
 from ddplaunch.plan.devices import sysfs
@@ -21,7 +21,7 @@ from ddplaunch.record.folders import short
 from ddplaunch.record.run_folder import COLLECTIVES, RunFolder
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.outcome import ClusterQuestions, Traces, Why
-from ddplaunch.system.console.paint import Paint, plain
+from ddplaunch.system.console.paint import Paint
 from ddplaunch.system.errors import below
 from ddplaunch.system.process.clock import Pause
 from ddplaunch.system.redaction import Redactor
@@ -311,7 +311,7 @@ class Reporter:
         story = self.story
         if story.left_after is not None:
             self.emit("left_after_notice", **story.left_after)
-        text = plain(ended.text or story.closing).partition("\n")[0].removeprefix("ddplaunch: ").removeprefix("error: ")
+        text = headline(ended.text or story.closing)
         self.emit("job_ended", status=ended.status, why=ended.why, seconds=round(at - story.began, 3), text=text)
         outcome = story.outcome(ended, at)
         if (caller := self.caller) is not None:

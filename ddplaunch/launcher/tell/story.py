@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from signal import SIGWINCH
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide.first_failure import follows_another
 from ddplaunch.plan import Plan
 from ddplaunch.record.events import progress_data
-from ddplaunch.spec.outcome import Progress, StartFailure, WorkerExit
+from ddplaunch.spec.outcome import Progress, StartFailure, WorkerError, WorkerExit
 from ddplaunch.system.words import compress, signal_name
 
 if TYPE_CHECKING:  # few jobs need it
@@ -56,6 +58,7 @@ class Story(Struct, kw_only=True):
     straggler: tuple[str, Mapping[str, Any]] | None = None  # for whom the others waited: in a sentence, and as data
     queued: float = 0.0  # seconds in the queue of the cluster, as far as known
     closing: str = ""  # what this node has printed of the end
+    locations: Sequence[str] = ()  # where the workers were then, in sentences, as it has printed
 
     def begin_generation(self, at: float, term: int | None, port: int) -> None:
         """Note that all workers are being started, in this term and at this MASTER_PORT."""
@@ -111,6 +114,7 @@ class Story(Struct, kw_only=True):
             "term": self.term,
             "first_failure": _first_failure(first),
             "left_after": self.left_after,
+            "locations": list(self.locations),
             "workers": [
                 {
                     "rank": exit.rank,
@@ -144,7 +148,7 @@ def row_of(happening: node.Event | node.Action) -> Named | None:
     """Return the public event for an event or an action of the decision; None if other parts report it, or nobody does."""
     match happening:
         case node.WorkerRaised(rank, error, _):
-            return "worker_raised", {"rank": rank, "type": error.type, "message": error.message}
+            return "worker_raised", {"rank": rank, "type": error.type, "message": error.message, **_about_error(error)}
         case node.StartFailed(failure, _):
             return "worker_start_failed", {"rank": failure.rank, "reason": failure.reason, "status": failure.status}
         case node.WorkerExited(exit, _):
@@ -155,6 +159,8 @@ def row_of(happening: node.Event | node.Action) -> Named | None:
                 "how": exit.how,
                 "seconds": round(exit.seconds, 3),
                 "stopped_with": exit.stopped_with,
+                "error": _error_text(exit.error),
+                **_about_error(exit.error),
                 "progress": progress_data(exit.progress),
             }
         case node.SignalReceived(signum, _, _) if signum != SIGWINCH:
@@ -176,13 +182,43 @@ def row_of(happening: node.Event | node.Action) -> Named | None:
     return None
 
 
+def _error_text(error: WorkerError | None) -> str | None:
+    """Return an exception as TYPE: MESSAGE; None for none."""
+    return f"{error.type}: {error.message}" if error is not None else None
+
+
+def _about_error(error: WorkerError | None) -> dict[str, Any]:
+    """Return where and when an exception was raised, and whether it only follows from the end of another worker."""
+    if error is None:
+        return {"where": None, "follows": False, "raised_at": None}
+    return {"where": _where(error), "follows": follows_another(error), "raised_at": error.at}
+
+
+def _where(error: WorkerError | None) -> str | None:
+    """Return where an exception was raised: in the program, else in a library; None if that is not known."""
+    if error is None:
+        return None
+    with suppress(Exception):  # its files may be gone, or of another version: the job ends as ever
+        from ddplaunch.record.seen import stack  # most jobs do not fail
+
+        own, inner = stack.relevant_frames(stack.frames_of(error))
+        frame = own or inner
+        return (
+            stack.location(frame, "")
+            if frame is not None
+            else next(iter(stack.syntax_error_lines(error.traceback)), None)
+        )
+    return None
+
+
 def _first_failure(first: WorkerExit | StartFailure | None) -> dict[str, Any] | None:
     """Return the first failure as summary.json holds it; None if no worker failed."""
     if first is None:
         return None
-    names = ("rank", "host", "local_rank", "pid", "status", "signal", "how", "error")
+    names = ("rank", "host", "local_rank", "pid", "status", "signal", "how", "error", "where")
     if isinstance(first, StartFailure):
         how = f"could not be started: {first.reason}"
         return {**dict.fromkeys(names), "rank": first.rank, "status": first.status, "how": how}
-    error = f"{first.error.type}: {first.error.message}" if first.error else None
-    return {**{name: getattr(first, name) for name in names}, "error": error}
+    *of_exit, _, _ = names
+    of_error = {"error": _error_text(first.error), "where": _where(first.error)}
+    return {**{name: getattr(first, name) for name in of_exit}, **of_error}

@@ -6,12 +6,14 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import starmap
 
 from msgspec import Struct
 
 from ddplaunch.launcher.workers import warm
 from ddplaunch.record import run_socket
-from ddplaunch.system.console.tables import NAME, Look, line, section, table, written
+from ddplaunch.system.console.tables import NAME, NOTE, Block, Look, fits, line, section, sentence, table, written
 from ddplaunch.system.words import count, duration
 
 _COLUMNS = ("pid", "interpreter", "has imported", "runs", "is kept")
@@ -57,9 +59,26 @@ def show(env: Mapping[str, str], *, stop: bool) -> str:
                 rows.append(_row(state))
         except OSError:
             sentences.append(_on_silent(name, stop=stop))
-    tables = [table(rows, header=_COLUMNS, styles=(NAME,), right=("pid",), wraps=True)] if rows else []
-    blocks = [*tables, *([section(*map(line, sentences))] if sentences else [])]
-    return written(blocks, Look.of_stdout(env)) if blocks else "no interpreter is kept warm"
+    look = Look.of_stdout(env)
+    blocks = [*(_blocks(rows, look) if rows else []), *([section(*map(line, sentences))] if sentences else [])]
+    return written(blocks, look) if blocks else "no interpreter is kept warm"
+
+
+def _blocks(rows: Sequence[Sequence[str]], look: Look) -> list[Block]:
+    """Return the rows as a table; where the screen is too narrow for that, each row apart, its values below each other."""
+    whole = table(rows, header=_COLUMNS, styles=(NAME,), right=("pid",))
+    if fits(whole, look):
+        return [whole]
+    width = max(map(len, _COLUMNS))
+    return [section(*starmap(partial(_value, width), zip(_COLUMNS, row, strict=True))) for row in rows]
+
+
+def _value(width: int, name: str, value: str) -> Block:
+    """Return a value behind its name; only a list or a sentence may be broken, between words."""
+    label = f"{name:{width}}  "
+    if name in ("has imported", "is kept"):
+        return sentence((label, NOTE), value)
+    return line((label, NOTE), (value, NAME if name == "pid" else ""))
 
 
 def _row(state: WarmState) -> Sequence[str]:

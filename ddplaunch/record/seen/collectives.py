@@ -272,7 +272,7 @@ def _with_tensors(what: str, call: Call) -> str:
 
 
 def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: Collection[int] = ()) -> Whereabouts:
-    """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where.
+    """Return what `describe` gives of a job that hangs; of others who waited for whom, and who was where.
 
     Of the ranks that `ended` by themselves the failure report says how: where they were while they ended explains nothing.
     """
@@ -281,7 +281,7 @@ def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: C
     # NOT_BEGUN says only that our handler of stacks is not there, which is so at the end of a process, too
     alive = [sample for sample in samples if not (sample.ended or sample.child or sample.state == NOT_BEGUN)]
     others = [sample for sample in alive if sample.rank not in ended]
-    return Whereabouts(locations=tuple(_Joined(others, cwd).at_the_end()))
+    return Whereabouts(what=describe(others, cwd).what, locations=tuple(_Joined(others, cwd).at_the_end()))
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:

@@ -18,7 +18,7 @@ LEAST_STEPS = 20  # that are compared before anything is said
 _MOST_STEPS = 800
 _WINDOW = 600.0  # seconds; older steps count only as long as there are fewer than LEAST_STEPS
 _LEAST_SHARE = 0.05  # of a step, that all wait
-_LEAST_LAST_IN = 0.7  # of the steps: of two equal ranks each is the last in half of them
+LEAST_LAST_IN = 0.7  # of the steps: of two equal ranks each is the last in half of them
 _STANDS_AFTER = 10  # periods without a collective after which a job makes no steps any more
 
 
@@ -182,7 +182,7 @@ def _straggler_of(known: _Known) -> Straggler | None:
     # a step in which another rank was the last counts as none: how late this rank was then is not known
     seconds = middle(each.seconds if each.rank == rank else 0.0 for each in late)
     last_in = times_last / len(late)
-    if last_in < _LEAST_LAST_IN or seconds < _LEAST_SHARE * period:
+    if last_in < LEAST_LAST_IN or seconds < _LEAST_SHARE * period:
         return None
     return Straggler(rank=rank, last_in=last_in, steps=len(late), seconds=seconds, share=min(1.0, seconds / period))
 

@@ -31,7 +31,16 @@ _WITHIN = 60.0  # seconds that an event may wait until it is written
 _TAIL = 1 << 20  # bytes of samples in which the last one is looked for
 _NOTED = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice", "front_lost")
 
-_TEXTS = ("program", "how", "reason", "message", "why", "text")  # of an event, which others have written
+_TEXTS = (
+    "program",
+    "how",
+    "reason",
+    "message",
+    "why",
+    "text",
+    "error",
+    "where",
+)  # of an event, which others have written
 
 
 class Life(Struct, frozen=True, kw_only=True):
@@ -45,6 +54,7 @@ class Life(Struct, frozen=True, kw_only=True):
     ended: float | None = None  # None: it runs, or its end is not known
     status: int | None = None
     how: str = ""
+    error: str = ""  # the exception that it recorded, with where it raised that; "": none is known
     stopped_with: int | None = None  # the signal by which ddplaunch ended it
     reached: Reached | None = None
 
@@ -80,6 +90,7 @@ class Generation(Struct, frozen=True):
     number: int
     began: float
     failed_rank: int | None = None  # the first to fail; None: not known, or nobody failed
+    why: str = ""  # it failed, as in a sentence; "": not known, or it did not
     wait: float | None = None  # seconds of pause before the next; None: none followed
 
 
@@ -130,6 +141,7 @@ class NodeHistory:
         self.end = 0.0  # when the last event happened, in seconds since 1970; 0: there is none
         self._index = index
         self._generation = 0  # the latest one that the events so far have begun
+        self._raised: set[tuple[int | None, int]] = set()  # ranks, with generations, that an event says to have raised
         self._suspended_at: float | None = None  # since when the job has been suspended; None: it is not
         for row in rows:
             self._on_event(row)
@@ -150,7 +162,9 @@ class NodeHistory:
                 self.generations[row.generation] = Generation(row.generation, at)
             case "generation_failed" if row.generation in self.generations:
                 known = self.generations[row.generation]
-                self.generations[row.generation] = replace(known, failed_rank=row.rank, wait=row.wait)
+                self.generations[row.generation] = replace(
+                    known, failed_rank=row.rank, why=row.text or "", wait=row.wait
+                )
             case "worker_started" | "worker_start_failed" | "worker_exited" if row.rank is not None:
                 self._on_worker(row, row.rank, at)
             case "job_suspended":
@@ -160,9 +174,23 @@ class NodeHistory:
                 self._suspended_at = None
             case "paused" if row.seconds is not None:  # written when the machine runs again
                 self.gaps.append(Gap(at - row.seconds, at, self._index))
-        if text := _in_words(row):
+        is_told = row.event == "worker_exited" and (row.rank, self._generation) in self._raised
+        if row.event == "worker_raised":
+            self._raised.add((row.rank, self._generation))
+        if not is_told and (text := _in_words(row)):
             ranks = row.ranks if row.rank is None else str(row.rank)
-            self.marks.append(Mark(at=at, node=self._index, name=row.event, text=text, ranks=ranks))
+            self.marks.append(
+                Mark(at=self._failed_at(row, at), node=self._index, name=row.event, text=text, ranks=ranks)
+            )
+
+    def _failed_at(self, row: EventRow, at: float) -> float:
+        """Return when a worker raised the exception of which an event tells that was written `at`; else `at`.
+
+        The end of a worker is seen late, and others that only lost contact with it may have been seen to fail before.
+        """
+        life = self.lives.get((row.rank, self._generation)) if row.rank is not None else None
+        raised_at = row.raised_at + self.offset if row.raised_at is not None else at
+        return raised_at if life is not None and life.began <= raised_at <= at else at
 
     def _on_worker(self, row: EventRow, rank: int, at: float) -> None:
         """Begin the life of a worker, or end it; a worker whose start is not in the events began `seconds` before its end."""
@@ -172,7 +200,8 @@ class NodeHistory:
             self.lives[key] = Life(rank=rank, generation=self._generation, node=self._index, pid=row.pid, began=began)
         if row.event != "worker_started":
             life, how = self.lives[key], row.how or f"could not be started: {row.reason}"
-            end = {"ended": at, "status": row.status, "how": how, "stopped_with": row.stopped_with}
+            error = _with_where(row.error or "", row)
+            end = {"ended": at, "status": row.status, "how": how, "error": error, "stopped_with": row.stopped_with}
             self.lives[key] = replace(life, **end, reached=row.progress)
 
 
@@ -190,7 +219,11 @@ def _in_words(row: EventRow) -> str:
         case "stop_sent" | "kill_sent":
             return f"{row.name or 'SIGKILL'} to rank{'' if row.ranks.isdigit() else 's'} {row.ranks}"
         case "worker_raised":
-            return f"rank {row.rank} raised {row.type}: {row.message}"
+            return _failed_in_words(row, "raised", f"{row.type}: {row.message}")
+        case "worker_exited" if row.status and row.stopped_with is None:
+            return _failed_in_words(row, "failed:", row.error or row.how)
+        case "worker_start_failed":
+            return f"rank {row.rank} could not be started: {row.reason}"
         case "job_suspended":
             return "the job was suspended"
         case "job_resumed":
@@ -200,11 +233,23 @@ def _in_words(row: EventRow) -> str:
         case "generation_failed":
             what = "ended" if row.rank is None else "failed"
             later = f" in {duration(row.wait)}" if row.wait else ""
-            return f"generation {row.generation} {what}: all workers start again{later}"
+            why = f"{row.text}; " if row.text else ""
+            return f"generation {row.generation} {what}: {why}all workers start again{later}"
         case name if name in _NOTED:
             words = (row.host, row.text or row.reason or row.why or row.name or (row.signal and str(row.signal)) or "")
             return f"{name.replace('_', ' ')}: {' '.join(filter(None, words))}".removeprefix("notice: ").rstrip(": ")
     return ""
+
+
+def _failed_in_words(row: EventRow, verb: str, what: str) -> str:
+    """Say that a worker failed, or only lost contact with another one."""
+    if row.follows:
+        verb = "lost contact with another worker:"
+    return f"rank {row.rank} {verb} {_with_where(what, row)}"
+
+
+def _with_where(what: str, row: EventRow) -> str:
+    return f"{what}, at {row.where}" if what and row.where else what
 
 
 def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> History | None:
@@ -270,7 +315,7 @@ def _generations(nodes: Sequence[NodeHistory]) -> tuple[Generation, ...]:
             known = joined.get(number, one)
             # only a node that was told of the failure has the event with the rank and the pause
             tells = known if known.wait is not None else one
-            joined[number] = Generation(number, min(known.began, one.began), tells.failed_rank, tells.wait)
+            joined[number] = replace(tells, began=min(known.began, one.began))
     return tuple(joined[number] for number in sorted(joined))
 
 

@@ -46,6 +46,7 @@ _SHOWN_PACKAGES = (
     "deepspeed",
 )
 _LONGEST_CELL, _LONGEST_MARK = 1000, 300  # characters of a cell
+_MOST_LOCATIONS = 100
 _MOST_STACKS = 32  # nodes whose stacks are shown
 
 
@@ -76,6 +77,7 @@ def page(run: History, now: float, redactor: Redactor | None = None, *, shows_di
         tag(
             "main",
             _verdict(run),
+            _locations(run),
             tag("p", f"{count(redactor.hidden, 'value')} hidden.") if redactor.hidden else "",
             [tag("p", tag("strong", "Not all could be read. "), one) for one in run.problems],
             [tag("section", tag("h2", title, id=f"{id}-title"), content, id=id, aria_labelledby=f"{id}-title")
@@ -122,6 +124,14 @@ def _verdict(run: History) -> Html:
     has, size = "has" if run.goes_on else "had", _size(run)
     where = f" It {has} {size}, and began at {_date(run.began)}."
     return tag("p", text, where, class_=f"verdict {kind}")
+
+
+def _locations(run: History) -> Html | str:
+    """Say where the workers were when the job failed or seemed to hang, as the command said; "" if it did not say it."""
+    known = (node.summary.get("locations") for node in run.nodes)
+    lines = next((found for found in known if isinstance(found, list) and found), [])
+    items = [tag("li", str(one)[:_LONGEST_CELL]) for one in lines[:_MOST_LOCATIONS]]
+    return tag("ul", items) if items else ""
 
 
 def _size(run: History) -> str:
@@ -171,15 +181,12 @@ def _restarts(run: History) -> Html | None:
     """Show for each generation that another followed how it ended, and when the next began; of many, the first and the last."""
     if len(run.generations) < 2:
         return None
-    how = {(life.generation, life.rank): life.how for life in run.lives}
+    how = {(life.generation, life.rank): life.error or life.how for life in run.lives}
     rows = []
     for one, following in pairwise(run.generations):
         failed = one.number, one.failed_rank
-        why = (
-            f"rank {one.failed_rank}: {how[failed]}"
-            if failed in how
-            else "a node left or joined, or the rank is not known"
-        )
+        unknown = "a node left or joined, or the rank is not known"
+        why = f"rank {one.failed_rank}: {how[failed]}" if failed in how else one.why or unknown
         rows.append(
             (str(one.number), duration(following.began - one.began), why[:_LONGEST_CELL], duration(one.wait or 0.0))
         )
@@ -249,7 +256,9 @@ def _failure(run: History, redactor: Redactor) -> Html | None:
     texts = (log_reader.exception(node.folder, generation, rank, local_rank) for node in run.nodes)
     traceback = redactor.text(clean(next(filter(None, texts), "")))
     host = f" on {failure['host']}" if isinstance(failure.get("host"), str) else ""
-    what = f"Rank {rank}{host}: {failure.get('error') or failure.get('how') or ''}"[:_LONGEST_CELL]
+    where = f", at {failure['where']}" if isinstance(failure.get("where"), str) else ""
+    error = str(failure.get("error") or failure.get("how") or "")[:_LONGEST_CELL]
+    what = f"Rank {rank}{host}: {error}{where[:_LONGEST_CELL]}"
     of_rank = [log for log in log_reader.logs_of(run.folder) if log.rank == rank]
     own_log = redactor.text(clean(dict(log_reader.ends_of(of_rank, _FAILED_LOG_ROOM)).get(rank, "")))
     # bytes for the stacks of a node
@@ -298,6 +307,8 @@ def _events(run: History) -> Html | None:
         return None
     nodes = [node.host or str(index) for index, node in enumerate(run.nodes)]
     rows = [(f"{mark.at - run.began:+.3f} s", mark.text[:_LONGEST_MARK], nodes[mark.node]) for mark in run.marks]
+    if run.outcome:
+        rows.append((f"{run.ended - run.began:+.3f} s", run.outcome[:_LONGEST_MARK], ""))
     if len(rows) > _MOST_MARKS:
         half = _MOST_MARKS // 2
         rows[half:-half] = [("...", f"{len(rows) - _MOST_MARKS} more are in events.jsonl", "")]

@@ -8,11 +8,13 @@ collectives; on the CPU the loading of data and the operations of torch hide the
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from ddplaunch.record.seen.stragglers import LEAST_LAST_IN, middle
 from ddplaunch.record.spans import Span, Spans, beyond, common, length, union
 from ddplaunch.tools.profile.recorded import Collective, Recorded
 
@@ -43,8 +45,9 @@ class Last(Struct, frozen=True, kw_only=True):
     rank: int
     share: float  # of the time of the others that they wait for it, on average
     per_step: int  # nanoseconds of that, of each other rank; 0: steps are not known
-    times: int  # how often it was the last,
-    collectives: int  # of so many of its groups
+    times: int  # in how many steps it was the last; where steps are not known, in how many collectives
+    compared: int  # of so many of its groups
+    by_step: bool  # whether these are steps
     meanwhile: Mapping[str, float]  # what it did while others waited, as shares
     lines: Sequence[tuple[str, float]]  # of its program, where its main thread was then, as shares
 
@@ -88,15 +91,20 @@ class _Window(NamedTuple):
     """The part of a rank's profile that is divided."""
 
     span: Span
-    steps: int  # whole ones in it; 0: not known, and it is the whole profile
+    ends: Sequence[int] = ()  # of steps, the first one where it begins; empty: not known, and it is the whole profile
+
+    @property
+    def steps(self) -> int:
+        """The whole steps in it; 0: not known."""
+        return max(0, len(self.ends) - 1)
 
 
 def _window(one: Recorded, begin: int, end: int) -> _Window:
     """Return the time from the first to the last end of a step between two moments; the whole profile if there are not two."""
     step_ends = [at for at in one.steps if begin <= at <= end]
     if len(step_ends) < 2:
-        return _Window((one.began, one.ended), 0)
-    return _Window((step_ends[0], step_ends[-1]), len(step_ends) - 1)
+        return _Window((one.began, one.ended))
+    return _Window((step_ends[0], step_ends[-1]), step_ends)
 
 
 def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Division], Last | None]:
@@ -153,7 +161,10 @@ def _find_last(
     windows: Mapping[int, _Window],
     step: float,
 ) -> Last | None:
-    """Return the rank for which the others wait most; None if nobody waits for long. `step`: nanoseconds of a step, or 0."""
+    """Return the rank for which the others wait most; None if nobody waits for long, or if that is chance.
+
+    It is chance if ranks take turns: of two equal ranks each is the last in half of the steps. `step`: nanoseconds of one, or 0.
+    """
     by_rank = {one.rank: one for one in found}
     waited_for: dict[int, float] = {}  # by rank: the shares of the others' windows that they waited for it, added up
     for rank, spans_by_last in waits.items():
@@ -166,7 +177,8 @@ def _find_last(
     worst = max(waited_for, key=lambda rank: waited_for[rank])
     others = max(1, len(found) - 1)
     share = waited_for[worst] / others
-    if share < _WORTH_SAYING:
+    last_in = _last_in(joined, worst, windows[worst].ends)
+    if share < _WORTH_SAYING or sum(last_in) < LEAST_LAST_IN * len(last_in):
         return None
     # from when the first rank came to a collective until this one did
     missing = union((_first_arrival(each.calls), each.calls[worst].arrived) for each in joined if each.last == worst)
@@ -175,11 +187,33 @@ def _find_last(
         rank=worst,
         share=share,
         per_step=round(share * step),
-        times=sum(each.last == worst for each in joined),
-        collectives=sum(each.last is not None and worst in each.calls for each in joined),
+        times=sum(last_in),
+        compared=len(last_in),
+        by_step=windows[worst].steps > 0,
         meanwhile=_meanwhile(by_rank[worst], missing),
         lines=_lines(by_rank[worst], missing),
     )
+
+
+def _last_in(joined: Sequence[Joined], rank: int, ends: Sequence[int]) -> list[bool]:
+    """Return for each step whether this rank was the last; for each collective, if no ends of steps are known.
+
+    Of the collectives of a step the one counts to which its last rank came latest: in the others the ranks may take turns.
+    """
+    latest: dict[
+        int, tuple[int, bool]
+    ] = {}  # by step: nanoseconds after the median of the others, and whether it was this rank
+    for number, each in enumerate(joined):
+        if each.last is None or rank not in each.calls:
+            continue
+        at = each.calls[each.last].arrived
+        step = bisect_right(ends, at) if ends else number
+        if ends and not 0 < step < len(ends):  # in no whole step
+            continue
+        median = middle(call.arrived for other, call in each.calls.items() if other != each.last)
+        late = round(at - median), each.last == rank
+        latest[step] = max(late, latest.get(step, late))
+    return [is_this for _, is_this in latest.values()]
 
 
 def _meanwhile(one: Recorded, missed: Spans) -> dict[str, float]:

@@ -246,9 +246,25 @@ def _keep_memory(profiled: Sequence[_Profiled], path: str) -> list[str]:
 # --- the screen
 
 
-def _table(divisions: Sequence[Division], hosts: Mapping[int, str], look: Look, *, has_times: bool = True) -> Block:
-    """Return how the steps divide: as times per step and shares, or as shares alone if there is no room for both."""
-    header = ("rank", "host", "steps", "step", "compute", "communication", "waiting", "data", "other")
+def _table(divisions: Sequence[Division], hosts: Mapping[int, str], look: Look) -> Block:
+    """Return how the steps divide: as times per step and shares, or as shares alone if there is no room for both.
+
+    If there is no room for the names of the hosts either, these stand below the table.
+    """
+    for has_times in (True, False):
+        made = _columns(divisions, hosts, has_times=has_times)
+        if fits(made, look):
+            return made
+    ranks = _by_text((one.rank, hosts.get(one.rank, "")) for one in divisions)
+    named = _sentences(((f"{these_ranks(of_host)}: {host}", NOTE) for host, of_host in ranks.items() if host), look)
+    return section(_columns(divisions, None, has_times=False), "", named)
+
+
+def _columns(divisions: Sequence[Division], hosts: Mapping[int, str] | None, *, has_times: bool) -> Block:
+    """Return the table of how the steps divide; without `hosts`, it has no column for them."""
+    header = ["rank", "steps", "step", "compute", "communication", "waiting", "data", "other"]
+    if hosts is not None:
+        header.insert(1, "host")
     rows = []
     for one in divisions:
         parts = (one.computes, one.communicates, one.waits, one.loads, one.other)
@@ -256,10 +272,9 @@ def _table(divisions: Sequence[Division], hosts: Mapping[int, str], look: Look, 
         times = [f"{_short(part / max(1, one.steps))} " if has_times else "" for part in parts]
         cells = map("".join, zip(times, shares, strict=True))
         step = _short(one.whole / one.steps) if one.steps else "?"
-        rows.append((str(one.rank), hosts.get(one.rank, ""), str(one.steps or "?"), step, *cells))
-    made = table(rows, header=header, styles=(NAME,), right=set(header) - {"host"})
-    is_too_wide = not fits(made, look)
-    return _table(divisions, hosts, look, has_times=False) if has_times and is_too_wide else made
+        host = [hosts.get(one.rank, "")] if hosts is not None else []
+        rows.append((str(one.rank), *host, str(one.steps or "?"), step, *cells))
+    return table(rows, header=header, styles=(NAME,), right=set(header) - {"host"})
 
 
 def _short(nanoseconds: float) -> str:
@@ -275,9 +290,10 @@ def _sentences(told: Iterable[tuple[str, str]], look: Look) -> Block:
 
 def _about_last(last: Last) -> Iterator[tuple[str, str]]:
     """Say which rank the others wait for, and what it did meanwhile, each sentence with its style ("": plain)."""
+    unit = "step" if last.by_step else "collective"
     per_step = f", {_short(last.per_step)} of each step" if last.per_step else ""
     head = f"the others wait for rank {last.rank} for {last.share:.0%} of the time{per_step}: "
-    yield f"{head}it is the last in {last.times} of {count(last.collectives, 'collective')}", ODD
+    yield f"{head}it is the last in {last.times} of {count(last.compared, unit)}", ODD
     does = ", ".join(f"{name} {share:.0%}" for name, share in last.meanwhile.items() if share >= _WORTH_SAYING)
     yield f"  meanwhile it {does}", ""
     cwd = working_directory() or ""

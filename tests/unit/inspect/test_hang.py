@@ -99,6 +99,12 @@ def test_of_ranks_that_failed_too_it_is_not_said_where_they_were():
     assert found.locations == ("rank 0 was in train.py:88 in step",)
 
 
+def test_after_a_stop_the_rank_for_which_others_wait_is_named():
+    samples = [*IN_IT, at(2, replace(OWN, line=71), calls=(call(1, done=True),))]
+    found = describe_end(samples, "/home/me", of_hang=False)
+    assert found.what == describe(samples, "/home/me").what != ""
+
+
 def test_of_a_rank_that_has_no_frame_any_more_nothing_is_said():
     assert at_the_end(at(1)) == ()
     assert at_the_end(replace(at(1), state=NOT_BEGUN)) == ()

@@ -75,6 +75,34 @@ def test_a_run_that_goes_on_has_no_problem_with_a_line_that_is_half_written(tmp_
     assert (run.goes_on, run.problems, run.lives[0].ended) == (True, (), None)
 
 
+CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+
+
+def test_the_rank_that_failed_first_stands_before_those_that_only_lost_contact_with_it(tmp_path: Path) -> None:
+    error = {"error": "KeyError: 'labels'", "where": "train.py:12", "follows": False}
+    events = [
+        *(worker(0, rank) for rank in range(3)),
+        # the end of rank 2 is seen after rank 1 was seen to raise
+        event(5, "worker_raised", rank=1, type="RuntimeError", message=CLOSED, follows=True, raised_at=54.9),
+        exited(5.1, 2, 1, "exit status 1", **error, raised_at=54.5),
+        exited(5.2, 1, 1, "exit status 1", error=f"RuntimeError: {CLOSED}", follows=True, raised_at=54.9),
+        exited(5.3, 0, 143, "killed by SIGTERM", stopped_with=15),
+    ]
+    run = read(recorded(tmp_path / "run", started(), generation(0, 0), *events, ended(6, 1)))
+    assert run is not None
+    assert [mark.text for mark in run.marks] == [
+        "rank 2 failed: KeyError: 'labels', at train.py:12",
+        f"rank 1 lost contact with another worker: RuntimeError: {CLOSED}",
+    ]
+
+
+def test_a_moment_at_which_no_worker_can_have_raised_is_not_believed(tmp_path: Path) -> None:
+    events = [worker(0, 0), exited(5, 0, 1, "exit status 1", error="E: x", raised_at=0.0)]
+    run = read(recorded(tmp_path / "run", started(), generation(0, 0), *events))
+    assert run is not None
+    assert [mark.at for mark in run.marks] == [BEGAN + 5]
+
+
 def test_the_nodes_of_a_shared_home_are_one_run(tmp_path: Path) -> None:
     for node, host in enumerate(("alpha", "beta")):
         failed = [event(5, "generation_failed", generation=0, rank=1, wait=1.0)] if node == 0 else []

@@ -166,6 +166,32 @@ def test_the_page_says_what_happened(tmp_path: Path) -> None:
     assert text.count('class="restart"') == 2
 
 
+def test_restarts_have_the_exception_and_its_line_or_why_the_job_hung(tmp_path: Path) -> None:
+    hung = "the job hangs: rank 1 has not reached all_reduce #4"
+    events = [
+        started(), generation(0, 0), worker(0, 0),
+        exited(5, 0, 1, "exit status 1", error="KeyError: 'labels'", where="train.py:12"),
+        event(6, "generation_failed", generation=0, rank=0, wait=0.0, text="rank 0 failed: KeyError: 'labels'"),
+        generation(7, 1), event(8, "generation_failed", generation=1, rank=None, wait=0.0, text=hung), generation(9, 2),
+    ]  # fmt: skip
+    text = Elements(page_of(recorded(tmp_path / "run", *events))).data
+    assert "rank 0: KeyError: 'labels', at train.py:12" in text
+    assert text.count(hung) == 2  # among the restarts, and in what happened
+    assert "not known" not in text.partition("Where the time went")[0].partition("What happened")[0]
+
+
+def test_the_page_says_where_the_workers_were_and_how_the_job_ended(tmp_path: Path) -> None:
+    where = ["rank 0 waits in all_reduce #4 of group 0", "  rank 1 has not reached it: it is in train.py:8"]
+    summary = {"status": 130, "locations": where}
+    outcome = "stopped by SIGINT (Ctrl-C) after 1 h; rank 1 has not reached all_reduce #4"
+    signal = event(5, "signal_received", signal=2, name="SIGINT")
+    events = [started(), generation(0, 0), worker(0, 0), signal, ended(6, 130, outcome)]
+    run = recorded(tmp_path / "run", *events, summary=summary)
+    text = Elements(page_of(run)).data
+    assert all(line in text for line in where)
+    assert text.count(outcome) == 2  # in the first line, and in what happened
+
+
 def test_secrets_are_not_on_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     content = plan(HF_TOKEN="hush-1", AWS_SECRET_ACCESS_KEY="hush-2", OMP_NUM_THREADS="7")

@@ -1,6 +1,7 @@
 """How the steps of ranks divide, whom they wait for, and what is left out where that is not known."""
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.record.spans import beyond, common, length, union
 from ddplaunch.system.console.tables import Look, written
@@ -71,7 +72,7 @@ def test_a_rank_waits_until_the_last_one_comes_and_communicates_then():
         (30, 0, 20, 10, 40),
     ]
     assert last is not None
-    assert (last.rank, last.share, last.per_step, last.times, last.collectives) == (1, 0.6, 60, 1, 1)
+    assert (last.rank, last.share, last.per_step, last.times, last.compared, last.by_step) == (1, 0.6, 60, 1, 1, True)
     assert last.meanwhile["computes"] == pytest.approx(20 / 60)
     assert last.meanwhile["loads data"] == pytest.approx(10 / 60)
     assert last.lines[0][0] == "a.py:2"
@@ -89,6 +90,42 @@ def test_nobody_waits_in_what_is_not_the_same_collective_or_on_another_clock(sec
     found = [rank(0, call(10, 90)), rank(1, second)]
     divisions, last = divide(found, join_collectives(found, aligned=aligned))
     assert (divisions[0].waits, divisions[0].communicates, last) == (0, 80, None)
+
+
+def taking_turns(last_ranks: list[int], more: list[tuple[int, int]] = []) -> list[Recorded]:  # noqa: B006 - it is read only
+    """Two ranks with a step of 100 ns for each of `last_ranks`, which comes 40 ns later than the other to its first collective.
+
+    `more` says who came how much later to the further collectives of each step.
+    """
+    arrivals: dict[int, list[int]] = {0: [], 1: []}
+    for step, last in enumerate(last_ranks):
+        for at, (who, late) in enumerate([(last, 40), *more]):
+            for number, times in arrivals.items():
+                times.append(100 * step + 10 + 50 * bool(at) + 2 * at + (late if number == who else 0))
+    return [
+        rank(
+            number,
+            *(call(at, at + 41, index) for index, at in enumerate(times)),
+            steps=[100 * step for step in range(len(last_ranks) + 1)],
+            ended=100 * len(last_ranks),
+            computes=[],
+        )
+        for number, times in arrivals.items()
+    ]
+
+
+def test_no_rank_is_blamed_where_ranks_take_turns_in_being_the_last():
+    found = taking_turns([0, 1, 0, 1, 0, 1, 0, 1, 1])
+    assert divide(found, join_collectives(found, aligned={0, 1}))[1] is None
+    no_steps = [replace(one, steps=[]) for one in found]
+    assert divide(no_steps, join_collectives(no_steps, aligned={0, 1}))[1] is None
+
+
+def test_the_collective_of_a_step_counts_for_which_the_ranks_waited_longest():
+    found = taking_turns([1] * 5, more=[(0, 1)] * 3)
+    last = divide(found, join_collectives(found, aligned={0, 1}))[1]
+    assert last is not None
+    assert (last.rank, last.times, last.compared) == (1, 5, 5)
 
 
 def test_who_is_the_last_is_not_known_where_a_rank_of_the_group_was_left_out():
@@ -110,7 +147,16 @@ def test_a_screen_of_80_columns_has_room_for_each_row_and_breaks_sentences_betwe
     ms = 1_000_000
     parts = {"computes": 300 * ms, "communicates": 200 * ms, "waits": 2000 * ms, "loads": 0}
     divisions = [Division(rank=rank, whole=3000 * ms, steps=1, **parts) for rank in range(2)]
-    last = Last(rank=1, share=0.5, per_step=36 * ms, times=50, collectives=56, meanwhile={"loads data": 0.7}, lines=[])
+    last = Last(
+        rank=1,
+        share=0.5,
+        per_step=36 * ms,
+        times=25,
+        compared=28,
+        by_step=True,
+        meanwhile={"loads data": 0.7},
+        lines=[],
+    )
     look = Look(width=width)
     rows, said = (
         written([block], look) for block in (_table(divisions, {0: "gpu01"}, look), _sentences(_about_last(last), look))
@@ -119,5 +165,16 @@ def test_a_screen_of_80_columns_has_room_for_each_row_and_breaks_sentences_betwe
     assert " 67%" in rows
     assert all(len(text) <= (width or 1000) for text in (rows + "\n" + said).split("\n"))
     assert said.replace("\n", " ").startswith(
-        "the others wait for rank 1 for 50% of the time, 36 ms of each step: it is the last in 50 of 56 collectives"
+        "the others wait for rank 1 for 50% of the time, 36 ms of each step: it is the last in 25 of 28 steps"
     )
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_hosts_with_long_names_stand_below_the_table_where_a_row_would_be_broken(width):
+    host = "gpu-node-0123.cluster.example.org"
+    parts = {"computes": 300, "communicates": 200, "waits": 2000, "loads": 0}
+    divisions = [Division(rank=rank, whole=3000, steps=140, **parts) for rank in (0, 1, 127)]
+    rows = written([_table(divisions, dict.fromkeys((0, 1, 127), host), look := Look(width=width))], look).split("\n")
+    assert all(len(row) <= width for row in rows)
+    assert all(row.count("%") == 5 for row in rows[1:4])
+    assert (rows[-1] == f"ranks 0-1,127: {host}") is (width == 80)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from signal import SIGINT
+from signal import SIGINT, SIGTERM
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import (
     SELF_ID,
@@ -17,8 +18,10 @@ from ddplaunch.launcher.decide.job import (
     Unreached,
     step,
 )
+from ddplaunch.launcher.tell.closing import headline
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.launcher.tell.reporter import Reporter, Stderr
+from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.process.clock import Pause
 from tests.unit.builders import spec
@@ -59,6 +62,36 @@ def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
         assert said[1:] == [f"ddplaunch: stopped by SIGINT (Ctrl-C) after 4 s; {took}\n"]
     else:
         assert said[1].startswith("error: node 2 (c) was lost")
+
+
+WHAT = "rank 1 has not reached all_reduce #4 of group 0, in which rank 0 waits"
+
+
+@pytest.mark.parametrize(
+    ("found", "notice", "added"),
+    [
+        (Whereabouts(what=WHAT, locations=("rank 0 waits",)), None, f"; {WHAT}"),
+        (Whereabouts(), WHAT, f"; no worker made progress any more: {WHAT}"),
+        (Whereabouts(), "", "; no worker made progress any more"),
+        (Whereabouts(), None, ""),
+    ],
+    ids=["its stacks show it", "a notice has said it", "nobody knows why", "it did not hang"],
+)
+@pytest.mark.parametrize("signum", [SIGINT, SIGTERM])
+def test_the_line_of_a_job_that_a_signal_ended_says_who_hung(found, notice, added, signum):
+    said = []
+    stderr = Stderr(put=said.append, put_last=said.append)
+    told = JobReporter(Reporter(spec(), stderr, lambda: 104.0))
+    state, _ = history(THREE, [*met(), NodeStopping(1, Why.SIGNALLED, signum, 4.0)])
+    if notice is not None:
+        told.report_idle(60.0, notice)
+        state = replace(state, idleness=replace(state.idleness, printed_at=3.0, progress_at=1.0))
+    told.report_end(Findings(state=state, found=found))
+    shows_stacks = signum == SIGINT and bool(found.what)
+    added = "" if found.what and not shows_stacks else added
+    assert headline(said[-1]).endswith(f"started{added}")
+    assert WHAT not in headline(said[-1]).removesuffix(added)
+    assert tuple(told.story.locations) == (found.locations if shows_stacks else ())
 
 
 @pytest.mark.parametrize(
