@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from contextlib import suppress
 from signal import SIGKILL, SIGSTOP
 
@@ -12,7 +13,7 @@ import pytest
 from tests.conftest import PROGRAMS, until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
-from tests.slurm.places import PLACE
+from tests.slurm.places import PLACE, places
 from tests.slurm.started import (
     BEHAVE,
     EACH,
@@ -191,3 +192,37 @@ def test_the_last_line_of_a_batch_job_with_a_restart_counts_its_time_in_the_queu
     running = job.sbatch(command, "--nodes=2", "--begin=now+4")
     assert running.wait() == "COMPLETED", running.output()
     assert re.search(r"after 1 restart, effective \d+%: queue \d[\d.]* s, start ", running.output()), running.output()
+
+
+NOT_EVERYWHERE = "/srv/venv"  # the environment of the command, as a host of its own has it
+
+
+def with_own_environment(job: SlurmJob, *hosts: str) -> str:
+    """Return the command in an environment that these hosts have, and no others."""
+    for host in ("node1", "node2", "node3", CTL):
+        path = job.cluster.bed.path(host, NOT_EVERYWHERE)
+        path.unlink(missing_ok=True)
+        if host in hosts:
+            path.symlink_to(sys.prefix)
+    return f"{NOT_EVERYWHERE}/bin/python -P -m ddplaunch"
+
+
+@pytest.mark.parametrize(("lacks_it", "rank"), [("node1", 0), ("node2", 1)])
+def test_a_node_that_lacks_the_python_of_the_command_ends_the_job_at_once(
+    job: SlurmJob, lacks_it: str, rank: int
+) -> None:
+    command = with_own_environment(job, *{"node1", "node2", CTL} - {lacks_it})
+    result = job.salloc(f"{command} --nproc-per-node 1 {PLACE}; echo $?", "--nodelist=node1,node2")
+    words = f"error: node {rank} ({lacks_it}) does not take part: its task ended before ddplaunch had joined there: Exited with"
+    assert (result.out, result.err.count(words)) == ("121\n", 1), result.err
+    assert f"{NOT_EVERYWHERE}/bin/python" in result.err.partition("hint:")[2]
+
+
+@pytest.mark.parametrize("flags", ["--nnodes 1:2", "--spares 1"])
+def test_a_job_that_may_be_smaller_begins_without_the_node_that_lacks_the_python(job: SlurmJob, flags: str) -> None:
+    command = with_own_environment(job, "node1", CTL)
+    line = f"{command} {flags} --nproc-per-node 1 {PLACE}; echo $?"
+    result = job.salloc(line, "--nodelist=node1,node2")
+    assert result.out == "0\n", result.err
+    assert "node 1 (node2) does not take part: its task ended before" in result.err
+    assert [place["WORLD_SIZE"] for place in places(job)] == ["1"]
