@@ -1,6 +1,7 @@
 """Jobs that go back into the queue after a notice: once, and only if nobody cancelled them and no worker failed."""
 
 import os
+from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
@@ -59,6 +60,24 @@ def test_a_job_goes_back_once_and_completes(job: SlurmJob, way: str) -> None:
     running.cancel("--signal=USR1")
     goes_back(job, running)
     job.nothing_left(10)
+
+
+@pytest.mark.parametrize("way", ["a step of its own", ONE_NODE])
+def test_a_job_goes_back_once_a_controller_that_was_away_is_there_again(job: SlurmJob, way: str) -> None:
+    running = leaving(job, way, flags="--requeue-on USR1 --grace-period 1s")
+    number = 2 if way == ONE_NODE else RANKS
+    path = Path(running.about()["StdOut"])
+    job.cluster.stop_controller()
+    os.kill(front(job, "node1"), SIGUSR1)
+    until(lambda: "Slurm has not replied yet" in path.read_text(), "the wait to be told")
+    assert signs(job, "saved", number) == [""] * number
+    job.cluster.start_controller()
+    running.wait("PENDING")
+    assert path.read_text().count("Slurm has not replied yet") == 1, path.read_text()
+    assert about_the_queue(running) == [
+        f"ddplaunch: job {running.id} is requeued after SIGUSR1 (requeue 1 of at most 10)"
+    ]
+    running.cancel()
 
 
 def test_a_job_goes_back_before_its_time_is_up(job: SlurmJob) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job.link import Link
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.node.job import Requeue
     from ddplaunch.launcher.node.outward import Errands
 
+SLOW_REPLY = 5.0  # seconds without a reply of the cluster after which the user is told that it is waited for
 OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm before the job is queued again
+
+Reply = TypeVar("Reply")
 
 
 class BehindFront(ABC):
@@ -240,10 +244,9 @@ class BehindFront(ABC):
         assert self._link.end is not None
         end = self._link.end
         notice = end.requeue  # the signal that gave it
-        if_unanswered = requeue.undecided(notice)
-        decision = self._signals.wait_for(self._loop.ask(partial(requeue.decide, notice), if_unanswered))
-        decided_at = time.monotonic()
         self._reporter.print_end(end.why, end.text)
+        decision = self._ask_cluster(requeue, partial(requeue.decide, notice), requeue.undecided(notice))
+        decided_at = time.monotonic()
         self._reporter.print(decision.text)
         why_failed = self._submit(requeue) if decision.requeues else None
         self._reporter.story.note_left_after(notice, decision, why_failed)
@@ -255,11 +258,17 @@ class BehindFront(ABC):
         if not self._context.inputs.leads:
             # srun, which shows an agent's output, drops what it has not read when its step ends, and nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
-        why_if_unanswered = requeue.unsent
-        why_failed = self._signals.wait_for(self._loop.ask(requeue.submit, why_if_unanswered))
+        why_failed = self._ask_cluster(requeue, requeue.submit, requeue.unsent)
         if why_failed is not None:
             self._reporter.print(why_failed)
         return why_failed
+
+    def _ask_cluster(self, requeue: Requeue, question: Callable[[], Reply], if_unanswered: Reply) -> Reply:
+        """Return the reply of the cluster, however long that takes, or `if_unanswered` if the user does not wait."""
+        tells = self._loop.timer(self._loop.now() + SLOW_REPLY, lambda: self._reporter.print(requeue.waiting))
+        reply = self._signals.wait_for(self._loop.ask(question, if_unanswered))
+        tells.cancel()
+        return reply
 
     def _leave(self) -> None:
         """Have all files of the run written, and hand over all output."""

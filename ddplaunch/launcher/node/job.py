@@ -43,6 +43,10 @@ if TYPE_CHECKING:
         def unsent(self) -> str | None:
             """What `submit` gives then."""
 
+        @property
+        def waiting(self) -> str:
+            """What the user is told while the cluster does not answer."""
+
 
 class JobInputs(Struct, frozen=True, kw_only=True):
     """All that is known before the agent starts."""
