@@ -1,4 +1,4 @@
-"""Of the tasks of an srun, the first one says what is wrong with their line; what inherits the variables of a task says it too."""
+"""Of the tasks of an srun, the first one says what is wrong with their line; below a task any process says it too."""
 
 import os
 import subprocess
