@@ -12,7 +12,7 @@ from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, TASK, batch, fr
 
 __all__ = ["one_cluster"]
 
-LEAVES = PROGRAMS / "leaves.py"
+LEAVES, NEVER = PROGRAMS / "leaves.py", PROGRAMS / "makes_no_step.py"
 ONE_NODE = "the script itself"
 
 
@@ -211,6 +211,22 @@ def test_a_job_goes_back_no_more_often_than_it_may(job: SlurmJob) -> None:
     assert about_the_queue(running) == [
         f"ddplaunch: job {running.id} has been requeued 0 times, and is not requeued after SIGUSR1 (--max-requeues 0)"
     ]
+
+
+@pytest.mark.parametrize("way", ["a step of its own", ONE_NODE])
+def test_starts_without_a_new_step_are_counted_over_requeues(job: SlurmJob, way: str) -> None:
+    flags = "--requeue-on USR1 --max-no-progress 2"
+    if way == ONE_NODE:
+        running, number = job.sbatch(f"exec {job.ddplaunch} --nproc-per-node 2 {flags} {NEVER}"), 2
+    else:
+        running, number = batch(job, way, NEVER, flags=flags), RANKS
+    for restarted in range(2):
+        job.signs(f"ready{restarted}", number)
+        running.cancel("--signal=USR1", *(("--batch",) if way == ONE_NODE else ()))
+        if not restarted:
+            running.skip_hold()
+    assert (running.wait(), running.exit_code(), running.restarts()) == ("FAILED", 120, 1), running.output()
+    assert "not queued again: 2 generations in a row made no step" in running.output()
 
 
 def test_where_scontrol_is_missing_the_script_can_send_the_job_back(job: SlurmJob) -> None:

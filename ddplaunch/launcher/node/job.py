@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     class Requeue(Protocol):
         """What asks the cluster to queue the job again; each call may take seconds."""
 
+        @property
+        def job(self) -> str:
+            """The job, by its id in the cluster."""
+
+        @property
+        def was_requeued(self) -> bool:
+            """Whether this is not the first start of the job."""
+
         def decide(self, signum: int) -> Intent:
             """Find out whether the job is to be queued again after the notice `signum`."""
 

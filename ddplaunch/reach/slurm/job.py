@@ -213,6 +213,16 @@ class SlurmRequeue(Struct, frozen=True):
     max_requeues: int
     retry_after: float = RETRY_AFTER
 
+    @property
+    def job(self) -> str:
+        """The job, by its id in its cluster."""
+        return f"{self.env.get('SLURM_CLUSTER_NAME', '')}/{job_id(self.env)}"
+
+    @property
+    def was_requeued(self) -> bool:
+        """Whether this is not the first start of the job."""
+        return restarts(self.env) > 0
+
     def decide(self, signum: int) -> Intent:
         """Decide whether the job is requeued after the notice `signum`."""
         job, notice = job_id(self.env), signal.Signals(signum).name
