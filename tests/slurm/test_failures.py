@@ -20,6 +20,7 @@ from tests.slurm.started import (
     EVERY_WAY,
     NODES,
     RANKS,
+    TASK,
     WORKER,
     agent,
     batch,
@@ -116,8 +117,23 @@ def test_an_srun_that_is_killed_takes_the_workers_with_it(job: SlurmJob) -> None
     command = job.start_salloc(f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=polite; echo $?", f"--nodes={NODES}")
     job.signs("ready", RANKS)
     os.kill(min(process.pid for process in job.cluster.bed.processes("ctl") if process.name == "srun"), SIGKILL)
-    assert int(job.wait(command=command).out) in (122, 137)
+    result = job.wait(command=command)
+    assert int(result.out) in (122, 137)
+    assert result.err.count("srun, which runs the step of this job, was killed by SIGKILL\n") == 1, result.err
     job.nothing_left(10)
+
+
+def test_an_srun_that_is_killed_before_its_tasks_begin_is_named(job: SlurmJob) -> None:
+    hold = 'srun --nodes=1 --exclusive sleep 60 & hold=$!; until [ -n "$(squeue -hs)" ]; do sleep 0.05; done'
+    command = job.start_salloc(
+        f"{hold}; {job.ddplaunch} {BEHAVE} all=polite; echo $?; kill $hold; wait", f"--nodes={NODES}"
+    )
+    step = lambda: [p.pid for p in job.cluster.bed.processes("ctl") if p.name == "srun" and TASK in p.command]  # noqa: E731
+    until(step, "the step to be asked for")
+    os.kill(min(step()), SIGKILL)
+    result = job.wait(command=command)
+    assert result.out == "137\n", result
+    assert result.err.count("srun, which runs the step of this job, was killed by SIGKILL\n") == 1, result.err
 
 
 @pytest.mark.parametrize("way", ["a task for each node", "a step of its own"])
