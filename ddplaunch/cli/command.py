@@ -116,7 +116,9 @@ class Command(click.Command):
         except (click.UsageError, LaunchError) as error:
             if (asked := _asks_about(args)) is not None and args != [asked] and not ctx.resilient_parsing:
                 return super().parse_args(ctx, [asked])  # a line is not read for its mistakes where help is asked for
-            raise (self.mistake(error, args) if isinstance(error, click.UsageError) else error) from None
+            mistake = self.mistake(error, args) if isinstance(error, click.UsageError) else error
+            mistake.is_of_line = True
+            raise mistake from None
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """Return the arguments as click understands them: the beginning of one option's name alone is that option."""

@@ -114,10 +114,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
             return BUG
         failure = not_imported(error)
-    write_stderr(Paint(use_colour(os.environ, os.isatty(2))).report(failure.render()))
+    if not (failure.is_of_line and _is_other_task(os.environ)):
+        write_stderr(Paint(use_colour(os.environ, os.isatty(2))).report(failure.render()))
     if failure.then is not None:  # what is left to do once the user knows: node 0 is told
         failure.then()
     return failure.status
+
+
+def _is_other_task(env: Mapping[str, str]) -> bool:
+    """Whether srun has started this command as one of several tasks, the first of which says what is wrong with their line.
+
+    Shells of a task inherit its variables: so the task has to be this process, or the parent that `watch_disk` has left.
+    """
+    task_pids = (str(os.getpid()), str(os.getppid()))
+    return env.get("SLURM_PROCID", "0") != "0" and env.get("SLURM_TASK_PID") in task_pids
 
 
 def _main(argv: list[str]) -> int:

@@ -87,17 +87,19 @@ def test_a_machine_without_room_is_an_error_that_says_so() -> None:
     assert "ulimit" in (failed.value.hint or "")
 
 
-def test_where_rows_stand_below_the_output_srun_writes_into_pipes(capfd: pytest.CaptureFixture[str]) -> None:
-    srun = start_step(replace(step("sh", "-c", "echo out; echo err >&2"), live=True))
-    assert srun.output is not None
-    said = []
-    for fd in srun.output:
+@pytest.mark.parametrize("read", [(), (2,), (1, 2)])
+def test_srun_writes_what_the_watcher_reads_into_pipes_and_all_else_to_ours(
+    capfd: pytest.CaptureFixture[str], read: tuple[int, ...]
+) -> None:
+    said = {1: "out\n", 2: "err\n"}
+    srun = start_step(replace(step("sh", "-c", "echo out; echo err >&2"), read_by_watcher=read))
+    assert tuple(srun.output) == read
+    for stream, fd in srun.output.items():
         with os.fdopen(fd) as file:
-            said.append(file.read())  # to the end: no other process holds the pipe
+            assert file.read() == said.pop(stream)  # to the end: no other process holds the pipe
     assert select.select([srun.fd], [], [], PATIENCE)[0]
     assert srun.end() == (0, None)
-    assert said == ["out\n", "err\n"]
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr() == (said.get(1, ""), said.get(2, ""))
 
 
 TAKES = "from ddplaunch.reach.slurm import stdin; import os; stdin.take(os.environ['DDPLAUNCH_STDIN'])"

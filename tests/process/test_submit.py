@@ -4,6 +4,7 @@ tests/slurm has the real ones. Here is what a Slurm in peace does not do.
 """
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -167,3 +168,17 @@ def test_slurm_that_takes_long_is_no_disk_that_hangs(job: Job, slurm: Slurm) -> 
     until(lambda: time.monotonic() > began + 14 or process.poll() is not None, "a time")
     slurm.says("COMPLETED")
     assert job.wait().expect(0).err.endswith("ddplaunch: job 7 completed\n")
+
+
+def test_two_signals_at_once_end_the_looking_on_with_the_last_line_alone(job: Job, slurm: Slurm, said: Path) -> None:
+    slurm.says("RUNNING")
+    with said.open("wb") as err:
+        process = slurm.start("--follow", stderr=err)
+        until(lambda: b"is running" in said.read_bytes(), "the state")
+        [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGSTOP)  # else it stops with its child
+        for signum in (signal.SIGSTOP, signal.SIGHUP, signal.SIGINT, signal.SIGCONT):
+            os.kill(int(child), signum)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 129
+    assert said.read_text().splitlines()[2:] == ["ddplaunch: job 7 goes on; `scancel 7` ends it"]

@@ -135,6 +135,17 @@ class Cluster:
         """Start the daemon of a node again."""
         self.run([_path("slurmd")], node)
 
+    def stop_controller(self) -> None:
+        """Stop slurmctld, which saves what it knows; jobs run on."""
+        for process in self._controllers():
+            if process.name == "slurmctld":
+                os.kill(process.pid, signal.SIGTERM)
+        until(lambda: not self._controllers(), "the controller to be gone")
+
+    def start_controller(self) -> None:
+        """Start slurmctld again, which knows all jobs from its files."""
+        self.run([_path("slurmctld")], CTL)
+
     def drain(self, node: str) -> None:
         """Let no new job onto a node."""
         self._set(node, "state=drain", "reason=test")
@@ -152,6 +163,9 @@ class Cluster:
 
     def _slurmds(self, node: str) -> list[Process]:
         return [process for process in self.bed.daemons(node) if process.name == "slurmd"]
+
+    def _controllers(self) -> list[Process]:
+        return [process for process in self.bed.daemons(CTL) if process.name in ("slurmctld", "slurmscriptd")]
 
     def pass_time(self, seconds: float) -> None:
         """Let it be later on all hosts: Slurm looks at time limits, and sends --signal, every 30 s, and holds for two minutes
@@ -188,6 +202,8 @@ class Cluster:
     def heal(self) -> None:
         """End all jobs and all that they left, undo all faults, and wait until the nodes are idle."""
         self.bed.mend()
+        if not self._controllers():
+            self.start_controller()
         for node in NODES:
             if not self._slurmds(node):
                 self.start_slurmd(node)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from contextlib import suppress
 from signal import SIGKILL, SIGSTOP
 
@@ -12,13 +13,14 @@ import pytest
 from tests.conftest import PROGRAMS, until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
-from tests.slurm.places import PLACE
+from tests.slurm.places import PLACE, places
 from tests.slurm.started import (
     BEHAVE,
     EACH,
     EVERY_WAY,
     NODES,
     RANKS,
+    TASK,
     WORKER,
     agent,
     batch,
@@ -115,8 +117,23 @@ def test_an_srun_that_is_killed_takes_the_workers_with_it(job: SlurmJob) -> None
     command = job.start_salloc(f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=polite; echo $?", f"--nodes={NODES}")
     job.signs("ready", RANKS)
     os.kill(min(process.pid for process in job.cluster.bed.processes("ctl") if process.name == "srun"), SIGKILL)
-    assert int(job.wait(command=command).out) in (122, 137)
+    result = job.wait(command=command)
+    assert int(result.out) in (122, 137)
+    assert result.err.count("srun, which runs the step of this job, was killed by SIGKILL\n") == 1, result.err
     job.nothing_left(10)
+
+
+def test_an_srun_that_is_killed_before_its_tasks_begin_is_named(job: SlurmJob) -> None:
+    hold = 'srun --nodes=1 --exclusive sleep 60 & hold=$!; until [ -n "$(squeue -hs)" ]; do sleep 0.05; done'
+    command = job.start_salloc(
+        f"{hold}; {job.ddplaunch} {BEHAVE} all=polite; echo $?; kill $hold; wait", f"--nodes={NODES}"
+    )
+    step = lambda: [p.pid for p in job.cluster.bed.processes("ctl") if p.name == "srun" and TASK in p.command]  # noqa: E731
+    until(step, "the step to be asked for")
+    os.kill(min(step()), SIGKILL)
+    result = job.wait(command=command)
+    assert result.out == "137\n", result
+    assert result.err.count("srun, which runs the step of this job, was killed by SIGKILL\n") == 1, result.err
 
 
 @pytest.mark.parametrize("way", ["a task for each node", "a step of its own"])
@@ -191,3 +208,37 @@ def test_the_last_line_of_a_batch_job_with_a_restart_counts_its_time_in_the_queu
     running = job.sbatch(command, "--nodes=2", "--begin=now+4")
     assert running.wait() == "COMPLETED", running.output()
     assert re.search(r"after 1 restart, effective \d+%: queue \d[\d.]* s, start ", running.output()), running.output()
+
+
+NOT_EVERYWHERE = "/srv/venv"  # the environment of the command, as a host of its own has it
+
+
+def with_own_environment(job: SlurmJob, *hosts: str) -> str:
+    """Return the command in an environment that these hosts have, and no others."""
+    for host in ("node1", "node2", "node3", CTL):
+        path = job.cluster.bed.path(host, NOT_EVERYWHERE)
+        path.unlink(missing_ok=True)
+        if host in hosts:
+            path.symlink_to(sys.prefix)
+    return f"{NOT_EVERYWHERE}/bin/python -P -m ddplaunch"
+
+
+@pytest.mark.parametrize(("lacks_it", "rank"), [("node1", 0), ("node2", 1)])
+def test_a_node_that_lacks_the_python_of_the_command_ends_the_job_at_once(
+    job: SlurmJob, lacks_it: str, rank: int
+) -> None:
+    command = with_own_environment(job, *{"node1", "node2", CTL} - {lacks_it})
+    result = job.salloc(f"{command} --nproc-per-node 1 {PLACE}; echo $?", "--nodelist=node1,node2")
+    words = f"error: node {rank} ({lacks_it}) does not take part: its task ended before ddplaunch had joined there: Exited with"
+    assert (result.out, result.err.count(words)) == ("121\n", 1), result.err
+    assert f"{NOT_EVERYWHERE}/bin/python" in result.err.partition("hint:")[2]
+
+
+@pytest.mark.parametrize("flags", ["--nnodes 1:2", "--spares 1"])
+def test_a_job_that_may_be_smaller_begins_without_the_node_that_lacks_the_python(job: SlurmJob, flags: str) -> None:
+    command = with_own_environment(job, "node1", CTL)
+    line = f"{command} {flags} --nproc-per-node 1 {PLACE}; echo $?"
+    result = job.salloc(line, "--nodelist=node1,node2")
+    assert result.out == "0\n", result.err
+    assert "node 1 (node2) does not take part: its task ended before" in result.err
+    assert [place["WORLD_SIZE"] for place in places(job)] == ["1"]

@@ -230,3 +230,8 @@ def test_two_jobs_and_two_steps_of_each_run_at_once_on_the_same_nodes(job: Slurm
     jobs = [job.sbatch(script(*names), "--nodes=2") for names in ("ab", "cd")]
     for one in jobs:
         done(one)
+
+
+def test_eight_tasks_say_once_what_is_wrong_with_their_line(job: SlurmJob) -> None:
+    result = job.srun("--ntasks=8", "--nodes=2", *job.argv("--nosuch", PLACE))
+    assert (result.status, result.err.count("--nosuch is not an option")) == (2, 1), result.err

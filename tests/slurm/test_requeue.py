@@ -1,6 +1,7 @@
 """Jobs that go back into the queue after a notice: once, and only if nobody cancelled them and no worker failed."""
 
 import os
+from pathlib import Path
 from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
@@ -11,7 +12,7 @@ from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, TASK, batch, fr
 
 __all__ = ["one_cluster"]
 
-LEAVES = PROGRAMS / "leaves.py"
+LEAVES, NEVER = PROGRAMS / "leaves.py", PROGRAMS / "makes_no_step.py"
 ONE_NODE = "the script itself"
 
 
@@ -59,6 +60,24 @@ def test_a_job_goes_back_once_and_completes(job: SlurmJob, way: str) -> None:
     running.cancel("--signal=USR1")
     goes_back(job, running)
     job.nothing_left(10)
+
+
+@pytest.mark.parametrize("way", ["a step of its own", ONE_NODE])
+def test_a_job_goes_back_once_a_controller_that_was_away_is_there_again(job: SlurmJob, way: str) -> None:
+    running = leaving(job, way, flags="--requeue-on USR1 --grace-period 1s")
+    number = 2 if way == ONE_NODE else RANKS
+    path = Path(running.about()["StdOut"])
+    job.cluster.stop_controller()
+    os.kill(front(job, "node1"), SIGUSR1)
+    until(lambda: "Slurm has not replied yet" in path.read_text(), "the wait to be told")
+    assert signs(job, "saved", number) == [""] * number
+    job.cluster.start_controller()
+    running.wait("PENDING")
+    assert path.read_text().count("Slurm has not replied yet") == 1, path.read_text()
+    assert about_the_queue(running) == [
+        f"ddplaunch: job {running.id} is requeued after SIGUSR1 (requeue 1 of at most 10)"
+    ]
+    running.cancel()
 
 
 def test_a_job_goes_back_before_its_time_is_up(job: SlurmJob) -> None:
@@ -192,6 +211,22 @@ def test_a_job_goes_back_no_more_often_than_it_may(job: SlurmJob) -> None:
     assert about_the_queue(running) == [
         f"ddplaunch: job {running.id} has been requeued 0 times, and is not requeued after SIGUSR1 (--max-requeues 0)"
     ]
+
+
+@pytest.mark.parametrize("way", ["a step of its own", ONE_NODE])
+def test_starts_without_a_new_step_are_counted_over_requeues(job: SlurmJob, way: str) -> None:
+    flags = "--requeue-on USR1 --max-no-progress 2"
+    if way == ONE_NODE:
+        running, number = job.sbatch(f"exec {job.ddplaunch} --nproc-per-node 2 {flags} {NEVER}"), 2
+    else:
+        running, number = batch(job, way, NEVER, flags=flags), RANKS
+    for restarted in range(2):
+        job.signs(f"ready{restarted}", number)
+        running.cancel("--signal=USR1", *(("--batch",) if way == ONE_NODE else ()))
+        if not restarted:
+            running.skip_hold()
+    assert (running.wait(), running.exit_code(), running.restarts()) == ("FAILED", 120, 1), running.output()
+    assert "not queued again: 2 generations in a row made no step" in running.output()
 
 
 def test_where_scontrol_is_missing_the_script_can_send_the_job_back(job: SlurmJob) -> None:

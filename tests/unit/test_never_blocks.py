@@ -33,6 +33,7 @@ HARMLESS = {
     "reach/protocol.py": "/dev/null",
     "spec/error_file.py": "files in memory",
     "record/bad_nodes.py": "what a child does that is asked, and the start of a command",
+    "record/requeued.py": "what a child does that is asked",
     "record/file_writer.py": "the process that writes files",
     "record/folders.py": "the process that writes files",
     "record/old_runs.py": "the process that writes files, and commands that look for runs",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job.link import Link
@@ -25,6 +26,7 @@ from ddplaunch.launcher.tell.story import Ended
 from ddplaunch.reach.pipes import UNREAD_TIMEOUT, FrontPipes, OutputQueue
 from ddplaunch.reach.repeated_stop import Typed
 from ddplaunch.record.file_queue import FileQueue
+from ddplaunch.record.folders import state_folder
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.tree import look
@@ -35,7 +37,11 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.node.job import Requeue
     from ddplaunch.launcher.node.outward import Errands
 
+SLOW_REPLY = 5.0  # seconds without a reply of the cluster after which the user is told that it is waited for
+DISK_WITHIN = 2.0  # seconds that the disk has for how far the job has come
 OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm before the job is queued again
+
+Reply = TypeVar("Reply")
 
 
 class BehindFront(ABC):
@@ -174,6 +180,8 @@ class BehindFront(ABC):
     def _serve_whole_job(self, coordinator: Coordinator) -> None:
         """Do from now on what one process does for the whole job: tell programs outside of it, and look for the stop file."""
         spec, reporter = self._context.inputs.spec, self._reporter
+        if self._progress_file and self._requeue is not None and self._requeue.was_requeued:
+            self._read_progress(coordinator)
         if spec.notify or spec.metrics_file:
             from ddplaunch.launcher.node import outward  # few jobs need it
 
@@ -240,10 +248,9 @@ class BehindFront(ABC):
         assert self._link.end is not None
         end = self._link.end
         notice = end.requeue  # the signal that gave it
-        if_unanswered = requeue.undecided(notice)
-        decision = self._signals.wait_for(self._loop.ask(partial(requeue.decide, notice), if_unanswered))
-        decided_at = time.monotonic()
         self._reporter.print_end(end.why, end.text)
+        decision = self._ask_cluster(requeue, partial(requeue.decide, notice), requeue.undecided(notice))
+        decided_at = time.monotonic()
         self._reporter.print(decision.text)
         why_failed = self._submit(requeue) if decision.requeues else None
         self._reporter.story.note_left_after(notice, decision, why_failed)
@@ -251,15 +258,53 @@ class BehindFront(ABC):
 
     def _submit(self, requeue: Requeue) -> str | None:
         """Have the job queued again, which ends this process, too; return the reason if that failed. The output goes first."""
+        self._keep_progress()
         self._hand_over_output()
         if not self._context.inputs.leads:
             # srun, which shows an agent's output, drops what it has not read when its step ends, and nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
-        why_if_unanswered = requeue.unsent
-        why_failed = self._signals.wait_for(self._loop.ask(requeue.submit, why_if_unanswered))
+        why_failed = self._ask_cluster(requeue, requeue.submit, requeue.unsent)
         if why_failed is not None:
             self._reporter.print(why_failed)
         return why_failed
+
+    def _read_progress(self, coordinator: Coordinator) -> None:
+        """Tell the coordinator, once the disk has answered, how far the job had come when it was requeued."""
+        from ddplaunch.launcher.decide import job  # imported with the coordinator
+        from ddplaunch.record import requeued
+
+        def on_answer(known: requeued.Requeued | None) -> None:
+            if known is not None:
+                coordinator.feed(job.ProgressKnown(known.best_step, known.without_new_step))
+
+        self._loop.ask(partial(requeued.read, self._progress_file), None, on_answer, within=DISK_WITHIN)
+
+    def _keep_progress(self) -> None:
+        """Keep for --max-no-progress, for the next start of the job, how far this one has come."""
+        if self._progress_file and self._coordinator is not None:
+            from ddplaunch.record import requeued
+
+            known = self._coordinator.state.restarts
+            now = requeued.Requeued(best_step=known.best_step, without_new_step=known.without_new_step)
+            keep = partial(requeued.keep, self._progress_file, now)
+            self._signals.wait_for(self._loop.ask(keep, None, within=DISK_WITHIN))
+
+    @property
+    def _progress_file(self) -> str:
+        """Where to keep how far the job has come when it is requeued; "": nobody wants to know, or the user has no home."""
+        spec, state = self._context.inputs.spec, state_folder(self._context.inputs.env)
+        if spec.max_no_progress is None or self._requeue is None or state is None:
+            return ""
+        from ddplaunch.record import requeued
+
+        return requeued.file_of(state, self._requeue.job, "\0".join((spec.program.target, *spec.program.args)))
+
+    def _ask_cluster(self, requeue: Requeue, question: Callable[[], Reply], if_unanswered: Reply) -> Reply:
+        """Return the reply of the cluster, however long that takes, or `if_unanswered` if the user does not wait."""
+        tells = self._loop.timer(self._loop.now() + SLOW_REPLY, lambda: self._reporter.print(requeue.waiting))
+        reply = self._signals.wait_for(self._loop.ask(question, if_unanswered))
+        tells.cancel()
+        return reply
 
     def _leave(self) -> None:
         """Have all files of the run written, and hand over all output."""

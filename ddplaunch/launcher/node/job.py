@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     class Requeue(Protocol):
         """What asks the cluster to queue the job again; each call may take seconds."""
 
+        @property
+        def job(self) -> str:
+            """The job, by its id in the cluster."""
+
+        @property
+        def was_requeued(self) -> bool:
+            """Whether this is not the first start of the job."""
+
         def decide(self, signum: int) -> Intent:
             """Find out whether the job is to be queued again after the notice `signum`."""
 
@@ -42,6 +50,10 @@ if TYPE_CHECKING:
         @property
         def unsent(self) -> str | None:
             """What `submit` gives then."""
+
+        @property
+        def waiting(self) -> str:
+            """What the user is told while the cluster does not answer."""
 
 
 class JobInputs(Struct, frozen=True, kw_only=True):

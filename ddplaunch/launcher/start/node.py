@@ -309,4 +309,4 @@ def _requeue(allocated: AllocatedJob, draft: Plan) -> SlurmRequeue | None:
         return None
     from ddplaunch.reach.slurm.job import SlurmRequeue  # few jobs need it
 
-    return SlurmRequeue(allocated.public_env, spec.max_requeues, spec.grace_period)
+    return SlurmRequeue(allocated.public_env, spec.max_requeues)

@@ -57,7 +57,7 @@ from ddplaunch.system.errors import LaunchError
 
 ANSWER_TIMEOUT = 20.0  # seconds for one reply; slurmctld's own MessageTimeout is 10
 CONTROLLER_TIMEOUT = 5.0  # seconds for a reply of slurmctld while the other nodes of the job wait
-RETRY_AFTER = 0.5  # seconds from one attempt without a reply to the next
+RETRY_AFTER = 3.0  # seconds from one attempt without a reply to the next
 
 _UNANSWERED = "Slurm's answer was not waited for"
 _Reply = TypeVar("_Reply")
@@ -203,11 +203,25 @@ def manual_requeue(env: Mapping[str, str], signum: int) -> str:
 
 
 class SlurmRequeue(Struct, frozen=True):
-    """Requeues this job `max_requeues` times at most; Slurm's own requeues count."""
+    """Requeues this job `max_requeues` times at most; Slurm's own requeues count.
+
+    While slurmctld cannot be contacted, it is asked again, as long as the allocation lasts: a job that has saved, and is not
+    requeued then, would end as completed.
+    """
 
     env: Mapping[str, str]
     max_requeues: int
-    retry_for: float  # seconds for which slurmctld is asked again if it does not reply: the grace period
+    retry_after: float = RETRY_AFTER
+
+    @property
+    def job(self) -> str:
+        """The job, by its id in its cluster."""
+        return f"{self.env.get('SLURM_CLUSTER_NAME', '')}/{job_id(self.env)}"
+
+    @property
+    def was_requeued(self) -> bool:
+        """Whether this is not the first start of the job."""
+        return restarts(self.env) > 0
 
     def decide(self, signum: int) -> Intent:
         """Decide whether the job is requeued after the notice `signum`."""
@@ -265,13 +279,15 @@ class SlurmRequeue(Struct, frozen=True):
         """What `submit` returns where Slurm is not waited for."""
         return f"job {job_id(self.env)} may not be requeued: {_UNANSWERED}"
 
+    @property
+    def waiting(self) -> str:
+        """What to tell the user while there is no reply of Slurm, in a sentence."""
+        return f"Slurm has not replied yet: ddplaunch goes on asking for the requeue of job {job_id(self.env)}"
+
     def _retry(self, ask: Callable[[], _Reply]) -> _Reply:
-        """Ask slurmctld until it replies, for at most `retry_for` seconds: slurmctld may be restarting."""
-        until = time.monotonic() + self.retry_for
+        """Ask slurmctld until it replies: it may be restarting, or have moved to another host."""
         while True:
             try:
                 return ask()
             except Unreachable:
-                if time.monotonic() + RETRY_AFTER >= until:
-                    raise
-            time.sleep(RETRY_AFTER)
+                time.sleep(self.retry_after)

@@ -12,7 +12,9 @@ from msgspec import Struct
 
 _MARGIN = 1.0  # seconds for the process that runs scontrol to report a timeout, beyond the time of scontrol
 # as Slurm 22.05 writes it; the second one of `scontrol requeue`
-_NO_REPLY = re.compile(r"Unable to contact slurm controller|Unexpected message received|[Tt]imed out|Zero Bytes")
+_NO_REPLY = re.compile(
+    r"Unable to contact slurm controller|Unexpected message received|[Tt]imed out|Zero Bytes|backup controller in standby"
+)
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
 _GRANT = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 _UNSET = ("None", "Unknown", "N/A", "(null)")  # of times and lists of nodes

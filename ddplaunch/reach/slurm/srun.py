@@ -34,15 +34,17 @@ class StepJob(Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]  # of the step, with the job's token
     signals: frozenset[int]  # that the front passes on
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
-    live: bool = False  # rows about the job stand below the output, so that the watcher has to read what srun writes
+    # what the watcher reads of srun: its stderr (2), which says which tasks have ended; its stdout (1) too, where rows about the
+    # job stand below the output
+    read_by_watcher: tuple[int, ...] = ()
     reads_stdin: bool = False  # rank 0, which is on this host, has the stdin of this command
 
 
 class Srun:
     """srun, as the watcher sees it through the connection to its parent; `fd` is readable when srun has ended."""
 
-    def __init__(self, connection: socket.socket, output: tuple[int, int] | None = None) -> None:
-        """`output` are the descriptors at which its stdout and stderr are read; None: srun writes to ours."""
+    def __init__(self, connection: socket.socket, output: Mapping[int, int]) -> None:
+        """`output`: where its stdout (1) and its stderr (2) are read; what is missing srun writes to ours."""
         self._connection = connection
         self.fd = connection.fileno()
         self.output = output
@@ -84,11 +86,11 @@ def start_step(job: StepJob) -> Srun:
 
     Call this before this process becomes a subreaper, since srun's parent has to become a child of process 1.
     """
-    its_output = (1, 2)  # the descriptors of stdout and stderr for srun
-    read_output = None
+    read_output: dict[int, int] = {}
+    its_output = {1: 1, 2: 2}  # the descriptors of stdout and stderr for srun
     try:
-        if job.live:
-            read_output, its_output = zip(os.pipe(), os.pipe(), strict=True)
+        for stream in job.read_by_watcher:
+            read_output[stream], its_output[stream] = os.pipe()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         offered = stdin.offer() if job.reads_stdin else None
         pid = fork()
@@ -98,9 +100,9 @@ def start_step(job: StepJob) -> Srun:
         try:
             if fork() == 0:
                 ours.close()
-                for fd in read_output or ():
+                for fd in read_output.values():
                     os.close(fd)  # srun is to get an error if nobody reads
-                _Parent(job, theirs, its_output, offered).run()
+                _Parent(job, theirs, (its_output[1], its_output[2]), offered).run()
         except OSError as error:
             theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
         finally:
@@ -108,9 +110,8 @@ def start_step(job: StepJob) -> Srun:
     theirs.close()
     if offered is not None:
         offered.close()
-    if read_output is not None:
-        for fd in its_output:
-            os.close(fd)
+    for stream in read_output:
+        os.close(its_output[stream])
     os.waitpid(pid, 0)
     return Srun(ours, read_output)
 

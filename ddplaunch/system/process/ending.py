@@ -10,6 +10,10 @@ from contextlib import contextmanager
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
+def do_nothing(signum: int, frame: object) -> None:
+    """Ignore a signal. With SIG_IGN in place of this, Python would print that it drops a signal which came just before."""
+
+
 class _Ended(BaseException):
     """A signal has come; raised by its handler in the block."""
 
@@ -22,7 +26,7 @@ def after_cleanup() -> Iterator[None]:
 
     def leave_block(signum: int, _frame: object) -> None:
         for each in ending:
-            signal.signal(each, signal.SIG_IGN)  # a second one would cut the cleanup short
+            signal.signal(each, do_nothing)  # a second one would cut the cleanup short
         received.append(signum)
         raise _Ended
 

@@ -19,6 +19,7 @@ from ddplaunch.reach.slurm.scontrol import JobRecord, ScontrolError, UnknownJob,
 from ddplaunch.system.errors import below, tell, write_stderr
 from ddplaunch.system.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
 from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.ending import do_nothing
 from ddplaunch.system.words import why_failed
 from ddplaunch.tools.submit.output import Tail, output_files
 
@@ -60,15 +61,13 @@ def wait(job: Submitted, *, tails: Sequence[Tail] = (), follow: bool = False) ->
 
     `tails` are its output files that existed before it.
     """
-    for signum in _SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(signum, _interrupt)
     watch = _Watch(job, tails, follow)
     try:
+        for signum in _SIGNALS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(signum, _interrupt)
         return watch.run()
     except _Interrupted as interrupted:
-        for signum in _SIGNALS:  # another one would end this command before its last line
-            signal.signal(signum, signal.SIG_IGN)
         status = of_signal(interrupted.signum)
     except BrokenPipeError:  # the reader of our stdout has closed it
         status = of_signal(signal.SIGPIPE)
@@ -77,6 +76,10 @@ def wait(job: Submitted, *, tails: Sequence[Tail] = (), follow: bool = False) ->
 
 
 def _interrupt(signum: int, _frame: FrameType | None) -> NoReturn:
+    """End the waiting; another signal, which may have come at once, must not end this command before its last line."""
+    for each in _SIGNALS:
+        if signal.getsignal(each) is _interrupt:
+            signal.signal(each, do_nothing)
     raise _Interrupted(signum)
 
 

@@ -12,6 +12,7 @@ from ddplaunch.launcher.decide.job import (
     NodeStopping,
     Policy,
     Print,
+    ProgressKnown,
 )
 from ddplaunch.launcher.decide.job.restarts import kind_of_failure
 from ddplaunch.spec.outcome import Frame, Progress, Why, WorkerError, WorkerExit
@@ -158,6 +159,32 @@ def test_a_job_that_makes_no_progress_is_not_queued_again_after_a_notice() -> No
     ends = [action for action in actions if isinstance(action, EndJob)]
     assert [(end.status, end.requeue) for end in ends] == [(exitcodes.NO_PROGRESS, 0)]
     assert printed(actions).startswith("not queued again: the last generation made no step")
+
+
+@pytest.mark.parametrize(
+    ("known", "step", "again"),
+    [
+        ((40, 1), 40, False),  # the second generation in a row
+        ((40, 1), 41, True),
+        ((40, 0), 40, True),
+        ((-1, 1), None, False),
+    ],
+)
+def test_generations_without_a_new_step_count_over_requeues(
+    known: tuple[int, int], step: int | None, again: bool
+) -> None:
+    policy = Policy(min_nodes=1, max_nodes=1, max_no_progress=2, notices=frozenset({10}))
+    progress = None if step is None else at_step(step)
+    events = [
+        ProgressKnown(*known),
+        *met(1),
+        NodeStopping(0, Why.SIGNALLED, 10, 5.0),
+        ended(0, 6.0, end(0, "a", 5.5, stopped_with=10, stopped_at=5.0, progress=progress)),
+    ]
+    state, actions = history(policy, events)
+    ends = [action for action in actions if isinstance(action, EndJob)]
+    assert [end.requeue for end in ends] == [10 if again else 0]
+    assert state.restarts.without_new_step == (0 if step == 41 else known[1] + 1)
 
 
 SAME = (failed(0, error=raised()), failed(1, error=raised(message="bang")))

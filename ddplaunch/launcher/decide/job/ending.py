@@ -118,9 +118,10 @@ def _end_after_notice(state: State) -> Result:
     """End a job whose workers have exited; after a notice it is not queued again if it made no progress for too long."""
     if _notice_obeyed(state):
         restarts = state.restarts.after_steps(state.generation, state.policy.max_no_progress)
+        state = replace(state, restarts=restarts)  # which the next start of the job is to know
         if restarts.gave_up:
             reason = restarts.why_not_again(state.policy, state.why, state.generation)
-            return _with_line(f"not queued again: {reason}", end_job(replace(state, restarts=restarts)))
+            return _with_line(f"not queued again: {reason}", end_job(state))
     return end_job(state)
 
 

@@ -49,6 +49,13 @@ class Withdrawn(Struct, frozen=True):
     at: float
 
 
+class ProgressKnown(Struct, frozen=True):
+    """It is known how far the job came before it was requeued, in how many generations in a row without a new step."""
+
+    best_step: int
+    without_new_step: int
+
+
 class NodeStopping(Struct, frozen=True):
     """An agent has begun to stop its workers."""
 
@@ -163,6 +170,7 @@ _OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
 _OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused | Unreached | Unheard
 Event = (
     _OfMembers
+    | ProgressKnown
     | _OfNodes
     | StopRequested
     | Abandoned

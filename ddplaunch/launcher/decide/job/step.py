@@ -71,6 +71,9 @@ def step(state: State, event: events.Event) -> Result:
             return on_withdrawn(state, event)
         case events.OwnUnfit(reason):
             return on_own_unfit(state, reason)
+        case events.ProgressKnown(best_step, without_new_step):
+            restarts = replace(state.restarts, best_step=best_step, without_new_step=without_new_step)
+            return replace(state, restarts=restarts), ()
         # the generation
         case events.BeginFailed(failure):
             generation = replace(state.generation, start_failure=failure)

@@ -62,13 +62,20 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
         },
         signals=signals,
         open_files=raise_open_files(),
-        live=spec.live,
+        read_by_watcher=_read_by_watcher(spec, allocation),
         reads_stdin=allocation.is_here and is_stdin_for_job,
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     return serve(
         partial(run, lead, srun.start_step(step)), signals, spec.ending_signals, sent_again=allocation.sent_again
     )
+
+
+def _read_by_watcher(spec: JobSpec, allocation: Allocation) -> tuple[int, ...]:
+    """Return which streams of srun the watcher reads: its stderr, where it says which tasks have ended, if there are several."""
+    if spec.live:
+        return (1, 2)
+    return (2,) if len(allocation.start) > 1 else ()
 
 
 def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, port: int) -> LeadJob:
@@ -84,7 +91,7 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
         signals=signals,
         sent_again=allocated.allocation.sent_again,
         signals_all=True,  # Slurm may signal all processes of a job
-        requeue=SlurmRequeue(env, spec.max_requeues, spec.grace_period) if spec.requeue_on else None,
+        requeue=SlurmRequeue(env, spec.max_requeues) if spec.requeue_on else None,
     )
 
 

@@ -2,8 +2,8 @@
 
 It runs in place of a job's only agent, behind the same front, see `launcher/elsewhere/lead.py`. Signals go to the agents, never
 to srun: SIGTERM or SIGHUP have srun SIGKILL its tasks at once. The status is the job's: srun's is the highest of all tasks', and
-hidden when Slurm kills them. Agents write whole lines, which srun passes on whole, to our stdout and stderr or, with --live, to
-pipes of ours.
+hidden when Slurm kills them. Agents write whole lines, which srun passes on whole: to our stdout and stderr, or to pipes of ours
+where those are read, see `step_output`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from ddplaunch.launcher.decide import node
+from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
+from ddplaunch.launcher.elsewhere.slurm.step_output import StepOutput
 from ddplaunch.launcher.job.orders import JobEnd
-from ddplaunch.reach.pipes import FULL, MESSAGE, STDERR, STDOUT, FrontPipes, OutputQueue
+from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.reach.slurm.srun import Srun, not_started
+from ddplaunch.reach.slurm.task_end import TaskEnd
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.outcome import ClusterEnding
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import StartError
+from ddplaunch.system.words import signal_name
 
 HELLO_TIMEOUT = 2.0  # seconds from a signal to stop until the step is ended if no agent has come yet
 QUIT_TIMEOUT = 5.0  # seconds from the end of the job until srun gets SIGTERM, at which it ends the step
@@ -42,13 +45,13 @@ class Watcher(Lead):
         self._wait_status: int | None = None  # of srun, as of waitpid(2); None: it has not ended
         self._end_by = loop.timer(None, self._end_step)
         self._is_ending = False  # whether srun has got SIGTERM
-        self._output: StepOutput | None = None  # with --live
+        self._output: StepOutput | None = None  # where it is read here
 
     def begin(self, opened: ExitStack) -> None:
-        """Wait for the end of srun, and with --live for its output."""
+        """Wait for the end of srun, and for what is read of its output."""
         self._loop.watch(self._srun.fd, self._on_srun_end)
-        if self._srun.output is not None:
-            self._output = StepOutput(self._loop, self._context.queue, self._srun.output)
+        if self._srun.output:
+            self._output = StepOutput(self._loop, self._context.queue, self._srun.output, self._on_task_end)
 
     @property
     def is_over(self) -> bool:
@@ -95,10 +98,33 @@ class Watcher(Lead):
 
     # --- the end
 
+    def _on_task_end(self, end: TaskEnd) -> None:
+        """Go on without the nodes on which a task has ended before its agent joined, or end the job. Called by the output.
+
+        Only srun tells of a task that could not begin: nobody else knows its node. An agent that has joined, or has said why it
+        does not, is heard by the coordinator.
+        """
+        ranks = {host.address: rank for rank, host in enumerate(self._context.inputs.allocation.start)}
+        hint = f"Slurm says above why it ended; each node needs {self._job.python}, and ddplaunch in it"
+        for host in end.nodes:
+            state, node_rank = self.coordinator.state, ranks.get(host)
+            if self._has_begun or self._decided_status is not None:
+                return
+            if node_rank is None or node_rank in state.rendezvous.given_up_ranks:
+                continue
+            if state.members.with_fixed_rank(node_rank) is None:
+                reason = f"its task ended before ddplaunch had joined there: {end.how}"
+                name = f"node {node_rank} ({host})"
+                self.coordinator.feed(job.Withdrawn(name, node_rank, reason, hint, self._loop.now()))
+
     def _on_srun_end(self) -> None:
         """Keep how srun has ended: all agents have, or never begin. Called by the loop."""
         self._loop.unwatch(self._srun.fd)
         self._wait_status, self._why_not_started = self._srun.end()
+        if os.WIFSIGNALED(self._wait_status) and not self._is_ending:
+            self._reporter.print(
+                f"srun, which runs the step of this job, was killed by {signal_name(os.WTERMSIG(self._wait_status))}"
+            )
 
     def status(self) -> int:
         """Return the exit status: the job's; before a job has begun, that of the signal that stopped it, or of srun."""
@@ -130,48 +156,3 @@ class Watcher(Lead):
                 self._reporter.stderr.write(f"error: {ending.text}\n")
                 return exit_status
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-class StepOutput:
-    """With --live passes what srun writes on to the front; while the front takes nothing, srun has to wait."""
-
-    def __init__(self, loop: Loop, queue: OutputQueue, fds: tuple[int, int]) -> None:
-        """Read these descriptors, which are srun's stdout and stderr."""
-        self._loop = loop
-        self._queue = queue
-        self._streams = dict(zip(fds, (STDOUT, STDERR), strict=True))
-        self._reads = False
-        for fd in fds:
-            os.set_blocking(fd, False)
-        self.update()
-
-    def update(self) -> None:
-        """Begin to read if the queue to the front is less than half full, and stop once it is full: not at each message."""
-        reads = not self._queue.full if self._reads else self._queue.size < FULL // 2
-        if reads != self._reads:
-            self._reads = reads
-            for fd in self._streams:
-                if reads:
-                    self._loop.watch(fd, lambda fd=fd: self._read(fd))  # type: ignore[misc]  # fd is bound here
-                else:
-                    self._loop.unwatch(fd)
-
-    def _read(self, fd: int) -> bool:
-        """Pass a piece on; return whether there was one. Called by the loop."""
-        try:
-            data = os.read(fd, MESSAGE)
-        except BlockingIOError:
-            return False
-        if data:
-            self._queue.put(self._streams[fd], data)
-        else:
-            self._loop.unwatch(fd)
-            del self._streams[fd]
-            os.close(fd)
-        return bool(data)
-
-    def drain(self) -> None:
-        """Pass on what is left, once srun has ended."""
-        for fd in list(self._streams):
-            while self._read(fd):
-                pass

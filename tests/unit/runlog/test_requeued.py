@@ -1,0 +1,48 @@
+"""What is kept of a job that is requeued is found by its next start, and by no other job or program."""
+
+import os
+import time
+from pathlib import Path
+
+from ddplaunch.record.requeued import KEPT, Requeued, file_of, keep, read
+
+FAR = Requeued(best_step=40, without_new_step=2)
+
+
+def test_the_next_start_finds_what_was_kept_last(tmp_path: Path) -> None:
+    path = file_of(str(tmp_path), "east/7", "train.py")
+    assert read(path) is None
+    keep(path, Requeued(best_step=3, without_new_step=1))
+    keep(path, FAR)
+    assert read(path) == FAR
+    others = [("east/8", "train.py"), ("west/7", "train.py"), ("east/7", "eval.py")]
+    assert [read(file_of(str(tmp_path), *other)) for other in others] == [None] * 3
+
+
+def test_what_ddplaunch_has_not_written_is_nothing(tmp_path: Path) -> None:
+    path = Path(file_of(str(tmp_path), "east/7", "caf\udce9.py"))
+    keep(str(path), FAR)
+    path.rename(path.with_suffix(".old"))
+    path.symlink_to(path.with_suffix(".old"))
+    assert read(str(path)) is None
+    path.unlink()
+    path.write_text('{"best_step": "many"}')
+    assert read(str(path)) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert read(str(path)) is None
+
+
+def test_files_of_jobs_of_long_ago_are_removed(tmp_path: Path) -> None:
+    old, new = (file_of(str(tmp_path), job, "train.py") for job in ("east/7", "east/8"))
+    keep(old, FAR)
+    os.utime(old, (0, time.time() - KEPT - 1))
+    keep(new, FAR)
+    assert (read(old), read(new)) == (None, FAR)
+
+
+def test_a_folder_that_cannot_be_made_holds_nothing_up(tmp_path: Path) -> None:
+    (tmp_path / "ddplaunch").touch()
+    path = file_of(str(tmp_path), "east/7", "train.py")
+    keep(path, FAR)
+    assert read(path) is None
