@@ -68,6 +68,21 @@ def test_the_file_of_figures_says_how_far_the_job_was_and_how_it_ended(job, prog
     job.nothing_left()
 
 
+@pytest.mark.parametrize("nodes", [(), ("--nnodes", 2, "--simulate")], ids=["one node", "two"])
+def test_the_last_figures_say_how_far_the_bar_of_a_worker_was_at_its_end(job, program, nodes):
+    path = job.home / "job.prom"
+    job.start(*nodes, "--metrics-file", path, program("bar_to_its_end"))
+    job.sign("ready-0")
+    until(path.exists, "the first figures")
+    ended_after = time.time()
+    (job.home / "signs" / "seen").touch()
+    job.wait().expect(0)
+    values = {line.split("{")[0]: line.split()[-1] for line in path.read_text().splitlines() if line[0] != "#"}
+    assert (values["ddplaunch_running"], values["ddplaunch_step"], values["ddplaunch_steps"]) == ("0", "100", "100")
+    assert float(values["ddplaunch_last_progress_timestamp_seconds"]) >= ended_after - 0.1
+    job.nothing_left()
+
+
 def test_figures_that_cannot_be_written_are_named_once(job, program):
     result = job.run("--metrics-file", job.home / "none" / "job.prom", program("behave"), "all=done").expect(0)
     assert result.err.count("could not be written: No such file or directory") == 1

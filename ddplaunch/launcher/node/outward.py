@@ -185,7 +185,9 @@ class JobProgress:
         if plan is None:
             return None
         if state.end.status is not None:  # nobody can be asked any more, but each end says how far its worker came
-            self._note({end.rank: end.progress for end in state.generation.exits if end.progress is not None}, [])
+            ends = state.generation.exits
+            reached = {end.rank: progress for end in ends if (progress := end.progress or end.bar) is not None}
+            self._note(reached, [end.quiet for end in ends if end.quiet is not None])
         # times of other clocks become times since the epoch
         started_at = time.time() - (reporter.clock() - reporter.story.began)
         last_busy = max(state.idleness.progress_at, state.generation.began_at)  # as the checks of --hang-timeout saw it
