@@ -216,6 +216,24 @@ def test_a_host_that_was_given_up_is_not_waited_for(job, env, program):
     assert {place["GROUP_WORLD_SIZE"] for place in places} == {"2"}
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--spares", 1), "going on without off: no route to host; no spare is left\n"),
+        (("--nnodes", "2:3"), "going on without off: no route to host\n"),
+    ],
+)
+def test_a_host_that_is_off_while_the_job_runs_on_the_others_is_named(job, env, ssh, program, options, line):
+    options = (*options, "--rdzv-conf", "last_call_timeout=0")
+    process = start(job, env, *options, program("restarts"), "stays_until_told", hosts="127.0.0.1,127.0.0.2,off")
+    job.signs("place-0", 4)
+    (ssh / "off.noticed").touch()
+    said = (raw.decode() for raw in process.stderr)
+    assert next(each for each in said if "going on without" in each).endswith(line)
+    (job.home / "signs" / "go").touch()
+    assert "off" not in job.wait().expect(0).err
+
+
 def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program):
     process = start(job, env, program("behave"), hosts="127.0.0.1,hanging")
     until(lambda: (ssh / "hanging.called").exists() and (ssh / "127.0.0.1.pids").exists(), "a call")
