@@ -63,6 +63,17 @@ def test_a_job_runs_on_the_hosts_in_their_order(job, env, program):
     assert {place["MASTER_ADDR"] for place in places} == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize(
+    ("hosts", "node_of"), [("127.0.0.1,127.0.0.1", "00"), ("127.0.0.1,127.0.0.1,127.0.0.2", "001")]
+)
+def test_a_host_runs_a_worker_for_each_time_that_it_is_listed(job, env, program, hosts, node_of):
+    job.start("--hosts", hosts, program("place"), env=env)
+    job.wait().expect(0)
+    places = [json.loads(place)["variables"] for place in job.signs("place", len(node_of))]
+    assert "".join(place["GROUP_RANK"] for place in places) == node_of
+    assert {place["WORLD_SIZE"] for place in places} == {str(len(node_of))}
+
+
 def test_variables_of_the_caller_go_along_and_those_of_the_host_stay(job, env, ssh, program):
     typed = {"LEARNING_RATE": "0.1", "HOME": "/home/typed", "SSH_TTY": "/dev/pts/9"}
     job.start("--hosts", "127.0.0.9:1", program("place"), env=env | typed)
