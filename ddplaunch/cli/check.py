@@ -78,14 +78,15 @@ def check(
     began, cwd = time.monotonic(), working_directory() or ""
     env = token.public(env)
     first, *others = wanted.ranks
-    tells_progress = os.isatty(2) and spec.verbosity >= 0
+    is_quiet = spec.verbosity < 0
 
     def on_trace(trace: Trace) -> None:
-        if tells_progress and trace.rank == first and others:
+        if not is_quiet and os.isatty(2) and trace.rank == first and others:
             say(f"rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go")
 
-    if tells_progress:
-        say(f"checking {these_ranks(wanted.ranks)} of {wanted.world_size}, rank {first} first")
+    if not is_quiet:
+        order = f", rank {first} first" if others else ""
+        say(f"checking {these_ranks(wanted.ranks)} of {wanted.world_size}{order}")
     traces = run.run(spec, env, inspect(spec, env), wanted, on_trace)
     if isinstance(traces, int):  # the exit status: a signal ended the check
         return traces

@@ -101,6 +101,8 @@ class WorkerExit(Struct, frozen=True, kw_only=True, array_like=True):
     stderr_tail: Text = ""  # the last lines of its stderr, decoded with errors replaced; "" if not captured
     log: Line | None = None  # path of its stderr log
     progress: Progress | None = None  # how far it was; None: its script did not say
+    bar: Progress | None = None  # how far its progress bar was; None: its last line is none
+    quiet: Duration | None = None  # seconds from its last output to its end; None: it has written nothing, or not to us
 
     def __post_init__(self) -> None:
         if (self.code is None) == (self.signal is None):

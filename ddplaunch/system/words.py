@@ -103,4 +103,4 @@ def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str
 
     known = list(words)
     longer = [candidate for candidate in known if len(word) > 3 and candidate.startswith(word)]
-    return next(iter(longer or get_close_matches(word, known, n=1, cutoff=cutoff)), None)
+    return next(iter(sorted(longer, key=len) or get_close_matches(word, known, n=1, cutoff=cutoff)), None)

@@ -176,6 +176,12 @@ def test_mig_instances_are_shown_by_the_names_that_cuda_takes(plan: Plan) -> Non
 ASSUMED = "note: no other host was asked: each is planned like this one, "
 
 
+@pytest.mark.parametrize("hosts", ["gpu01:2", "gpu01,gpu01", "gpu[01,01]"])
+def test_a_single_host_has_a_worker_for_each_of_its_slots_and_is_listed_once_for_each(plan: Plan, hosts: str) -> None:
+    shown = plan(f"--hosts {hosts} train.py")
+    assert re.search(r"workers +2 on gpu01 +as given for each host\n", shown)
+
+
 def test_hosts_that_were_not_asked_are_not_said_to_have_what_this_one_has(plan: Plan) -> None:
     shown = plan("--hosts gpu01:2,gpu02:4 train.py", "H200 H200")
     assert shown.startswith("workers 6 on 2 nodes as given for each host\n")

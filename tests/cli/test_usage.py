@@ -145,6 +145,12 @@ NOTED = [
     ("train.py", {"DDPLAUNCH_NPROC": "2"}, "DDPLAUNCH_NPROC has no effect: ddplaunch has no such variable; did you mean "
      "DDPLAUNCH_NPROC_PER_NODE?"),
     ("train.py", {"DDPLAUNCH_\x1bcccccccc": "2"}, "DDPLAUNCH_\\x1bcccccccc has no effect: ddplaunch has no such variable"),
+    ("train.py", {"DDPLAUNCH_FOO": "2"}, "DDPLAUNCH_FOO has no effect: ddplaunch has no such variable"),
+    ("train.py", {"DDPLAUNCH_LOG_LEVEL": "2"}, "DDPLAUNCH_LOG_LEVEL has no effect: ddplaunch has no such variable"),
+    ("train.py", {"DDPLAUNCH_HOST": "a"}, "DDPLAUNCH_HOST has no effect: ddplaunch has no such variable; did you mean "
+     "DDPLAUNCH_HOSTS?"),
+    ("train.py", {"DDPLAUNCH_RESTARTS": "2"}, "DDPLAUNCH_RESTARTS has no effect: ddplaunch has no such variable; did you mean "
+     "DDPLAUNCH_MAX_RESTARTS?"),
     ("--simulate train.py", {}, "--simulate has one node; for two type `--nnodes 2` as well"),
     ("--simulate train.py", {"PET_NNODES": "1"}, "--simulate has one node; for two type `--nnodes 2` as well"),
     ("--simulate --nnodes 1 train.py", {}, ""),

@@ -38,7 +38,12 @@ def test_equal_errors_are_told_once_with_their_line(check):
     result = check("import os\nif int(os.environ['RANK']) < 4:\n    raise ValueError('bad \\x1b[2J')\n").expect(1)
     assert "error: ranks 0-1,3 raised ValueError: bad \\x1b[2J: train.py:3\n" in result.out
     assert "ranks 0-1,3-5,9 of 10: 3 of them did not get through, 0 steps" in result.out
-    assert not result.err
+    assert result.err == "ddplaunch: checking ranks 0-1,3-5,9 of 10, rank 0 first\n"
+
+
+@pytest.mark.parametrize(("options", "said"), [((), "ddplaunch: checking rank 9 of 10\n"), (("--quiet",), "")])
+def test_a_check_says_at_its_start_what_it_runs_also_in_a_pipe(check, options, said):
+    assert check("pass\n", "--ranks", "9", *options).expect(0).err == said
 
 
 def test_a_rank_that_ends_without_an_exception_shows_the_end_of_its_output(check):

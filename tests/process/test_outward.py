@@ -50,6 +50,18 @@ def test_who_stops_the_job_again_does_not_wait_for_the_command(job, program):
     job.nothing_left(2)
 
 
+def test_an_agent_whose_front_was_killed_has_one_limit_for_all_that_its_command_is_to_be_told(job, program):
+    hangs = f"cat >> {job.home}/told; exec sleep 1000"
+    job.start("--notify", hangs, "--max-restarts", 3, program("behave"), "0=exit3")
+    until(lambda: job.events("generation_failed")[2:], "events that wait for the command")
+    job.process.kill()
+    job.process.wait()
+    began = time.monotonic()
+    job.nothing_left(60)
+    assert time.monotonic() - began < 30
+    assert [one["event"] for one in (told(job)[0], told(job)[-1])] == ["job_started", "job_ended"]
+
+
 def test_the_file_of_figures_says_how_far_the_job_was_and_how_it_ended(job, program):
     path = job.home / "job.prom"
     job.start("--nproc-per-node", 2, "--metrics-file", path, program("steps"))
@@ -65,6 +77,21 @@ def test_the_file_of_figures_says_how_far_the_job_was_and_how_it_ended(job, prog
         values["ddplaunch_last_progress_timestamp_seconds"]
     )
     assert [file.name for file in job.home.glob("job.prom*")] == ["job.prom"]
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("nodes", [(), ("--nnodes", 2, "--simulate")], ids=["one node", "two"])
+def test_the_last_figures_say_how_far_the_bar_of_a_worker_was_at_its_end(job, program, nodes):
+    path = job.home / "job.prom"
+    job.start(*nodes, "--metrics-file", path, program("bar_to_its_end"))
+    job.sign("ready-0")
+    until(path.exists, "the first figures")
+    ended_after = time.time()
+    (job.home / "signs" / "seen").touch()
+    job.wait().expect(0)
+    values = {line.split("{")[0]: line.split()[-1] for line in path.read_text().splitlines() if line[0] != "#"}
+    assert (values["ddplaunch_running"], values["ddplaunch_step"], values["ddplaunch_steps"]) == ("0", "100", "100")
+    assert float(values["ddplaunch_last_progress_timestamp_seconds"]) >= ended_after - 0.1
     job.nothing_left()
 
 

@@ -142,6 +142,38 @@ def test_a_name_that_is_looked_up_for_ever_keeps_nobody_from_an_address(nodes: N
     assert not asked.pid  # nobody waits for the name any more
 
 
+def test_a_name_that_is_looked_up_for_ever_keeps_nobody_from_another_name(nodes: Nodes) -> None:
+    began = nodes.loop.now()
+    nodes.meet("gpu01", "localhost")
+    _, asked = nodes.loop.questions
+    asked.answer_with(asked.question())
+    nodes.until(lambda: bool(nodes.other.reports))
+    assert nodes.other.reports == [Reached(1, "localhost")]
+    assert nodes.loop.now() - began < 1.0
+    assert not any(question.pid for question in nodes.loop.questions)
+
+
+def test_a_name_that_is_known_late_is_dialed_beside_an_address_that_leads_nowhere(nodes: Nodes) -> None:
+    nodes.meet("localhost", "192.0.2.1")
+    nodes.pass_time(1.0)
+    (asked,) = nodes.loop.questions
+    asked.answer_with(asked.question())
+    nodes.until(lambda: bool(nodes.other.reports))
+    assert nodes.other.reports == [Reached(1, "localhost")]
+
+
+def test_a_name_that_fails_is_looked_up_again_while_another_one_takes_long(nodes: Nodes) -> None:
+    nodes.meet("gpu01", "localhost")
+    hangs, asked = nodes.loop.questions
+    asked.answer_with("Temporary failure in name resolution")
+    nodes.until(lambda: len(nodes.loop.questions) > 2)
+    again = nodes.loop.questions[2]
+    assert hangs.pid
+    again.answer_with(again.question())
+    nodes.until(lambda: bool(nodes.other.reports))
+    assert nodes.other.reports == [Reached(1, "localhost")]
+
+
 def test_a_name_that_is_known_in_time_is_where_the_first_node_is_reached(nodes: Nodes) -> None:
     nodes.meet("localhost", "127.0.0.1")
     (asked,) = nodes.loop.questions

@@ -18,7 +18,7 @@ from ddplaunch.system.process.tree import children, ends_within, look, reap
 from tests.conftest import PATIENCE, descriptors, until
 
 NONE = "the lookup was killed, or could not be started"
-V4 = (socket.AF_INET, ("127.0.0.1", 4321))
+V4 = (socket.AF_INET, ("127.0.0.1", 0))
 # an owner whose lookup never ends: it says who its child is, and goes on when told to by a line on its stdin
 OWNER = """
 import socket, signal, sys
@@ -31,7 +31,7 @@ socket.getaddrinfo = hang
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.resolver import Resolver
 loop = Loop()
-resolver = Resolver(loop, [("localhost", 1)], print)
+resolver = Resolver(loop, "localhost", print)
 print(*loop.asked_pids, flush=True)
 sys.stdin.readline()
 """
@@ -82,7 +82,7 @@ def hanging(monkeypatch):
 
 
 def turn(loop: Loop, answers: Sequence[object]) -> None:
-    """Run the loop until there are answers."""
+    """Run the loop until there is an answer."""
     ends = loop.timer(loop.now() + PATIENCE, lambda: None)
     while not answers:
         assert ends.is_set, "no answer"
@@ -90,10 +90,10 @@ def turn(loop: Loop, answers: Sequence[object]) -> None:
     ends.cancel()
 
 
-def ask(loop: Loop, *queries: tuple[str, int]) -> Sequence[Answer]:
-    """Look up, and give the answers, of which there is one list alone."""
-    answered: list[Sequence[Answer]] = []
-    resolver = Resolver(loop, queries, answered.append)
+def ask(loop: Loop, host: str) -> Answer:
+    """Look up, and give the answer, of which there is one alone."""
+    answered: list[Answer] = []
+    resolver = Resolver(loop, host, answered.append)
     turn(loop, answered)
     assert len(answered) == 1
     assert child_of(loop) is None
@@ -106,12 +106,12 @@ def ask(loop: Loop, *queries: tuple[str, int]) -> Sequence[Answer]:
 
 def test_a_name_is_found_in_a_child(loop):
     answered = []
-    Resolver(loop, [("localhost", 4321)], answered.append)
+    Resolver(loop, "localhost", answered.append)
     assert not answered
     assert child_of(loop) in children(os.getpid())
     turn(loop, answered)
-    (answer,) = answered[0]
-    assert (answer.host, answer.port, answer.error) == ("localhost", 4321, "")
+    (answer,) = answered
+    assert (answer.host, answer.error) == ("localhost", "")
     assert V4 in answer.targets
 
 
@@ -119,46 +119,37 @@ def test_a_name_is_found_in_a_child(loop):
     ("address", "target"),
     [
         ("127.0.0.1", V4),
-        ("203.0.113.7", (socket.AF_INET, ("203.0.113.7", 4321))),
-        ("2001:db8::7", (socket.AF_INET6, ("2001:db8::7", 4321, 0, 0))),
-        ("fe80::7%lo", (socket.AF_INET6, ("fe80::7", 4321, 0, 1))),
+        ("203.0.113.7", (socket.AF_INET, ("203.0.113.7", 0))),
+        ("2001:db8::7", (socket.AF_INET6, ("2001:db8::7", 0, 0, 0))),
+        ("fe80::7%lo", (socket.AF_INET6, ("fe80::7", 0, 0, 1))),
     ],
 )
 def test_a_numeric_address_is_answered_at_once_without_a_child(loop, hanging, address, target):
     answered = []
-    Resolver(loop, [(address, 4321)], answered.append)
-    assert answered == [[Answer(address, 4321, (target,))]]
+    Resolver(loop, address, answered.append)
+    assert answered == [Answer(address, (target,))]
     assert child_of(loop) is None
 
 
 def test_a_name_that_nobody_knows_is_an_error_in_the_words_of_getaddrinfo(loop):
     with pytest.raises(socket.gaierror) as known:
         socket.getaddrinfo("nobody.invalid", 1)
-    (answer,) = ask(loop, ("nobody.invalid", 1))
-    assert answer == Answer("nobody.invalid", 1, (), str(known.value.strerror))
+    assert ask(loop, "nobody.invalid") == Answer("nobody.invalid", (), str(known.value.strerror))
 
 
 @pytest.mark.parametrize("name", ["ä..b", "x" * 300, "ä" * 300, "\udcff", "::g", "127.0.0.1 x", ""], ids=ascii)
 def test_what_cannot_be_a_name_is_an_error(loop, name):
-    (answer,) = ask(loop, (name, 1))
+    answer = ask(loop, name)
     assert answer.host == name
     assert answer.targets == ()
     assert answer.error
-
-
-def test_queries_are_answered_in_their_order_each_with_its_port(loop):
-    queries = [("localhost", 7), ("203.0.113.7", 7), ("nobody.invalid", 7), ("localhost", 8), ("203.0.113.7", 8)]
-    answers = ask(loop, *queries)
-    assert [(answer.host, answer.port) for answer in answers] == queries
-    assert all(sockaddr[1] == answer.port for answer in answers for _, sockaddr in answer.targets)
-    assert [bool(answer.targets) for answer in answers] == [True, True, False, True, True]
 
 
 def test_an_address_that_is_found_twice_is_given_once(loop, monkeypatch):
     """As when it stands twice in /etc/hosts."""
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: 2 * real(*args, **more))
-    (answer,) = ask(loop, ("localhost", 4321))
+    answer = ask(loop, "localhost")
     assert answer.targets.count(V4) == 1
 
 
@@ -171,8 +162,8 @@ def test_an_answer_larger_than_a_pipe_arrives_whole(loop, monkeypatch):
         return many
 
     monkeypatch.setattr(socket, "getaddrinfo", find)
-    (answer,) = ask(loop, ("many", 4321))
-    assert answer.targets == tuple((family, (address, 4321)) for family, _, _, _, (address, _) in many)
+    answer = ask(loop, "many")
+    assert answer.targets == tuple((family, (address, 0)) for family, _, _, _, (address, _) in many)
 
 
 # --- a lookup that hangs
@@ -180,7 +171,7 @@ def test_an_answer_larger_than_a_pipe_arrives_whole(loop, monkeypatch):
 
 def test_a_lookup_under_way_is_ended_by_close_and_never_answered(loop, hanging):
     answered = []
-    resolver = Resolver(loop, [("localhost", 1)], answered.append)
+    resolver = Resolver(loop, "localhost", answered.append)
     child = child_of(loop)
     assert child is not None
     loop.post(None)
@@ -215,7 +206,7 @@ def test_signals_that_are_not_meant_for_the_child_do_not_reach_our_handlers_thro
     before = signal.signal(signum, lambda *_: None)
     old = signal.set_wakeup_fd(wakeup)
     try:
-        resolver = Resolver(loop, [("localhost", 1)], lambda _: None)
+        resolver = Resolver(loop, "localhost", lambda _: None)
         assert child_of(loop) is not None
         os.kill(child_of(loop), signum)
         until(lambda: waits_for_nothing_but_kill(child_of(loop)), "the signal to be pending")
@@ -238,13 +229,11 @@ def waits_for_nothing_but_kill(pid: int | None) -> bool:
 
 def test_a_child_that_was_killed_is_an_error(loop, hanging):
     answered = []
-    Resolver(loop, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
+    Resolver(loop, "localhost", answered.append)
     assert child_of(loop) is not None
     os.kill(child_of(loop), signal.SIGKILL)
     turn(loop, answered)
-    assert answered == [
-        [Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))],
-    ]
+    assert answered == [Answer("localhost", (), NONE)]
 
 
 def test_the_child_dies_with_its_owner():
@@ -274,7 +263,7 @@ def test_the_child_holds_nothing_that_is_ours(loop, hanging):
         server.bind(("127.0.0.1", 0))
         server.listen()
         address = server.getsockname()
-        resolver = Resolver(loop, [("localhost", 1)], lambda _: None)
+        resolver = Resolver(loop, "localhost", lambda _: None)
         until(lambda: len(os.listdir(f"/proc/{child_of(loop)}/fd")) <= 4, "the child to let go")
     with socket.socket() as other:
         other.bind(address)
@@ -286,44 +275,40 @@ def test_the_child_holds_nothing_that_is_ours(loop, hanging):
 
 def test_an_owner_that_reaps_other_children_leaves_this_one_to_us(loop):
     answered = []
-    Resolver(loop, [("localhost", 4321)], answered.append)
+    Resolver(loop, "localhost", answered.append)
     child = child_of(loop)
     assert child is not None
     assert child in children(os.getpid())
     until(lambda: (process := look(child)) is not None and process.state == "Z", "the child to end")
     reap(keep={child, *(pid for pid in children(os.getpid()) if not is_resolver(pid))})
     turn(loop, answered)
-    assert V4 in answered[0][0].targets
+    assert V4 in answered[0].targets
 
 
 def test_the_answered_may_close_and_ask_again(loop):
     answered = []
     resolvers = []
 
-    def again(answers):
+    def again(answer):
         resolvers[0].close()
-        Resolver(loop, [("localhost", 4321)], answered.append)
-        assert answers
+        Resolver(loop, "localhost", answered.append)
+        assert answer.targets
 
-    resolvers.append(Resolver(loop, [("localhost", 4321)], again))
+    resolvers.append(Resolver(loop, "localhost", again))
     turn(loop, answered)
-    assert V4 in answered[0][0].targets
+    assert V4 in answered[0].targets
 
 
 @pytest.mark.parametrize("call", ["fork", "pipe2"])
-def test_without_room_for_a_process_the_answers_are_there_at_once_and_those_of_names_are_errors(
-    loop, monkeypatch, call
-):
+def test_without_room_for_a_process_the_answer_is_there_at_once_and_an_error(loop, monkeypatch, call):
     def refuse(*_):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(posix if call == "fork" else os, call, refuse)
     answered = []
-    Resolver(loop, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
+    Resolver(loop, "localhost", answered.append)
     assert child_of(loop) is None
-    assert answered == [
-        [Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))],
-    ]
+    assert answered == [Answer("localhost", (), NONE)]
 
 
 WAITER = """

@@ -63,6 +63,17 @@ def test_a_job_runs_on_the_hosts_in_their_order(job, env, program):
     assert {place["MASTER_ADDR"] for place in places} == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize(
+    ("hosts", "node_of"), [("127.0.0.1,127.0.0.1", "00"), ("127.0.0.1,127.0.0.1,127.0.0.2", "001")]
+)
+def test_a_host_runs_a_worker_for_each_time_that_it_is_listed(job, env, program, hosts, node_of):
+    job.start("--hosts", hosts, program("place"), env=env)
+    job.wait().expect(0)
+    places = [json.loads(place)["variables"] for place in job.signs("place", len(node_of))]
+    assert "".join(place["GROUP_RANK"] for place in places) == node_of
+    assert {place["WORLD_SIZE"] for place in places} == {str(len(node_of))}
+
+
 def test_variables_of_the_caller_go_along_and_those_of_the_host_stay(job, env, ssh, program):
     typed = {"LEARNING_RATE": "0.1", "HOME": "/home/typed", "SSH_TTY": "/dev/pts/9"}
     job.start("--hosts", "127.0.0.9:1", program("place"), env=env | typed)
@@ -214,6 +225,24 @@ def test_a_host_that_was_given_up_is_not_waited_for(job, env, program):
     assert "going on without refusing: ssh connection refused" in result.err
     places = [json.loads(place)["variables"] for place in job.signs("place", 4)]
     assert {place["GROUP_WORLD_SIZE"] for place in places} == {"2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--spares", 1), "going on without off: no route to host; no spare is left\n"),
+        (("--nnodes", "2:3"), "going on without off: no route to host\n"),
+    ],
+)
+def test_a_host_that_is_off_while_the_job_runs_on_the_others_is_named(job, env, ssh, program, options, line):
+    options = (*options, "--rdzv-conf", "last_call_timeout=0")
+    process = start(job, env, *options, program("restarts"), "stays_until_told", hosts="127.0.0.1,127.0.0.2,off")
+    job.signs("place-0", 4)
+    (ssh / "off.noticed").touch()
+    said = (raw.decode() for raw in process.stderr)
+    assert next(each for each in said if "going on without" in each).endswith(line)
+    (job.home / "signs" / "go").touch()
+    assert "off" not in job.wait().expect(0).err
 
 
 def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 SAYS = {  # what OpenSSH prints before it ends with 255
     "unknown": "ssh: Could not resolve hostname unknown: Name or service not known",
@@ -43,6 +44,11 @@ def main():
         file.write("\n".join([*options, command]))
     if host in SAYS:
         print(SAYS[host], file=sys.stderr)
+        sys.exit(255)
+    if host == "off":
+        while not os.path.exists(os.path.join(folder, "off.noticed")):
+            time.sleep(0.01)
+        print("ssh: connect to host off port 22: No route to host", file=sys.stderr)
         sys.exit(255)
     if host == "hanging":
         threading.Event().wait()

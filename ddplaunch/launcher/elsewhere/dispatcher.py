@@ -326,22 +326,27 @@ class Dispatcher(Lead):
                 agent.lose(CLOSED if has_ended else error.reason, has_ended=has_ended)
         if status == exitcodes.BUG:  # our traceback is in what ssh or the agent has written
             self._console.write(host.own_output)
-        if not host.given_up and not self._has_begun:
+        has_joined = agent is not None and agent.id is not None  # then the coordinator says what its loss means
+        if not host.given_up and not (self._has_begun and has_joined):
             self._host_failed(host, error)
         self._startup.start_next()
 
     # --- failures
 
     def _host_failed(self, host: HostConnection, error: HostError) -> None:
-        """Handle a host on which the job cannot run; the job ends unless enough other hosts are left."""
+        """Handle a host on which the job cannot run; a job that has not begun ends unless enough other hosts are left."""
         node_rank, statuses = host.agent.node_rank, self._statuses
         if self._startup.is_stopped or node_rank in statuses.errors:
             return
-        others = (other for other in self._hosts if other is not host and not other.given_up)
+        others = [other for other in self._hosts if other is not host and not other.given_up]
         usable = sum(other.phase is not HostPhase.CLOSED for other in others)
-        if statuses.can_go_on_without(usable):
+        if self._has_begun or statuses.can_go_on_without(usable):
             host.given_up = True
-            self._reporter.print(f"going on without {host}: {below(error.message)}")
+            may_be_spare = bool(self.coordinator.state.spares) or any(not other.is_ready for other in others)
+            has_no_spare = self._has_begun and self._spec.spares and not may_be_spare
+            self._reporter.print(
+                f"going on without {host}: {below(error.message)}" + ("; no spare is left" if has_no_spare else "")
+            )
             self.coordinator.feed(decide.NodeGivenUp(node_rank, self._loop.now()))
             return
         statuses.errors[node_rank] = error

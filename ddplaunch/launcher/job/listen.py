@@ -62,13 +62,13 @@ def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, 
 def _look_up_own_name(name: str, loop: Loop, reporter: Reporter) -> None:
     """Warn if the name under which other nodes, started by hand, look for node 0 leads nowhere: they would say so there only."""
 
-    def on_answer(answers: Sequence[Answer]) -> None:
-        if why := answers[0].error:
+    def on_answer(answer: Answer) -> None:
+        if why := answer.error:
             reporter.print(
                 f"warning: the other nodes look for this one as {name}, which cannot be looked up here: {why}"
             )
 
-    Resolver(loop, [(name, 0)], on_answer)  # a numeric address has no such error
+    Resolver(loop, name, on_answer)  # a numeric address has no such error
 
 
 def _listen_if_here(request: JoinRequest, coordinator: Coordinator, loop: Loop) -> Agents | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from math import inf
 
 from ddplaunch.reach.channel.dialer import Dialer, Target
@@ -13,7 +13,8 @@ from ddplaunch.system.net.addresses import is_numeric
 from ddplaunch.system.net.resolver import Answer, Resolver
 
 LOOK_UP_AGAIN = 1.0  # seconds until a name that was not known is looked up again
-NUMERIC_AFTER = 3.0  # seconds in which names are looked up before the numeric addresses are dialed alone
+# seconds until the addresses that are known are dialed, if a name is still being looked up: it may be the better one
+KNOWN_AFTER = 0.5
 _CONNECTION_REFUSED = "connection refused"
 
 Place = tuple[str, int]  # a name or an address of a host, and a port
@@ -31,60 +32,47 @@ class Search:
         self._opened = opened
         self.refusals = Refusals()
         self.places: tuple[Place, ...] = ()
-        self._moves_within = inf  # seconds after which names are looked up again: the node may have moved; inf: never
-        self._names: dict[str, str] = {}  # what the targets were called, by numeric address
+        self._names: dict[str, _Name] = {}  # of the places, in their order
         self._targets: list[Target] = []  # the addresses that are being dialed
-        self._resolver: Resolver | None = None  # of the last look-up
-        self._look_up_at = loop.timer(None, self._look_up)
-        self._numeric_at = loop.timer(None, self._dial_numeric)  # set until the first look-up is over
+        self._known_at = loop.timer(
+            None, self._dial
+        )  # set until the known addresses are dialed, or all names are known
         self._dialer = Dialer(loop, key, opened=self._on_opened, refused=self.refusals.add, user_timeout=user_timeout)
 
     def begin(self, places: Iterable[Place], *, moves_within: float = inf) -> None:
         """Look for the node at these places, in this order; look names up again after so many seconds: it may have moved."""
-        self.places, self._moves_within = tuple(places), moves_within
+        self.places = tuple(places)
         self.refusals.forget()
-        self._names.clear()
-        self._numeric_at.set(self._loop.now() + NUMERIC_AFTER)
-        self._look_up()
+        self._forget_names()
+        hosts = dict.fromkeys(host for host, _ in self.places)
+        self._names = {host: _Name(self._loop, host, self._on_answer, moves_within) for host in hosts}
+        self._known_at.set(self._loop.now() + KNOWN_AFTER)
+        for name in self._names.values():
+            name.look_up()
 
     def stop(self) -> None:
         """Look for the node no longer."""
-        self._look_up_at.cancel()
-        self._numeric_at.cancel()
-        if self._resolver is not None:
-            self._resolver.close()
+        self._known_at.cancel()
+        self._forget_names()
         self._dialer.stop()
         self._targets = []
 
-    def _look_up(self) -> None:
-        """Look up all names again, in place of a look-up that is under way."""
-        self._look_up_at.cancel()
-        if self._resolver is not None:
-            self._resolver.close()
-        self._resolver = Resolver(self._loop, self.places, self._on_looked_up)
+    def _forget_names(self) -> None:
+        for name in self._names.values():
+            name.forget()
 
-    def _on_looked_up(self, answers: Sequence[Answer]) -> None:
-        """Dial the addresses that were found; if a name was not, look all up again soon. Called by the resolver."""
-        self._numeric_at.cancel()
-        for answer in answers:
-            if answer.error:
-                self.refusals.add(answer.host, answer.error)
-                self._look_up_at.set(self._loop.now() + LOOK_UP_AGAIN)
-        if self._moves_within < inf:
-            self._look_up_at.set_by(self._loop.now() + self._moves_within)
-        self._dial(answers)
+    def _on_answer(self, answer: Answer) -> None:
+        """Dial the addresses that are known, unless names that are better may still be known in time. Called by a name."""
+        if answer.error:
+            self.refusals.add(answer.host, answer.error)
+        if all(name.is_answered for name in self._names.values()):
+            self._known_at.cancel()
+        if not self._known_at.is_set:
+            self._dial()
 
-    def _dial_numeric(self) -> None:
-        """Dial the numeric addresses without the names: a dead name server answers too late. Called by the loop."""
-        numeric = [(host, port) for host, port in self.places if is_numeric(host)]
-        Resolver(self._loop, numeric, self._dial)  # which answers at once
-
-    def _dial(self, answers: Sequence[Answer]) -> None:
-        """Dial these addresses, unless they are dialed already."""
-        for answer in answers:
-            for _, sockaddr in answer.targets:
-                self._names.setdefault(str(sockaddr[0]), answer.host)
-        targets = list(dict.fromkeys(target for answer in answers for target in answer.targets))
+    def _dial(self) -> None:
+        """Dial the addresses that are known, in the order of their places, unless they are dialed already."""
+        targets = list(dict.fromkeys(each for host, port in self.places for each in self._names[host].at(port)))
         if targets and targets != self._targets:
             self._targets = targets
             self._dialer.set_targets(targets)
@@ -92,7 +80,52 @@ class Search:
     def _on_opened(self, peer: Peer) -> None:
         """Hand the connection to `opened`, and end the search. Called by the dialer."""
         self.stop()
-        self._opened(peer, self._names.get(peer.address, peer.address))
+        found_as = (host for host, name in self._names.items() if peer.address in name.addresses)
+        self._opened(peer, next(found_as, peer.address))
+
+
+class _Name:
+    """A name of the node, or an address: looked up until it is known, and again where the node may have moved."""
+
+    def __init__(self, loop: Loop, host: str, answered: Callable[[Answer], None], moves_within: float) -> None:
+        """`answered` gets each answer; a known name is looked up again after `moves_within` seconds."""
+        self._loop = loop
+        self._host = host
+        self._answered = answered
+        self._moves_within = moves_within
+        self._targets: tuple[Target, ...] = ()  # with 0 for a port, as last known
+        self.is_answered = False
+        self._resolver: Resolver | None = None  # of the last look-up
+        self._again_at = loop.timer(None, self.look_up)
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """The numeric addresses of the name."""
+        return frozenset(str(address) for _, (address, *_) in self._targets)
+
+    def at(self, port: int) -> Iterable[Target]:
+        """Return the addresses with this port."""
+        return [(family, (address, port, *more)) for family, (address, _, *more) in self._targets]
+
+    def look_up(self) -> None:
+        """Ask for the addresses."""
+        self._resolver = Resolver(self._loop, self._host, self._on_answer)
+
+    def forget(self) -> None:
+        """End a look-up that is under way, and look the name up no more."""
+        self._again_at.cancel()
+        if self._resolver is not None:
+            self._resolver.close()
+
+    def _on_answer(self, answer: Answer) -> None:
+        """Keep the addresses, of a name server that fails the ones before; plan the next look-up. Called by the resolver."""
+        self.is_answered = True
+        self._targets = answer.targets or self._targets
+        if answer.error:
+            self._again_at.set(self._loop.now() + LOOK_UP_AGAIN)
+        elif self._moves_within < inf and not is_numeric(self._host):
+            self._again_at.set(self._loop.now() + self._moves_within)
+        self._answered(answer)
 
 
 class Refusals:

@@ -226,8 +226,10 @@ class BehindFront(ABC):
                 self._reporter.print(text)
 
     def _wait_for_errands(self) -> None:
-        """Wait until all is told to programs outside, unless the user does not wait; each errand has a time limit."""
+        """Wait until all is told to programs outside, as long as there is time for that and the user waits."""
         before = self._signals.stop_signals
+        for one in self._errands:
+            one.end_in_time()
         while any(one.is_busy for one in self._errands) and self._signals.stop_signals == before:
             self._loop.run_once()
 

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.coordinator import Coordinator
     from ddplaunch.launcher.node.context import AgentContext
     from ddplaunch.record.window.questions import Answer
+    from ddplaunch.system.loop.loop import Pending
 
 LIMIT = 10.0  # seconds that a command has, or a disk
+AT_END = 12.0  # seconds that all that is left to do has, once the job has ended
 MOST = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
 _ANSWER_WITHIN = 2.0  # seconds that the nodes have to say how their workers are
 EVERY = 15.0  # seconds from one writing of the figures to the next
@@ -62,8 +64,11 @@ class Errands:
         self._warn: Callable[[str], None] | None = warn
         self._name = name  # the option, for the warning
         self._waiting: deque[Errand] = deque()
+        self._pending: Pending[str] | None = None  # the errand that is being done, or was last
         self.is_busy = False
         self._is_stuck = False
+        self._hurries_at = loop.timer(None, self._hurry)
+        self._gives_up_at = loop.timer(None, self._give_up)
 
     def add(self, errand: Errand, *, most: int) -> None:
         """Do this after those that wait; of more than `most` that wait, the oldest are dropped."""
@@ -75,10 +80,28 @@ class Errands:
         if not self.is_busy:
             self._next()
 
+    def end_in_time(self) -> None:
+        """Take AT_END for all that is left; the last of it, which tells of the end of the job, has at least half of that."""
+        self._hurries_at.set(self._loop.now() + AT_END / 2)
+        self._gives_up_at.set(self._loop.now() + AT_END)
+
+    def _hurry(self) -> None:
+        """Do the last that waits now, and nothing before it. Called by the loop."""
+        if self._waiting and self._pending is not None:
+            last = self._waiting.pop()
+            self._give_up()
+            self._is_stuck = False
+            self.add(last, most=1)
+
+    def _give_up(self) -> None:
+        """Do nothing more, as if what is being done could not be ended. Called by the loop."""
+        if self._pending is not None:
+            self._pending.give_up()
+
     def _next(self) -> None:
         self.is_busy = bool(self._waiting)
         if self.is_busy:
-            self._loop.ask(self._waiting.popleft(), _STUCK, self._done, within=LIMIT + _MARGIN)
+            self._pending = self._loop.ask(self._waiting.popleft(), _STUCK, self._done, within=LIMIT + _MARGIN)
 
     def _done(self, why: str) -> None:
         if why and self._warn is not None:
@@ -185,7 +208,9 @@ class JobProgress:
         if plan is None:
             return None
         if state.end.status is not None:  # nobody can be asked any more, but each end says how far its worker came
-            self._note({end.rank: end.progress for end in state.generation.exits if end.progress is not None}, [])
+            ends = state.generation.exits
+            reached = {end.rank: progress for end in ends if (progress := end.progress or end.bar) is not None}
+            self._note(reached, [end.quiet for end in ends if end.quiet is not None])
         # times of other clocks become times since the epoch
         started_at = time.time() - (reporter.clock() - reporter.story.began)
         last_busy = max(state.idleness.progress_at, state.generation.began_at)  # as the checks of --hang-timeout saw it

@@ -83,10 +83,10 @@ class Workers:
     @property
     def written(self) -> dict[int, Written]:
         """What each worker has written to its pipes, by rank; without those that have written nothing."""
-        output = self._output
-        return {
-            rank: Written(quiet, output.written[rank], output.last_line(rank)) for rank, quiet in self.quiet.items()
-        }
+        return {rank: self._written(rank, quiet) for rank, quiet in self.quiet.items()}
+
+    def _written(self, rank: int, quiet: float) -> Written:
+        return Written(quiet, self._output.written[rank], self._output.last_line(rank))
 
     @property
     def progress(self) -> dict[int, Progress]:
@@ -190,6 +190,8 @@ class Workers:
         exception = error_file.content(self._setup.error_file(rank))  # as the worker recorded it; empty: it did not
         if exception:
             folder.keep_exception(self._setup.generation, rank, plan.local_rank, exception)
+        quiet = self.quiet.get(rank)
+        written = self._written(rank, quiet) if quiet is not None else None
         _, stderr_log = folder.log_names(self._setup.generation, rank, plan.local_rank)
         has_log = folder.whole and not plan.terminal  # `whole` is the path of the run's folder
         return WorkerExit(
@@ -209,6 +211,8 @@ class Workers:
             stderr_tail=_shortened(self._output.tail(rank)),
             log=f"{folder.whole}/{stderr_log}" if has_log else None,
             progress=self._setup.error_files.progress(self._setup.generation, rank),
+            bar=error_file.progress_of_bar(written.last, written.seconds) if written is not None else None,
+            quiet=quiet,
         )
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:

@@ -118,14 +118,16 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, `node`, and put all workers into one plan."""
     run_id, number = run_id_of(spec), allocation.nnodes[1] - spec.spares
     nodes = [assign.simulated(node, node_rank, number, spec.simulate) for node_rank in range(number)]
-    here = make_plan(spec, allocation, nodes[0], run_id=run_id)
+    slots = [host.slots for host in allocation.start[:number]] or [None] * number
+    specs = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
+    here = make_plan(specs[0], allocation, nodes[0], run_id=run_id)
+    if any(given is not None for given in slots):
+        here = replace(here, reasons={**here.reasons, "workers": "as given for each host"})
     if not spec.simulate:
         here = replace(here, notes=(*here.notes, *_assumption(allocation, node.host)))
     is_per_rank = allocation.task is not None  # other ranks are other commands, of which this one knows nothing
     if is_per_rank or allocation.nnodes[1] == 1:
         return here
-    slots = [host.slots for host in allocation.start[:number]] or [None] * number
-    specs = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
     workers = [count_workers(one, allocation, like)[0] for one, like in zip(specs, nodes, strict=True)]
     agents = tuple(
         PlannedAgent(agent.host, number) for agent, number in zip(here.agents[:number], workers, strict=True)
@@ -152,13 +154,11 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         )
         for index, one in enumerate(specs)
     ]
-    has_slots = any(given is not None for given in slots)
     return replace(
         here,
         nnodes=number,
         agents=agents,
         workers=tuple(worker for plan in plans for worker in plan.workers),
-        reasons={**here.reasons, "workers": "as given for each host"} if has_slots else here.reasons,
     )
 
 

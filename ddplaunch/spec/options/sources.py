@@ -19,6 +19,7 @@ from ddplaunch.system.words import did_you_mean, why_failed
 _FILES = {"pyproject.toml": Source.PYPROJECT, "ddplaunch.toml": Source.FILE}
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file
+_PREFIX = "DDPLAUNCH_"  # of our variables
 _NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_HOST, token.RDZV_PORT, token.TASKS_PER_NODE})
 
 
@@ -36,10 +37,12 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     """Yield a note on each variable that looks like one of ours and is none; not in a worker, which has others of ours."""
     if "DDPLAUNCH_RUN_ID" in env:
         return
-    known = {name for option in OPTIONS for name, _ in option.variables if name.startswith("DDPLAUNCH_")} | _NO_OPTIONS
-    for name in sorted(name for name in without_links(env) if name.startswith("DDPLAUNCH_") and name not in known):
-        meant = did_you_mean(name, sorted(known), cutoff=0.7)
-        yield f"{name} has no effect: ddplaunch has no such variable" + (f"; did you mean {meant}?" if meant else "")
+    known = {name for option in OPTIONS for name, _ in option.variables if name.startswith(_PREFIX)} | _NO_OPTIONS
+    after_prefix = sorted(name.removeprefix(_PREFIX) for name in known)  # the prefix makes all alike
+    for name in sorted(name for name in without_links(env) if name.startswith(_PREFIX) and name not in known):
+        meant = did_you_mean(name.removeprefix(_PREFIX), after_prefix, cutoff=0.75)
+        hint = f"; did you mean {_PREFIX}{meant}?" if meant else ""
+        yield f"{name} has no effect: ddplaunch has no such variable{hint}"
 
 
 def ignored_links(env: Mapping[str, str]) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""Looks up host names in a child, since getaddrinfo may take a minute. Has no timeout: the caller closes it."""
+"""Looks up a host name in a child, since getaddrinfo may take a minute. Has no timeout: the caller closes it."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -20,41 +20,32 @@ _SLOW = 3.0  # seconds after which a line says that a name is being looked up
 
 
 class Answer(Struct, frozen=True):
-    """The result of one query."""
+    """The addresses of a host, or why there are none."""
 
     host: str
-    port: int
-    targets: tuple[Target, ...] = ()  # in the order in which they are to be tried (RFC 6724)
+    targets: tuple[Target, ...] = ()  # with 0 for a port, in the order in which they are to be tried (RFC 6724)
     error: str = ""  # why there is none, as getaddrinfo reports it
 
 
 class Resolver:
-    """One lookup of several host names.
+    """The lookup of one host name.
 
-    `answered` is called once with an answer to each query, in their order: at once, before this object is made, if all
-    are numeric or the machine has no room for a child, else from the loop.
+    `answered` is called once: at once, before this object is made, if the name is numeric or the machine has no room for a
+    child, else from the loop.
     """
 
-    def __init__(
-        self, loop: Loop, queries: Sequence[tuple[str, int]], answered: Callable[[Sequence[Answer]], None]
-    ) -> None:
-        """Look up the hosts of `queries` (host and port) in a child; `answered` gets one answer for each query."""
-        self._queries = tuple(queries)
+    def __init__(self, loop: Loop, host: str, answered: Callable[[Answer], None]) -> None:
+        """Look the host up in a child; `answered` gets the answer."""
+        self._host = host
         self._answered = answered
-        hosts = dict.fromkeys(host for host, _ in queries)
-        # addresses in digits need no lookup, and reading them never blocks; for a name, the result is a text that says why not
-        read = {host: _look_up(host, socket.AI_NUMERICHOST) for host in hosts}
-        self._numeric = {host: found for host, found in read.items() if not isinstance(found, str)}
-        unknown = [host for host in hosts if host not in self._numeric]
-        self._pending: Pending[Mapping[str, Found]] | None = None
-        if unknown:
-            self._pending = loop.ask(
-                lambda: {host: _look_up(host) for host in unknown},
-                dict.fromkeys(unknown, "the lookup was killed, or could not be started"),
-                self._answer,
-            )
+        self._pending: Pending[Found] | None = None
+        # an address in digits needs no lookup, and reading it never blocks; for a name, the result is a text that says why not
+        numeric = _look_up(host, socket.AI_NUMERICHOST)
+        if isinstance(numeric, str):
+            killed = "the lookup was killed, or could not be started"
+            self._pending = loop.ask(lambda: _look_up(host), killed, self._answer)
         else:
-            self._answer({})
+            self._answer(numeric)
 
     def close(self) -> None:
         """End a lookup that is still under way; `answered` will not be called any more."""
@@ -62,17 +53,18 @@ class Resolver:
         if self._pending is not None:
             self._pending.give_up()
 
-    def _answer(self, looked_up: Mapping[str, Found]) -> None:
-        """Answer all queries; `looked_up` is the result of `_look_up` for each host that is not numeric."""
-        found = {**looked_up, **self._numeric}
-        self._answered([_answer(host, port, found[host]) for host, port in self._queries])
+    def _answer(self, found: Found) -> None:
+        if isinstance(found, str):
+            self._answered(Answer(self._host, error=found))
+        else:
+            self._answered(Answer(self._host, tuple(found)))
 
 
 def look_up(host: str, slow: Callable[[], None]) -> Answer:
     """Look a host up where no loop runs yet; `slow` is called if that takes seconds."""
     answers: list[Answer] = []
     loop = Loop()
-    resolver = Resolver(loop, [(host, 0)], answers.extend)
+    resolver = Resolver(loop, host, answers.append)
     loop.timer(loop.now() + _SLOW, slow)
     try:
         while not answers:
@@ -91,12 +83,6 @@ def leads_to(host: str, address: str) -> bool:
         return host.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower()
     found = _look_up(host)
     return not isinstance(found, str) and address in [str(sockaddr[0]) for _, sockaddr in found]
-
-
-def _answer(host: str, port: int, found: Found) -> Answer:
-    if isinstance(found, str):
-        return Answer(host, port, error=found)
-    return Answer(host, port, tuple((family, (address, port, *more)) for family, (address, _, *more) in found))
 
 
 def _look_up(host: str, flags: int = 0) -> Found:

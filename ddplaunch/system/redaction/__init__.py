@@ -73,7 +73,7 @@ class Redactor:
                 found.append(self._value(option, word))
             elif equals and is_secret(name) and re.fullmatch(r"[\w.+~/-]*", name):
                 found.append(f"{name}={self._value(name, value)}")
-            elif before in ("-u", "--user", "--proxy-user") and colon and not password.isdigit():
+            elif before in ("-u", "--user", "--proxy-user") and colon and not (user + password).isdigit():  # UID:GID
                 found.append(f"{user}:{self._value('password', password)}")
             elif program == "sshpass" and before == "-p":
                 found.append(self._value("password", word))

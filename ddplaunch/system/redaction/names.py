@@ -32,6 +32,13 @@ _TELLING_OF_ONE = frozenset((
     "sec", "hash", "digest", "format", "version", "mode", "method", "callback", "fn", "func", "function", "scope",
     "scopes", "error", "errors", "field", "fields", "header", "column", "strategy", "classification", "parallel",
 ))  # fmt: skip
+# a name with one of these counts or bounds something: a number beside it is no secret
+_COUNTING = frozenset(("max", "min", "num", "n", "number", "count", "total", "per", "limit"))
+# a name that ends so measures something, as one that tells of a secret may
+_MEASURING = frozenset((
+    "window", "chunk", "chunks", "capacity", "width", "height", "depth", "step", "steps", "bits", "bytes", "rounds", "interval",
+    "lifetime", "age", "expire", "minutes", "hours", "days", "ms", "retries", "attempts", "delay", "port", "threshold",
+))  # fmt: skip
 # of these the id is as secret, or useless to hide but for what it is beside
 _WITH_SECRET_ID = frozenset(("key", "secret"))
 _PASSWORDS = frozenset((
@@ -82,23 +89,34 @@ def is_secret(name: str) -> bool:
     lowered = name[-LONGEST:].lower()
     if not any(part in lowered for part in PARTS):
         return False
-    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]  # of hf_token, dbPassword
-    while len(words) > 1 and words[-1] in _SAYING_NOTHING:
-        words.pop()
+    words = _words(name)
     if not words:
         return False
     if "webhook" in words or lowered.endswith("webhook"):
         return True
-    is_secret_id = len(words) > 1 and words[-1] == "id" and words[-2] in _WITH_SECRET_ID
-    if words[-1] in _TELLING_OF_ONE and not is_secret_id:  # token_file
+    if _tells_of_one(words):
         return False
     return any(_tells(words, at, is_constant=name.isupper()) for at in range(len(words)))
 
 
-def is_password(name: str) -> bool:
-    """Whether a number, too, is a secret beside this name: a token of that kind is one of a text."""
-    lowered = name.lower()
-    return any(part in lowered for part in ("passw", "passphrase", "passcode", "pwd", "secret"))
+def _is_of_numbers(name: str) -> bool:
+    """Whether the name of a secret is rather one of a number: TOKEN_PER_GPU, max_new_token, WEBHOOK_PORT."""
+    words = _words(name)
+    return any(word in _COUNTING for word in words) or words[-1] in _MEASURING or _tells_of_one(words)
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name in lower case, of hf_token and dbPassword too, without those at its end that say nothing."""
+    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]
+    while len(words) > 1 and words[-1] in _SAYING_NOTHING:
+        words.pop()
+    return words
+
+
+def _tells_of_one(words: list[str]) -> bool:
+    """Whether a name of these words ends as one that tells of a secret: token_file, but not secret_key_id."""
+    is_secret_id = len(words) > 1 and words[-1] == "id" and words[-2] in _WITH_SECRET_ID
+    return words[-1] in _TELLING_OF_ONE and not is_secret_id
 
 
 def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
@@ -107,7 +125,7 @@ def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
     if word in _PASSWORDS or word.endswith((*_PASSWORD_ENDINGS, *_KEY_ENDINGS)) or word in ("jwt", "authorization"):
         return True
     if word.endswith("token"):  # TOKEN_GITHUB, but not TokenClassificationOutput
-        return before not in BEFORE_TEXT_TOKEN and (is_last or is_constant)
+        return (word.removesuffix("token") or before) not in BEFORE_TEXT_TOKEN and (is_last or is_constant)
     if word == "tokens":
         return before in _BEFORE_LOGIN_TOKENS
     if word == "keys":
@@ -143,14 +161,14 @@ _FILE = r"(?:[\w.-]+/)*[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|c
 
 
 def is_value(text: str, name: str) -> bool:
-    """Whether a text beside the name of a secret is a secret: no placeholder, path, type or switch, and no number of tokens."""
+    """Whether a text beside the name of a secret is a secret: no placeholder, path, type or switch, and no count."""
     text = text.strip()
     if not text or text.lower() in _NOTHING:
         return False
     if len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
         return False
-    is_short_number = len(text) < 12 and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text)
-    if is_short_number and not is_password(name):
+    is_number = len(text) < 1000 and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text)
+    if is_number and _is_of_numbers(name):
         return False
     if re.fullmatch(_FILE, text[:1000]):
         return False

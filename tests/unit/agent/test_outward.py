@@ -8,7 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.launcher.node.outward import Errands, Figures, MetricsFile, Notifier, render, run_command, write_whole
+from ddplaunch.launcher.node.outward import (
+    AT_END,
+    Errands,
+    Figures,
+    MetricsFile,
+    Notifier,
+    render,
+    run_command,
+    write_whole,
+)
 from ddplaunch.record.events import Event
 from ddplaunch.spec.outcome import Progress
 from tests.loops import FakeLoop
@@ -50,6 +59,29 @@ def test_an_errand_that_no_kill_ends_is_the_last():
     assert len(loop.questions) == 1
     assert not errands.is_busy
     assert warned == ["--metrics-file x: did not end in time, and is not tried again"]
+
+
+def test_at_the_end_one_limit_counts_for_all_and_the_last_has_half_of_it():
+    loop = FakeLoop()
+    errands, began = Errands(loop, lambda _: None, "--notify x"), loop.now()
+    for name in "abcd":
+        errands.add(lambda name=name: name, most=9)
+    errands.end_in_time()
+    while errands.is_busy:
+        loop.run_once()
+    assert [asked.question() for asked in loop.questions] == ["a", "d"]
+    assert loop.now() - began == AT_END
+
+
+def test_at_the_end_errands_that_are_done_in_time_are_all_done():
+    loop = FakeLoop()
+    errands = Errands(loop, pytest.fail, "--notify x")
+    for name in "abc":
+        errands.add(lambda name=name: name, most=9)
+    errands.end_in_time()
+    while errands.is_busy:
+        loop.questions[-1].answer_with("")
+    assert [asked.question() for asked in loop.questions] == ["a", "b", "c"]
 
 
 def test_the_important_events_are_told_with_the_run_that_they_are_of():
