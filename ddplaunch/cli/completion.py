@@ -48,7 +48,10 @@ class _Zsh(_Joined, ZshComplete):
 
 
 class _Fish(_Joined, FishComplete):
-    source_template = FishComplete.source_template.replace("--no-files", "--keep-order --no-files")
+    # a value may be a list, and have commas of its own
+    source_template = FishComplete.source_template.replace("--no-files", "--keep-order --no-files").replace(
+        'split ","', 'split --max 1 ","'
+    )
 
 
 class _Bash(BashComplete):

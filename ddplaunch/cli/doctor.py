@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 from msgspec.structs import replace
 
 from ddplaunch.cli import job
@@ -27,6 +28,13 @@ _UNAUTHENTICATED = (
     "To keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
 )
 _SHOWN = ("python", "hosts", "hostfile", "nnodes", "simulate", "remote_python", "verbose")
+
+
+def _checks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from ddplaunch.cli import values
+    from ddplaunch.tools.doctor.examine import ALL_CHECKS
+
+    return values.listed([check.id for check in ALL_CHECKS], incomplete)
 
 
 class DoctorCommand(job.JobCommand):
@@ -53,7 +61,13 @@ class DoctorCommand(job.JobCommand):
         ("ddplaunch doctor --json > report.json", "for a program, or for a bug report"),
     ),
 )
-@click.option("--only", cls=Once, metavar="LIST", help="Run only these checks: shm,limits. -v shows the names of all.")
+@click.option(
+    "--only",
+    cls=Once,
+    metavar="LIST",
+    help="Run only these checks: shm,limits. -v shows the names of all.",
+    shell_complete=_checks,
+)
 @click.option(
     "--nodes", is_flag=True, help="Show the nodes whose machine has failed in the last 7 days, and check nothing."
 )

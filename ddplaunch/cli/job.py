@@ -93,6 +93,10 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         """Complete choices and paths."""
         assert isinstance(param, JobOption)
         option = param.option
+        if option.name == "devices":
+            from ddplaunch.cli import values
+
+            return values.devices(incomplete)
         found = [CompletionItem(choice) for choice in option.choices if choice.startswith(incomplete)]
         if option.path or option.optional is not None:  # without a value, the next argument may be the script
             found.append(CompletionItem(incomplete, type="dir" if option.path == "folder" else "file"))
@@ -128,7 +132,11 @@ class JobOption(click.Option):
 _LAUNCHER_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "torchrun", "horovodrun"})
 
 
-def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _programs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    if ctx.params.get("module"):
+        from ddplaunch.cli import values
+
+        return values.modules(incomplete)
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -148,7 +156,7 @@ class JobCommand(Command):
         own = {name for param in params for name in param.opts}  # an alias with one of these names gives way
         aliases = (alias for alias in ALIASES if alias.flag not in own)
         options = [*map(JobOption, OPTIONS), *(JobOption(BY_NAME[alias.option], alias.flag) for alias in aliases)]
-        program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
+        program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_programs)
         context = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
         super().__init__(*args, params=[*params, *options, program], context_settings=context, **settings)
         self.own_options = [one for one in params if isinstance(one, click.Option)]

@@ -5,6 +5,7 @@ A file may be damaged, missing, huge, from another version, or written by anybod
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -19,6 +20,7 @@ from ddplaunch.system.process.files import content, read_json
 
 LONGEST = 64 << 20  # bytes of a file of lines that are read
 _HEAD = 1 << 14  # bytes of the events in which the start of the job stands
+_LONGEST_ERROR = 300  # characters of the first failure, in a sentence
 KILLED = "was killed"  # the command and its agent
 
 T = TypeVar("T")
@@ -150,8 +152,19 @@ class Run(Struct, dict=True):
     @property
     def how_it_ended(self) -> str:
         """How it ended, as a predicate."""
-        status = self.summary.get("status")
-        return f"has ended with status {status}" if isinstance(status, int) else KILLED
+        return f"has ended with status {self.status}" if self.status is not None else KILLED
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of the command; None: the run goes on, or ended before it could write a summary."""
+        status: int | None = _value_of(self.summary.get("status"), Status)
+        return status
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that the job took; None: it is not known."""
+        seconds: float | None = _value_of(self.summary.get("seconds"), Duration)
+        return seconds
 
     @property
     def first_failure(self) -> str:
@@ -161,4 +174,14 @@ class Run(Struct, dict=True):
             return ""
         rank, how, error, host = (failure.get(name) for name in ("rank", "how", "error", "host"))
         there = f" on {line(str(host))}" if host and host != os.uname().nodename else ""
-        return f"rank {rank}{there} failed: {line(str(error or how))}" if isinstance(rank, int) else ""
+        what = line(str(error or how)[:_LONGEST_ERROR])
+        return f"rank {rank}{there} failed: {what}" if _value_of(rank, Number) is not None else ""
+
+
+def _value_of(found: object, kind: Any) -> Any:
+    """Return what a file holds as a value of this type; None if it is none."""
+    try:
+        value = msgspec.convert(found, kind)
+    except (msgspec.MsgspecError, OverflowError):
+        return None
+    return None if isinstance(value, float) and math.isnan(value) else value  # it is in no order, so within all bounds

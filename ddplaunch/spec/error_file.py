@@ -295,7 +295,12 @@ def _seconds(value: object) -> float | None:
 # --- how far the training is
 
 _NUMBER = r"(\d[\d,]{0,24})"
-_BAR = re.compile(rf"(?<![\d.,/-]){_NUMBER}/{_NUMBER}(?= ?\[)", re.ASCII)  # "12/400 [", as tqdm and Lightning write it
+_BARS = (
+    re.compile(rf"(?<![\d.,/-]){_NUMBER}/{_NUMBER}(?= ?\[)", re.ASCII),  # "12/400 [", as tqdm writes it
+    re.compile(
+        rf"[━╸╺] +(?:\d{{1,3}}% +)?{_NUMBER}/{_NUMBER}(?!\S)", re.ASCII
+    ),  # "━━━╸━━ 12/400", as rich and Lightning do
+)
 
 
 def parse_progress(text: bytes, now: float, source: str = "script") -> Progress | None:
@@ -324,7 +329,8 @@ def parse_progress(text: bytes, now: float, source: str = "script") -> Progress 
 
 def progress_of_bar(line: str, age: float) -> Progress | None:
     """Return how far a worker is whose last line, written `age` seconds ago, is a progress bar; None for other lines."""
-    if (found := _BAR.search(line)) is None:
+    found = next(filter(None, (form.search(line) for form in _BARS)), None)
+    if found is None:
         return None
     step, total = (size(int(text.replace(",", ""))) for text in found.groups())
     return Progress(step=step, total=total, source="bar", age=duration(age))

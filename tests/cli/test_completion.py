@@ -33,6 +33,8 @@ class Shell:
         command.chmod(0o755)
         (home / "train.py").touch()
         (home / "logs").mkdir()
+        (home / "lab").mkdir()
+        (home / "lab/fit.py").touch()
         env = {"PATH": f"{home}/bin:/usr/bin:/bin", "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"}
         self.child = pexpect.spawn(
             name, options.split(), env=env, cwd=str(home), encoding="utf-8", timeout=PATIENCE, dimensions=(40, 120)
@@ -75,6 +77,10 @@ def test_tab_completes_verbs_files_options_and_values(shell: Shell) -> None:
         ("ddplaunch plan --nproc-per-n", "ddplaunch plan --nproc-per-node"),
         ("ddplaunch --backend g", "ddplaunch --backend gloo"),
         ("ddplaunch --tee 3 --cluster=sl", "ddplaunch --tee 3 --cluster=slurm"),
-        ("ddplaunch --log-dir=l", "ddplaunch --log-dir=logs"),
+        ("ddplaunch --log-dir=lo", "ddplaunch --log-dir=logs"),
+        ("ddplaunch -m la", "ddplaunch -m lab"),
+        ("ddplaunch -m lab.f", "ddplaunch -m lab.fit"),
+        ("ddplaunch --devices c", "ddplaunch --devices cpu"),
+        ("ddplaunch doctor --only shm,lim", "ddplaunch doctor --only shm,limits"),
     ]:
         assert shell.line_after(typed) == completed

@@ -206,6 +206,28 @@ def test_what_is_given_is_known_of_hosts_that_were_not_asked(plan: Plan) -> None
     assert "\nbackend nccl --backend\nthreads 3 --threads\ndevices - unknown until gpu01 is reached\n" in shown
 
 
+def test_no_variable_has_a_value_that_a_host_which_was_not_asked_decides(job: Job, commands: Commands) -> None:
+    (job.home / "train.py").touch()
+
+    def planned(*words: str) -> str:
+        result = commands.run(job, "plan", "--hosts", "gpu01,gpu02", *words, "train.py")
+        assert result.status == 0, result.err
+        return result.out
+
+    decided_there = ("DDPLAUNCH_BACKEND", "DDPLAUNCH_DEVICE", "OMP_NUM_THREADS")
+    as_table, as_shell, as_data = planned("-v"), planned("--sh"), json.loads(planned("--json"))
+    assert all(
+        f"{name}=" not in as_table + as_shell and name in as_table and name in as_shell for name in decided_there
+    )
+    assert as_data["backend"] is None
+    for worker in as_data["workers"]:
+        assert worker["device"] is None
+        assert not worker["variables"].keys() & set(decided_there)
+    given = json.loads(planned("--json", "--backend", "nccl", "--threads", "3"))
+    assert given["backend"] == given["workers"][1]["variables"]["DDPLAUNCH_BACKEND"] == "nccl"
+    assert given["workers"][0]["variables"]["OMP_NUM_THREADS"] == "3"
+
+
 @pytest.mark.parametrize("words", ["", "--nnodes 2 --simulate", "--hosts localhost"])
 def test_a_plan_of_this_host_alone_assumes_nothing(plan: Plan, words: str) -> None:
     assert ASSUMED not in plan(f"{words} train.py")

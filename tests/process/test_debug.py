@@ -177,7 +177,7 @@ def test_a_failure_elsewhere_is_told_and_leaves_the_debugger(job, debug):
     job.sign("stubborn")
     others = [pid for rank, pid in job.pids().items() if rank != 1]
     (job.home / "signs" / "fail").touch()
-    terminal.sees("\r\nddplaunch: rank 0 failed (ValueError); rank 1 stays in the debugger\r\n")
+    terminal.sees(" \rddplaunch: rank 0 failed (ValueError); rank 1 stays in the debugger\r\n")  # below the prompt
     until(lambda: job.events("kill_sent"), "the end of the grace period")  # of the others
     until(lambda: all(ended(pid) for pid in others), "the end of the others")
     assert enter(terminal, "p RANK") == "1"

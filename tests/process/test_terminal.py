@@ -346,6 +346,28 @@ def test_a_worker_that_dies_while_editing_leaves_the_terminal_as_it_was(job, pro
     bash.leave()
 
 
+@pytest.mark.parametrize(
+    ("written", "rows"),
+    [("no newline", ["no newline"]), ("a line\n", ["a line"]), ("", []), ("x" * 60, ["x" * 60]), ("50%\r", [])],
+    ids=["open", "ended", "nothing", "as wide as the terminal", "a bar"],
+)
+def test_a_report_begins_on_a_line_of_its_own_whatever_the_worker_left(job, program, written, rows):
+    terminal = typed(job, program("terminal_one"), "fail", written, columns=60)
+    shown = Screen(terminal, 60).at_end()
+    at = next(at for at, row in enumerate(shown) if "rank 0 failed" in row)
+    assert shown[at].startswith("error: rank 0 failed")
+    assert shown[at - len(rows) : at] == rows
+    assert shown[at - len(rows) - 1].startswith("ddplaunch: ")
+
+
+def test_only_a_terminal_gets_blanks_before_a_report(job, program):
+    result = job.run(program("terminal_one"), "fail", "no newline")
+    assert result.out == "no newline"
+    assert "  \r" not in result.err
+    dumb = typed(job, program("terminal_one"), "fail", "no newline", env={"TERM": "dumb"}, columns=60)
+    assert " " * 60 not in dumb.sees_the_end()
+
+
 # --- several workers have none
 
 

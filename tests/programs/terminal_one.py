@@ -50,4 +50,11 @@ def colours():
     print("plain", flush=True)
 
 
+def fail():
+    """Write a text as it is given, and fail."""
+    sys.stdout.write(sys.argv[2])
+    sys.stdout.flush()
+    sys.exit(3)
+
+
 globals()[sys.argv[1]]()

@@ -1,12 +1,13 @@
 """The trainers of lightning and transformers train one model on both ranks, draw bars that move, and say how far they are."""
 
 import json
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 
 from ddplaunch.cli import main
-from tests.conftest import until
+from tests.conftest import Job, until
 from tests.process.terminal import watched
 from tests.torch.test_drop_in import FORKED, TORCH, needs, told
 
@@ -17,14 +18,33 @@ not_before_2_6 = pytest.mark.skipif(TORCH < (2, 6), reason="transformers 5 needs
 
 @needs("lightning", "rich")
 @pytest.mark.usefixtures("light_torch")
-def test_lightnings_trains_one_model_on_both_ranks_and_its_bar_which_is_richs_moves(job, program):
-    watched(job, "--nproc-per-node", 2, *FORKED, "lightning.pytorch", program("bars_of"), "lightning")
+def test_lightnings_trains_one_model_on_both_ranks_and_its_bar_which_is_richs_moves_and_tells_how_far_it_is(
+    job, program, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
+    asked = partial(progress_of_rank_0, job, capsys)
+
+    def is_known() -> None:
+        told = until(asked, "how far Lightning is")
+        assert told["source"] == "bar"
+        assert (told["step"], told["total"]) == (15, 30)
+
+    given = ("--nproc-per-node", 2, *FORKED, "lightning.pytorch", program("bars_of"), "lightning")
+    watched(job, *given, at_half=is_known)
     first, second = told(job, "facts")
     assert first["environment"] == second["environment"] == "TorchElasticEnvironment"
     assert (first["rank"], second["rank"]) == (0, 1)
     assert first["world_size"] == second["world_size"] == 2
     assert first["steps"] == second["steps"] == 30
     assert first["weights"] == second["weights"]
+
+
+def progress_of_rank_0(job: Job, capsys: pytest.CaptureFixture[str]) -> dict[str, object] | None:
+    """How far `ddplaunch ps` says that rank 0 is; None while it does not know."""
+    main.main(["ps", "--json"])
+    [run] = [run for run in json.loads(capsys.readouterr().out) if run["run_id"] == job.folder.name]
+    progress: dict[str, object] | None = run["workers"][0]["progress"]
+    return progress
 
 
 class OfTransformers:
@@ -44,10 +64,7 @@ class OfTransformers:
         assert told["step"] in (15, 16)  # the callback that waits for the sign may come before ours
 
     def _shown(self) -> dict[str, object] | None:
-        main.main(["ps", "--json"])
-        [run] = [run for run in json.loads(self._capsys.readouterr().out) if run["run_id"] == self._job.folder.name]
-        progress: dict[str, object] | None = run["workers"][0]["progress"]
-        return progress
+        return progress_of_rank_0(self._job, self._capsys)
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from ddplaunch.system.errors import visible, write_stderr
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_loopback
 from ddplaunch.system.process.child import ATTACH_SIGNAL
+from ddplaunch.system.process.terminal import new_line
 from ddplaunch.system.redaction import Redactor, literals
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
@@ -86,6 +87,7 @@ class AgentContext:
         self._loop = loop
         self.inputs = inputs  # what was known before the agent started
         self.queue = queue
+        self.shares_line = False  # a worker had the terminal itself, and may have left a line there without its end
         self.writes_itself = False  # to stderr: the front is lost, and the user is told all the same
         self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
@@ -249,10 +251,11 @@ class AgentContext:
         tag = OURS if inputs.allocation.start and not inputs.leads else STDERR
 
         def put(text: str) -> None:
+            shown = (new_line(2) if self.shares_line else "") + visible(text)
             if self.writes_itself:
-                write_stderr(visible(text))
+                write_stderr(shown)
             else:
-                self.queue.put(tag, visible(text).encode(errors="surrogateescape"))
+                self.queue.put(tag, shown.encode(errors="surrogateescape"))
 
         def put_last(text: str) -> None:
             self.last_words += visible(text)

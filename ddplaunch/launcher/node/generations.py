@@ -26,6 +26,7 @@ from ddplaunch.record.run_folder import COLLECTIVES, SAMPLES
 from ddplaunch.spec.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIPT_ENDED, STORE_WANTED
 from ddplaunch.spec.job import RUNNER, ProgramKind
 from ddplaunch.spec.outcome import StartFailure, WorkerExit
+from ddplaunch.system.console.streams import Stream
 from ddplaunch.system.errors import LaunchError, expendable
 from ddplaunch.system.exitcodes import USAGE
 from ddplaunch.system.loop.loop import Loop
@@ -184,6 +185,8 @@ class Generations:
             if setup.generation == 0:
                 self._describes.set(now + DESCRIBE_AFTER)
         self._context.reporter.generation_started(setup.generation, setup.term, setup.port)
+        has_terminal = any(worker.terminal for worker in plan.workers)
+        self._context.shares_line = has_terminal and Stream.ERR in self._context.inputs.screen.live
 
     def start_no_more(self) -> None:
         """Drop the workers that were not started yet: the generation is to end."""

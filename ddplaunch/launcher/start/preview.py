@@ -94,8 +94,16 @@ def _of_unreached(allocated: AllocatedJob, first: str) -> Plan:
         reasons["threads"] = spec.origin("threads")
     if not given:
         reasons["workers"] = f"{unknown}, and each host is shown with one"
+    decided_there = plan_view.unknown_variables(reasons)
+    backend = {"DDPLAUNCH_BACKEND": spec.backend} if is_given else {}
+    workers = []
+    for worker in plan.workers:
+        variables = {**worker.variables, **backend}
+        known = {name: value for name, value in variables.items() if name not in decided_there}
+        workers.append(replace(worker, variables=known))
     note = "no host was asked: each finds its own devices at the start, and sets the variables that depend on them"
-    return replace(plan, backend=spec.backend if is_given else plan.backend, reasons=reasons, notes=(note,))
+    backend_name = spec.backend if is_given else plan.backend
+    return replace(plan, backend=backend_name, workers=tuple(workers), reasons=reasons, notes=(note,))
 
 
 def _warm(plan: Plan, env: Mapping[str, str]) -> str:

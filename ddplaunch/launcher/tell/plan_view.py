@@ -18,7 +18,13 @@ from ddplaunch.system.redaction import HIDDEN, Redactor, is_secret
 from ddplaunch.system.words import compress, count, these_ranks
 
 UNKNOWN = "unknown until "  # how the reason of a value begins that hosts decide which were not asked
+_VARIABLES = {"backend": "DDPLAUNCH_BACKEND", "devices": "DDPLAUNCH_DEVICE", "threads": "OMP_NUM_THREADS"}  # by reason
 PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved only when a job starts
+
+
+def unknown_variables(reasons: Mapping[str, str]) -> list[str]:
+    """Return the variables of workers that hosts decide which were not asked, as the reasons of a plan say."""
+    return [variable for name, variable in _VARIABLES.items() if reasons[name].startswith(UNKNOWN)]
 
 
 def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) -> list[Block]:
@@ -31,7 +37,7 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     shared = _shared(plan.workers)
     # without a control channel nodes have no term in common
     changing = of_generation(plan, generation=0, term=None if spec.no_control and plan.nnodes > 1 else 0, port=0)
-    columns, holding = _columns(plan, shared, changing)
+    columns, holding = _columns(plan, shared, [*changing, *unknown_variables(plan.reasons)])
     blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
     if plan.notes:
         blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
@@ -68,7 +74,12 @@ def _commands(plan: Plan, redactor: Redactor) -> Block:
 
 def as_json(plan: Plan, origins: Mapping[str, str], known: Sequence[str] = ()) -> str:
     """Return the plan as one JSON object; docs/reference/run-folder.md has its schema."""
-    return json.dumps(plan.data(origins, known), indent=1) + "\n"
+    data = plan.data(origins, known)
+    if plan.reasons["backend"].startswith(UNKNOWN):
+        data["backend"] = None
+    if plan.reasons["devices"].startswith(UNKNOWN):
+        data["workers"] = [{**worker, "device": None} for worker in data["workers"]]
+    return json.dumps(data, indent=1) + "\n"
 
 
 def shell(plan: Plan) -> str:
@@ -79,6 +90,8 @@ def shell(plan: Plan) -> str:
         lines.append(f"# ddplaunch would reserve a free port; {port} stands for it here")
     if plan.secret:
         lines.append(f"# export first, with their values, which are not shown: {' '.join(sorted(plan.secret))}")
+    if unknown := unknown_variables(plan.reasons):
+        lines.append(f"# each host would also set, when it knows its devices and CPUs: {' '.join(unknown)}")
     redactor = Redactor()
     redactor.argv(plan.workers[0].argv)  # only to find out whether there is a secret: a command to paste hides none
     if redactor.hidden:
@@ -95,7 +108,7 @@ def shell(plan: Plan) -> str:
 def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> list[tuple[str, ...]]:
     """Return the rows about the whole job: name, value, reason; `warm` is what is known of the interpreter that is kept warm."""
     devices = {device for worker in plan.workers for device in worker.devices}
-    threads = {worker.variables["OMP_NUM_THREADS"] for worker in plan.workers}
+    threads = {worker.variables.get("OMP_NUM_THREADS", "") for worker in plan.workers}
     where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
 
     def known(name: str, value: str) -> tuple[str, str, str]:

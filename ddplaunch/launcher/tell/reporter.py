@@ -196,8 +196,6 @@ class Reporter:
         """Report an action of this node's decision: its public event, and a line to be printed."""
         self._emit_row(action)
         if isinstance(action, node.Print):
-            if self._has_terminal and self.spec.verbosity >= 0:
-                self.stderr.write("\n")  # the worker with the terminal may have left a prompt in this line
             self.print(action.text)
 
     def generation_started(self, number: int, term: int | None, port: int) -> None:

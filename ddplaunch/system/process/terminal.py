@@ -64,6 +64,17 @@ def size_of(fd: int) -> os.terminal_size | None:
     return size if size.lines and size.columns else _UNKNOWN
 
 
+def new_line(fd: int) -> str:
+    """Return what begins a new line on this terminal where another program may have left one open; "" if it is no terminal.
+
+    As many blanks as the terminal is wide go on in the next line, except from the beginning of a line, which they leave empty.
+    """
+    try:
+        return " " * os.get_terminal_size(fd).columns + "\r"
+    except OSError:
+        return ""
+
+
 def awaited_input(pid: int) -> str | None:
     """Return a text that stays the same while the main thread of a process waits in one read(2) of a terminal.
 

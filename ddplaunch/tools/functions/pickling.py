@@ -13,12 +13,14 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from msgspec import Struct
 
 from ddplaunch.spec.program import working_directory
+from ddplaunch.system.fields import line
 
 _NAME_OF_MAIN = b"__main__"  # the name in a pickle that needs that module
 _MAX_SOURCES = 4 << 20  # characters
@@ -28,10 +30,13 @@ _MOVE = "put it into a module that workers can import"
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return what people are to see of a function: "train.py:main"; its name alone where its code is in no file."""
+    while isinstance(function, partial):
+        function = function.func
     code = getattr(function, "__code__", None)
     name = str(getattr(function, "__qualname__", type(function).__qualname__))
     file = os.path.basename(code.co_filename) if code is not None else ""
-    return name if not file.endswith(".py") else f"{file}:{name}"
+    # it becomes an argument of a command, and code may give any name to a function
+    return line(name if not file.endswith(".py") else f"{file}:{name}")
 
 
 class CannotSend(Exception):

@@ -149,8 +149,11 @@ def socket_paths(env: Mapping[str, str]) -> Iterator[SocketPath]:
 def folders(env: Mapping[str, str]) -> list[str]:
     """Return the folders of this user's runs, except for --log-dir, by name."""
     runs = runs_folder(env)
+    if runs is None:
+        return []
     try:
-        names = sorted(os.listdir(runs)) if runs is not None else []
+        with os.scandir(runs) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError:
         return []
     return [f"{runs}/{name}" for name in names if not name.startswith(".")]  # such a one is being removed
@@ -347,8 +350,7 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
         LaunchError: no job that runs here is meant, or several may be.
     """
     typed = Typed(verb, options)
-    if named == "":
-        raise LaunchError("no run is named: the argument is empty", hint=_PS_SHOWS)
+    _check_name(named)
     found = look(env)
     here = [of_running(replies) for replies in found.here]
     if named is None:
@@ -379,6 +381,29 @@ def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) 
     raise removed or removed_run(env, named) or no_such_run(env, named, here, typed)
 
 
+def _check_name(named: str | None) -> None:
+    """Raise LaunchError for an empty name, as an unset variable of a shell leaves it: it would be a part of every name."""
+    if named == "":
+        raise LaunchError("no run is named: the argument is empty", hint=_PS_SHOWS)
+
+
+def fitting(env: Mapping[str, str], named: str) -> list[Known]:
+    """Return all runs that may be meant, running and ended ones: by name, script, part of the name, or folder.
+
+    Raises:
+        LaunchError: no run is meant.
+    """
+    _check_name(named)
+    every = every_run(env)
+    found = meant(named, every)
+    if not found and os.sep in named and os.path.isdir(named):
+        path = os.path.realpath(named)
+        found = [run for run in every if run.folder and os.path.realpath(run.folder) == path] or [of_folder(path)]
+    if not found:
+        raise removed_run(env, named) or no_such_run(env, named, every, Typed("ps"))
+    return found
+
+
 def choose_kept(
     env: Mapping[str, str], named: str | None, verb: str, options: Sequence[str] = (), *, follow: bool = False
 ) -> tuple[Known, list[Known]]:
@@ -390,6 +415,7 @@ def choose_kept(
     Raises:
         LaunchError: no run with a folder is meant, or several may be.
     """
+    _check_name(named)
     if named is not None and os.sep in named:
         try:
             os.listdir(named)

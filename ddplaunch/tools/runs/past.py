@@ -17,7 +17,7 @@ from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as line_of
 from ddplaunch.system.words import duration, signal_name, size
 from ddplaunch.tools.runs import find
-from ddplaunch.tools.runs.find import Known, Typed, no_such_run
+from ddplaunch.tools.runs.find import Known
 
 _OF_SIGNAL = of_signal(0)  # what the status of a signal is greater than
 _HEADER = ("run", "script", "began", "took", "size", "how it ended")
@@ -38,10 +38,7 @@ def show(env: Mapping[str, str], named: str | None, *, as_json: bool) -> str:
     Raises:
         LaunchError: no run has the name.
     """
-    every = find.every_run(env)
-    runs = every if named is None else find.meant(named, every)
-    if named is not None and not runs:
-        raise find.removed_run(env, named) or no_such_run(env, named, every, Typed("ps"))
+    runs = find.every_run(env) if named is None else find.fitting(env, named)
     newest = sorted(runs, key=lambda run: (-run.began, run.run_id))
     if as_json:
         import json
@@ -67,15 +64,15 @@ def _row(run: Known, now: float) -> Sequence[str | Words]:
 
 def _end_of(run: Known) -> _End:
     if run.replies is not None:
-        return _End(None, None, "running" if run.replies.run is not None else "does not answer", GOOD)
+        answers = run.replies.run is not None
+        return _End(None, None, "running" if answers else "does not answer", GOOD if answers else ODD)
     if run.host:
         return _End(None, None, f"runs on {run.host}", GOOD)
     left = Run(run.folder)
-    status, seconds = left.summary.get("status"), left.summary.get("seconds")
-    if not isinstance(status, int):
+    status, took = left.status, left.seconds
+    if status is None:
         # the folder of a run that goes on is locked, though nobody answers for it here
         return _End(None, None, "does not answer" if goes_on(run.folder) else "was killed", ODD)
-    took = float(seconds) if isinstance(seconds, int | float) and seconds >= 0 else None
     if status == OK:
         return _End(status, took, "finished")
     why = str(left.summary.get("why", "")).replace("_", " ")

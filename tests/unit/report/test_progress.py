@@ -104,8 +104,12 @@ def test_whatever_stands_in_the_file_the_answer_is_one_that_no_receiver_refuses(
     ("line", "expected"),
     {
         "tqdm": (" 10%|#         | 41/400 [00:04<00:36,  9.98it/s]", (41, 400)),
-        "lightning": ("Epoch 1:  50%|#####     | 5/10 [00:01<00:01, 4.9it/s, v_num=3]", (5, 10)),
+        "tqdm of lightning": ("Epoch 1:  50%|#####     | 5/10 [00:01<00:01, 4.9it/s, v_num=3]", (5, 10)),
         "commas": ("1,200/4,000 [", (1200, 4000)),
+        "rich of lightning": ("Epoch 0/2 ━━━━╸━━━━━━  59/400 0:00:01 • 0:00:30 12.3it/s v_num: 3", (59, 400)),
+        "rich": ("Working... ━━━━━━━━ 100% 400/400", (400, 400)),
+        "rich without a count": ("Working... ━━━━╺━━━━  41% 0:00:02", None),
+        "rich in bytes": ("model ━━━━╺━━━━ 4.1/9.8 MB", None),
         "a path": ("reading /data/1/2 [ok]", None),
         "a date": ("2026/11/24 [INFO] begins", None),
         "no bar": ("epoch 3/10 loss 0.1", None),

@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -71,13 +73,42 @@ def test_a_run_that_goes_on_is_not_said_to_have_ended(tmp_path, env):
 
 @pytest.mark.parametrize(
     "summary",
-    [[], "text", {"status": "1"}, {"status": 1, "seconds": "x", "first_failure": 3, "why": [2]}, {"status": 0}],
-)
+    [
+        [], "text", {"status": "1"}, {"status": 1, "seconds": "x", "first_failure": 3, "why": [2]}, {"status": 0},
+        {"status": 10**30, "why": "signalled"}, {"status": -5}, {"status": True}, {"status": float("nan")},
+        {"status": 0, "seconds": float("inf")}, {"status": 0, "seconds": float("nan")}, {"status": 0, "seconds": 1e300},
+        {"status": 1, "first_failure": {"rank": 10**400 // 10**90, "error": "x" * 1_000_000}},
+    ],
+)  # fmt: skip
 def test_whatever_stands_in_a_summary_the_run_is_listed(tmp_path, env, summary):
     left(tmp_path, "run\x1b[2J", 1e300, "x\ny\x1b[31m", summary)
     text = past.show(env, None, as_json=False)
     assert len(text.splitlines()) == 2
     assert text.replace("\n", "").isprintable()
+    assert not {"NaN", "Infinity"} & {*re.findall(r"\w+", past.show(env, None, as_json=True))}  # which are no JSON
+
+
+def test_the_error_of_a_first_failure_is_cut(tmp_path, env):
+    left(tmp_path, "a", 100.0, "train.py", {"status": 1, "first_failure": {"rank": 3, "error": "x" * 1_000_000}})
+    [[_, _, how]] = listed(env)
+    assert how.startswith("status 1: rank 3 failed: xxx")
+    assert len(how) < 400
+
+
+def test_a_run_is_named_by_its_folder_and_by_no_empty_name(tmp_path, env):
+    kept = left(tmp_path, "a", 100.0, "train.py", {"status": 0})
+    left(tmp_path, "b", 100.0, "train.py", {"status": 0})
+    elsewhere = shutil.copytree(kept, tmp_path / "logs/c")  # as --log-dir has it
+    assert listed(env, f"{kept}/") == [["a", "train.py", "finished"]]
+    assert listed(env, str(elsewhere)) == [["c", "train.py", "finished"]]
+    with pytest.raises(LaunchError, match="the argument is empty"):
+        past.show(env, "", as_json=False)
+
+
+def test_a_file_among_the_runs_is_no_run(tmp_path, env):
+    left(tmp_path, "a", 100.0, "train.py", {"status": 0})
+    (tmp_path / "ddplaunch/runs/notes").touch()
+    assert listed(env) == [["a", "train.py", "finished"]]
 
 
 def test_what_there_is_not_is_an_error_or_a_sentence(tmp_path, env):
