@@ -25,5 +25,5 @@ def test_a_narrow_screen_shows_each_value_whole_in_a_line(width):
 def test_a_wide_screen_and_a_pipe_show_a_row_for_each_interpreter():
     for width in (200, None):
         head, *rows = written(_blocks(ROWS, look := Look(width=width)), look).split("\n")
-        assert head.split() == "pid interpreter has imported runs is kept".split()
+        assert head.split() == ["pid", "interpreter", "has", "imported", "runs", "is", "kept"]
         assert len(rows) == len(ROWS)
