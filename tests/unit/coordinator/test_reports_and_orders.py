@@ -95,6 +95,7 @@ ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     node.StopOrdered(SIGTERM, NOW),
     node.StopOrdered(SIGTERM, NOW, why=Why.TIMED_OUT),
     node.StopOrdered(SIGTERM, NOW, by_cluster=True),
+    node.StopOrdered(SIGTERM, NOW, hangs=True),
     node.KillOrdered(NOW),
     node.StoreOrdered(NOW),
     Ask(1, AskStatus()),

@@ -232,7 +232,7 @@ def test_a_node_reports_each_look_that_has_found_no_movement_and_the_first_that_
 
 
 def test_only_the_time_in_which_all_nodes_were_still_counts():
-    assert history(POLICY_OF_THREE, [*met(), *STILL])[1][-1] == StopNodes((0, 1, 2), SIGTERM)
+    assert history(POLICY_OF_THREE, [*met(), *STILL])[1][-1] == StopNodes((0, 1, 2), SIGTERM, hangs=True)
     late = [*STILL[:2], NodeIdle(2, 11.0, 20.0)]
     assert history(POLICY_OF_THREE, [*met(), *late])[0].why is None
     # what was seen there last is too old to be joined with the rest
@@ -243,7 +243,7 @@ def test_only_the_time_in_which_all_nodes_were_still_counts():
 
 def test_nodes_that_have_finished_are_waited_for_too():
     actions = history(POLICY_OF_THREE, [*met(), node_ended(1, 6.0), STILL[0], STILL[2]])[1]
-    assert actions[-1] == StopNodes((0, 2), SIGTERM)
+    assert actions[-1] == StopNodes((0, 2), SIGTERM, hangs=True)
 
 
 def test_the_status_of_a_job_that_hung_is_123_on_all_nodes():
@@ -364,3 +364,71 @@ def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stri
             said += [action for action in then if isinstance(action, PrintIdle)]
     assert len(said) == 2
     assert counted.scans < 30
+
+
+# --- a job that stands still and is stopped, with or without --hang-timeout
+
+COMPARING = {"policy": replace(POLICY, quiet_progress_interval=20.0, stacks_timeout=2.0, grace_period=30.0)}
+STILL_HERE = (*STARTED, *rested(20.5, progressed=True), *rested(40.5, 60.5, 80.5))  # for 60 s
+
+
+@pytest.mark.parametrize("signum", [SIGINT, SIGTERM])
+def test_of_a_job_that_stands_still_those_that_wait_are_looked_at_again_although_nobody_has_ended(signum: int):
+    stopped = (*STILL_HERE, SignalReceived(signum, 81.0))
+    state, actions = one_node(*stopped, **COMPARING)
+    assert actions == [CaptureStacks(1.0, silently=True)]
+    assert state.node.teardown.job_hangs
+    stood = (*stopped, StacksCaptured(81.1, ALL, WAIT))
+    assert one_node(*stood, **COMPARING)[1] == [StopWorkers(signum, ALL)]
+    assert one_node(*stood, DeadlineReached(86.1), **COMPARING)[1] == [FindStuck(WAIT)]  # rank 1 may be saving
+    found = (*stood, DeadlineReached(86.1), StuckFound(WAIT, 86.2))
+    assert one_node(*found, **COMPARING)[1] == [NameStuck(WAIT, 5.0), KillWorkers(WAIT)]
+
+
+@pytest.mark.parametrize("cause", [ended(1, 81.0, code=3), DeadlineReached(81.0)], ids=["failed", "--timeout"])
+def test_so_are_they_whatever_ends_the_job(cause: node.Event):
+    stood = (*STILL_HERE, cause, StacksCaptured(81.1, ALL, WAIT))
+    state, _ = one_node(*stood, timeout=81.0, **COMPARING)
+    assert (state.node.phase, state.node.teardown.stuck_deadline) == (Phase.STOPPING, 86.1)
+    assert one_node(*stood, DeadlineReached(86.1), timeout=81.0, **COMPARING)[1] == [FindStuck(WAIT)]
+
+
+def test_a_job_that_has_moved_within_a_minute_is_stopped_as_ever():
+    moved = (
+        *STARTED,
+        *rested(20.5),
+        *rested(40.5, progressed=True),
+        *rested(60.5, 80.5),
+        SignalReceived(SIGTERM, 81.0),
+    )
+    state, actions = one_node(*moved, **COMPARING)
+    assert (actions, state.node.teardown.job_hangs) == ([StopWorkers(SIGTERM, ALL)], False)
+
+
+def test_of_several_nodes_one_that_stands_still_alone_waits_for_what_the_others_do():
+    began = (
+        node.GenerationBegun(0, ALL, 0.0),
+        *STILL_HERE,
+        SignalReceived(SIGTERM, 81.0),
+        StacksCaptured(81.1, ALL, WAIT),
+    )
+
+    def then(*events: node.Event) -> list[node.Action]:
+        state, asked = node.State(policy=COMPARING["policy"]), list[node.Action]()
+        for event in (*began, *events):
+            state, actions = node_step(state, event)
+            asked = list(actions)
+        return asked
+
+    assert then() == [StopWorkers(SIGTERM, ALL)]
+    assert then(DeadlineReached(86.1)) == []
+    assert then(node.StopOrdered(SIGTERM, 81.2, hangs=True), DeadlineReached(86.1)) == [FindStuck(WAIT)]
+
+
+def test_all_nodes_are_told_that_the_job_stood_still_also_the_one_that_stops_already():
+    signalled = job.NodeStopping(1, Why.SIGNALLED, SIGINT, 501.0)
+    assert history(THREE, [*met(), *still_for(65.0), signalled])[1][-1] == StopNodes((0, 1, 2), SIGINT, hangs=True)
+    assert history(THREE, [*met(), *still_for(55.0), signalled])[1][-1] == StopNodes((0, 2), SIGINT)
+    one_moved = [*still_for(65.0), NodeIdle(2, 500.5, 500.5)]
+    assert history(THREE, [*met(), *one_moved, signalled])[1][-1] == StopNodes((0, 2), SIGINT)
+    assert history(THREE, [*met(), *still_for(65.0)[:2], signalled])[1][-1] == StopNodes((0, 2), SIGINT)

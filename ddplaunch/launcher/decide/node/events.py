@@ -163,6 +163,7 @@ class StopOrdered(Struct, frozen=True, tag="stop"):
     by_cluster: bool = False  # the cluster sends it to the workers of all nodes itself
     silent: Duration = 0.0  # of Ctrl-C: seconds for which no worker has written anything
     others_ended: bool = False  # said again during a stop: all workers of another node have ended since
+    hangs: bool = False  # no worker of any node has made progress for long; may be said again during a stop
 
 
 class KillOrdered(Struct, frozen=True, tag="kill"):

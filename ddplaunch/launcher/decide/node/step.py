@@ -120,11 +120,13 @@ def _on_job_ended(state: State, status: int, at: float) -> Result:
 def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
     if not state.workers_go_on:
-        others_ended = state.teardown.others_ended or event.others_ended
-        return replace(state, teardown=replace(state.teardown, others_ended=others_ended)), ()
+        before = state.teardown
+        others_ended, job_hangs = before.others_ended or event.others_ended, before.job_hangs or event.hangs
+        return replace(state, teardown=replace(before, others_ended=others_ended, job_hangs=job_hangs)), ()
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
     # Ctrl-C in a job that writes is meant to end it at once
     shows_stacks = event.signum != SIGINT or event.silent >= teardown.SILENCE
+    state = replace(state, teardown=replace(state.teardown, job_hangs=event.hangs))
     return teardown.stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, shows_stacks=shows_stacks)
 
 
