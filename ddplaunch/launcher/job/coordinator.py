@@ -158,6 +158,8 @@ class Coordinator:
                 self.feed(job.NodeNoticed(id, signum))
             case node.Escalate(signum):
                 self.feed(job.NodeEscalated(id, signum, now))
+            case node.ReportStacksRead():
+                self.feed(job.NodeStacksRead(id))
             case node.ReportIdle(seconds):
                 self.feed(job.NodeIdle(id, now - seconds, now))
             case node.PauseLimits(paused):
@@ -292,6 +294,8 @@ class Coordinator:
                 why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
                 more = {"others_ended": others_ended, "hangs": hangs}
                 self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, **more))
+            case job.StopNow(ids):
+                self.order(ids, node.AllStacksRead(self._loop.now()))
             case job.KillNodes(ids):
                 self.order(ids, node.KillOrdered(self._loop.now()))
             case job.Refuse(id, reason, status, hint, faulty):

@@ -17,7 +17,7 @@ from ddplaunch.launcher.decide.job import actions
 from ddplaunch.launcher.decide.job.members import SELF_ID
 from ddplaunch.launcher.decide.job.restarts import pause_after
 from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
-from ddplaunch.spec.outcome import MAY_RESTART, Why, WorkerExit
+from ddplaunch.spec.outcome import MAY_RESTART, STOPS_ALL_NODES, Why, WorkerExit
 from ddplaunch.system import exitcodes
 
 Result = tuple[State, tuple[actions.Action, ...]]
@@ -36,6 +36,8 @@ def stop_nodes(
     running = state.members.running
     hangs = why is Why.HUNG or state.idleness.stands_still(running)
     ids = tuple(id for id in running if id != but or hangs)
+    generation = replace(state.generation, unread=len(ids) if why in STOPS_ALL_NODES else 0)
+    state = replace(state, generation=generation)
     state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum), at)
     return state, (actions.StopNodes(ids, signum, by_cluster, hangs=hangs), *then) if ids else then
 

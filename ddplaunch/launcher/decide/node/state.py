@@ -65,6 +65,9 @@ class DelayedStop(Struct, frozen=True, kw_only=True):
     signum: int
     until: float  # then ddplaunch sends the signal in any case
     for_stacks: bool = False  # whether it waits for the workers' stacks, not for the cluster
+    for_all_nodes: bool = False  # whether it waits for those of other nodes, too: their workers lose these as peers
+    known: frozenset[int] = frozenset()  # ranks whose stacks are known
+    waiting: frozenset[int] = frozenset()  # those of them that wait for others
 
 
 class End(Struct, frozen=True, kw_only=True):
