@@ -433,13 +433,14 @@ def test_all_nodes_are_told_that_the_job_stood_still_also_the_one_that_stops_alr
 
 # --- several nodes are stopped for a limit of time
 
-ORDERED = (node.GenerationBegun(0, ALL, 0.0), *STARTED, node.StopOrdered(SIGTERM, 81.0, Why.HUNG, hangs=True))
+BEGUN: tuple[node.Event, ...] = (node.GenerationBegun(0, ALL, 0.0), *STARTED)
+ORDERED: tuple[node.Event, ...] = (*BEGUN, node.StopOrdered(SIGTERM, 81.0, Why.HUNG, hangs=True))
 READ = StacksCaptured(81.1, ALL, WAIT)
 
 
 @pytest.mark.parametrize("why", [Why.HUNG, Why.TIMED_OUT])
 def test_no_worker_is_asked_to_end_before_the_stacks_are_read_on_all_nodes(why: Why):
-    ordered = (*ORDERED[:-1], node.StopOrdered(SIGTERM, 81.0, why, hangs=True))
+    ordered: tuple[node.Event, ...] = (*BEGUN, node.StopOrdered(SIGTERM, 81.0, why, hangs=True))
     assert of_several(*ordered, READ)[1] == [ReportStacksRead()]
     state, actions = of_several(*ordered, READ, node.AllStacksRead(81.7))
     assert actions == [StopWorkers(SIGTERM, ALL)]
@@ -457,8 +458,8 @@ def test_a_node_that_takes_too_long_to_read_them_is_not_waited_for():
 
 def test_a_stop_for_another_reason_waits_for_no_other_node():
     failed_elsewhere = node.StopOrdered(SIGTERM, 81.0, Why.FAILED)
-    assert of_several(*ORDERED[:-1], failed_elsewhere, READ)[1] == [StopWorkers(SIGTERM, ALL)]
-    assert of_several(*ORDERED[:-1], failed_elsewhere, READ, node.AllStacksRead(81.7))[1] == []
+    assert of_several(*BEGUN, failed_elsewhere, READ)[1] == [StopWorkers(SIGTERM, ALL)]
+    assert of_several(*BEGUN, failed_elsewhere, READ, node.AllStacksRead(81.7))[1] == []
 
 
 def test_suspended_workers_are_not_woken_by_what_the_other_nodes_have_read():
