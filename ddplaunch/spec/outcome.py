@@ -40,6 +40,8 @@ class Why(Enum):
 
 # reasons after which all workers may start again
 MAY_RESTART = (Why.FAILED, Why.HUNG, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
+# reasons for which the coordinator stops all nodes at once, and shows where their workers stood
+STOPS_ALL_NODES = (Why.HUNG, Why.TIMED_OUT)
 
 
 class Frame(Struct, frozen=True, kw_only=True, array_like=True):

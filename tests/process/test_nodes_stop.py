@@ -1,8 +1,9 @@
 """Somebody wants a job of several nodes to end: on whichever node that is said, it is heard on all."""
 
 import os
+import re
 import time
-from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
+from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 
 import pytest
 
@@ -146,3 +147,19 @@ def test_a_signal_again_on_every_node_is_still_the_first_one(nodes, start):
     (nodes.home / "signs" / "saved").touch()
     assert nodes.statuses() == [130] * 3
     assert not any(nodes.events_of(place, "kill_sent") for place in range(3))
+
+
+def test_no_worker_is_asked_to_end_before_a_slow_node_has_looked_where_its_own_are(nodes, start):
+    """Else they lose the others as peers before that, and the report shows what follows from the stop."""
+    started = start("polite", "--timeout", "8s")
+    slow = started[1].agent
+    os.kill(slow, SIGSTOP)
+    until(lambda: stopped([slow]), "it to stop")
+    until(lambda: nodes.events_of(0, "node_stopping"), "the limit, and the order to stop")
+    time.sleep(1.0)  # it is slow for half the time that the others wait for it
+    assert not nodes.events_of(2, "stop_sent")
+    os.kill(slow, SIGCONT)
+    assert nodes.statuses() == [124] * 3
+    for place in range(3):
+        assert [event["ranks"] for event in nodes.events_of(place, "stop_sent")] == [str(place)]
+    assert re.search("ranks 0-2 were in .* in wait_for_ever", started[0].err)

@@ -146,3 +146,18 @@ def test_ctrl_c_while_a_rank_waits_for_one_that_does_not_come_does_not_take_the_
     result = job.wait().expect(130)
     assert "rank 0 was asked to end and has not moved for 5 s: SIGKILL" in result.err
     assert "rank 0 was in init_process_group" in result.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("nodes", [(*FORKED, "--nproc-per-node", 2), ("--simulate", "--nnodes", 2)], ids=["1", "2"])
+def test_nor_does_a_stop_of_a_job_that_stands_still(job, program, nodes, signum):
+    """No rank has ended, and none can: each is in a collective, where no handler of Python runs."""
+    job.command = [sys.executable, hurried.__file__]
+    job.start(*nodes, "--grace-period", 60, program("torch_disagree"))
+    job.signs("ready", 2)
+    until(lambda: "no worker has made progress" in (job.folder / "events.jsonl").read_text(), "the line")
+    job.process.send_signal(signum)
+    result = job.wait().expect(128 + signum)
+    killed = re.findall(r"ranks? ([0-9-]+) w\S+ asked to end and ha\S+ not moved for 5 s: SIGKILL", result.err)
+    # on another node, a rank may have lost its peer before it was looked at again
+    assert killed == ["0-1"] if "--simulate" not in nodes else killed, result.err

@@ -158,6 +158,8 @@ class Coordinator:
                 self.feed(job.NodeNoticed(id, signum))
             case node.Escalate(signum):
                 self.feed(job.NodeEscalated(id, signum, now))
+            case node.ReportStacksRead():
+                self.feed(job.NodeStacksRead(id))
             case node.ReportIdle(seconds):
                 self.feed(job.NodeIdle(id, now - seconds, now))
             case node.PauseLimits(paused):
@@ -288,9 +290,12 @@ class Coordinator:
                 if self._agents is not None:
                     self._agents.leave(signum, why_unfit)
                     self._has_ended = self._has_ended or bool(why_unfit)  # else `Release` of the own agent follows
-            case job.StopNodes(ids, signum, by_cluster, others_ended):
+            case job.StopNodes(ids, signum, by_cluster, others_ended, hangs):
                 why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
-                self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, others_ended=others_ended))
+                more = {"others_ended": others_ended, "hangs": hangs}
+                self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, **more))
+            case job.StopNow(ids):
+                self.order(ids, node.AllStacksRead(self._loop.now()))
             case job.KillNodes(ids):
                 self.order(ids, node.KillOrdered(self._loop.now()))
             case job.Refuse(id, reason, status, hint, faulty):

@@ -139,9 +139,15 @@ class Incoming:
                 agent.warnings += 1
                 if agent.warnings <= _WARNINGS:
                     self._coordinator.on_report(id, report)
-            case node.Escalate() | node.RequestStore() if not takes_part:
+            case node.Escalate() | node.ReportStacksRead() | node.RequestStore() if not takes_part:
                 pass  # it may not have workers killed, or a store served, of a generation in which it has no part
-            case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
+            case (
+                node.ReportStacksRead()
+                | node.ReportStopping()
+                | node.ReportNotice()
+                | node.Escalate()
+                | node.RequestStore()
+            ):
                 if (number, report) not in agent.reports:  # else each repetition would be logged
                     agent.reports.add((number, report))
                     self._coordinator.on_report(id, report)

@@ -87,7 +87,14 @@ class Link(ABC):
             case JobEnd():
                 self._has_ended, self.end = True, order
                 self._loop.post(order)
-            case Generation() | Forward() | node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
+            case (
+                Generation()
+                | Forward()
+                | node.StopOrdered()
+                | node.AllStacksRead()
+                | node.KillOrdered()
+                | node.StoreOrdered()
+            ):
                 self._loop.post(order)
             case _:  # about what a client asks, or says to a worker
                 self._loop.post(ClientOrder(order))

@@ -265,7 +265,7 @@ def on_arrival(order: _O, at: float) -> _O:
     Our messages begin at the left edge: only the first lines of the error and of its hint may do so.
     """
     match order:
-        case node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
+        case node.StopOrdered() | node.AllStacksRead() | node.KillOrdered() | node.StoreOrdered():
             return replace(order, at=at)
         case JobEnd(text=text):
             error, separator, hint = text.partition("\n\nhint: ")

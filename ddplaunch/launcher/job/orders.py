@@ -96,7 +96,8 @@ class Reach(Struct, frozen=True, tag="reach"):
     heard_at: Port
 
 
-SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered | node.StoreOrdered
+_StopOrder = node.StopOrdered | node.AllStacksRead | node.KillOrdered
+SentOrder = Generation | JobEnd | Forward | _StopOrder | node.StoreOrdered
 
 # --- reports: what an agent sends the coordinator
 

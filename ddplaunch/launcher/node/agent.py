@@ -264,7 +264,7 @@ class Agent(BehindFront):
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         event = self._with_what_agent_knows(event)
-        is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT
+        is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._state.workers_go_on
         if is_ordered_stop and self._generations.plan.nnodes > 1:
             self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from a failure there
         self._reporter.on_event(event, self._state)

@@ -49,6 +49,7 @@ STOP: dict[str, Any] = {
     "by_cluster": False,
     "silent": 0.0,
     "others_ended": True,
+    "hangs": True,
 }
 HELLO = {
     "type": "hello",

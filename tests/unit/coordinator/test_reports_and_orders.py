@@ -60,6 +60,7 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
     node.ReportStopping(Why.SIGNALLED, SIGTERM, by_cluster=True),
     node.ReportNotice(SIGUSR1),
     node.Escalate(SIGINT),
+    node.ReportStacksRead(),
     node.ReportIdle(1.5),
     node.PauseLimits(True),
     node.RequestStore(),
@@ -95,7 +96,9 @@ ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     node.StopOrdered(SIGTERM, NOW),
     node.StopOrdered(SIGTERM, NOW, why=Why.TIMED_OUT),
     node.StopOrdered(SIGTERM, NOW, by_cluster=True),
+    node.StopOrdered(SIGTERM, NOW, hangs=True),
     node.KillOrdered(NOW),
+    node.AllStacksRead(NOW),
     node.StoreOrdered(NOW),
     Ask(1, AskStatus()),
     Forget(1),
@@ -115,7 +118,7 @@ def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder |
     arrived = messages.for_agent(messages.encode(messages.fitted(order)))
     assert isinstance(arrived, SentOrder | Ask | Forget | Chunk)
     later = messages.on_arrival(arrived, NOW + 1000.0)
-    if isinstance(order, node.StopOrdered | node.KillOrdered | node.StoreOrdered):
+    if isinstance(order, node.StopOrdered | node.AllStacksRead | node.KillOrdered | node.StoreOrdered):
         assert later == replace(order, at=NOW + 1000.0)
     else:
         assert later == order

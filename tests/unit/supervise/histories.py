@@ -71,8 +71,8 @@ class OneNode:
             match action:
                 case job.BeginGeneration(number):
                     self._act(node.GenerationBegun(number, self._ranks, at, is_only_node=True), at)
-                case job.StopNodes(ids, signum) if SELF_ID in ids:
-                    self._act(node.StopOrdered(signum, at, self.job.why or Why.COORDINATOR), at)
+                case job.StopNodes(ids, signum, hangs=hangs) if SELF_ID in ids:
+                    self._act(node.StopOrdered(signum, at, self.job.why or Why.COORDINATOR, hangs=hangs), at)
                 case job.KillNodes(ids) if SELF_ID in ids:
                     self._act(node.KillOrdered(at), at)
                 case job.EndJob(status):

@@ -30,6 +30,7 @@ from tests.unit.supervise.phases import job_step, node_step
 
 LOOKING = replace(POLICY, progress_interval=1.0, stacks_timeout=2.0)
 HUNG = {"policy": LOOKING, "hang_timeout": 4.0}
+PATIENT = replace(LOOKING, grace_period=30.0)
 
 
 def look(at: float, *, progressed: bool = False) -> tuple[node.Event, node.Event]:
@@ -41,6 +42,14 @@ def looks(*seconds: float) -> tuple[node.Event, ...]:
 
 
 FIRST = (*STARTED, ProgressChecked(True, 1.0))  # what there was before the first look counts as movement
+
+
+def of_several(*events: node.Event, policy: Policy = PATIENT) -> tuple[node.State, list[node.Action]]:
+    state, asked = node.State(policy=policy), list[node.Action]()
+    for event in events:
+        state, actions = node_step(state, event)
+        asked = list(actions)
+    return state, asked
 
 
 # --- a job of one node
@@ -74,7 +83,7 @@ def test_workers_that_do_not_move_are_asked_where_they_are_and_stopped_with_123(
 
 WAIT = frozenset({0, 2})
 STUCK = (*FIRST, *looks(2, 3, 4, 5), StacksCaptured(5.5, WAIT))
-LONG = {**HUNG, "policy": replace(LOOKING, grace_period=30.0)}
+LONG = {**HUNG, "policy": PATIENT}
 
 
 def test_those_whose_place_is_known_when_a_job_hangs_are_looked_at_again_after_five_seconds():
@@ -232,7 +241,7 @@ def test_a_node_reports_each_look_that_has_found_no_movement_and_the_first_that_
 
 
 def test_only_the_time_in_which_all_nodes_were_still_counts():
-    assert history(POLICY_OF_THREE, [*met(), *STILL])[1][-1] == StopNodes((0, 1, 2), SIGTERM)
+    assert history(POLICY_OF_THREE, [*met(), *STILL])[1][-1] == StopNodes((0, 1, 2), SIGTERM, hangs=True)
     late = [*STILL[:2], NodeIdle(2, 11.0, 20.0)]
     assert history(POLICY_OF_THREE, [*met(), *late])[0].why is None
     # what was seen there last is too old to be joined with the rest
@@ -243,7 +252,7 @@ def test_only_the_time_in_which_all_nodes_were_still_counts():
 
 def test_nodes_that_have_finished_are_waited_for_too():
     actions = history(POLICY_OF_THREE, [*met(), node_ended(1, 6.0), STILL[0], STILL[2]])[1]
-    assert actions[-1] == StopNodes((0, 2), SIGTERM)
+    assert actions[-1] == StopNodes((0, 2), SIGTERM, hangs=True)
 
 
 def test_the_status_of_a_job_that_hung_is_123_on_all_nodes():
@@ -364,3 +373,106 @@ def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stri
             said += [action for action in then if isinstance(action, PrintIdle)]
     assert len(said) == 2
     assert counted.scans < 30
+
+
+# --- a job that stands still and is stopped, with or without --hang-timeout
+
+COMPARING = {"policy": replace(POLICY, quiet_progress_interval=20.0, stacks_timeout=2.0, grace_period=30.0)}
+STILL_HERE = (*STARTED, *rested(20.5, progressed=True), *rested(40.5, 60.5, 80.5))  # for 60 s
+
+
+@pytest.mark.parametrize("signum", [SIGINT, SIGTERM])
+def test_of_a_job_that_stands_still_those_that_wait_are_looked_at_again_although_nobody_has_ended(signum: int):
+    stopped = (*STILL_HERE, SignalReceived(signum, 81.0))
+    state, actions = one_node(*stopped, **COMPARING)
+    assert actions == [CaptureStacks(1.0, silently=True)]
+    assert state.node.teardown.job_hangs
+    stood = (*stopped, StacksCaptured(81.1, ALL, WAIT))
+    assert one_node(*stood, **COMPARING)[1] == [StopWorkers(signum, ALL)]
+    assert one_node(*stood, DeadlineReached(86.1), **COMPARING)[1] == [FindStuck(WAIT)]  # rank 1 may be saving
+    found = (*stood, DeadlineReached(86.1), StuckFound(WAIT, 86.2))
+    assert one_node(*found, **COMPARING)[1] == [NameStuck(WAIT, 5.0), KillWorkers(WAIT)]
+
+
+@pytest.mark.parametrize("cause", [ended(1, 81.0, code=3), DeadlineReached(81.0)], ids=["failed", "--timeout"])
+def test_so_are_they_whatever_ends_the_job(cause: node.Event):
+    stood = (*STILL_HERE, cause, StacksCaptured(81.1, ALL, WAIT))
+    state, _ = one_node(*stood, timeout=81.0, **COMPARING)
+    assert (state.node.phase, state.node.teardown.stuck_deadline) == (Phase.STOPPING, 86.1)
+    assert one_node(*stood, DeadlineReached(86.1), timeout=81.0, **COMPARING)[1] == [FindStuck(WAIT)]
+
+
+def test_a_job_that_has_moved_within_a_minute_is_stopped_as_ever():
+    moved = (
+        *STARTED,
+        *rested(20.5),
+        *rested(40.5, progressed=True),
+        *rested(60.5, 80.5),
+        SignalReceived(SIGTERM, 81.0),
+    )
+    state, actions = one_node(*moved, **COMPARING)
+    assert (actions, state.node.teardown.job_hangs) == ([StopWorkers(SIGTERM, ALL)], False)
+
+
+def test_of_several_nodes_one_that_stands_still_alone_waits_for_what_the_others_do():
+    signalled, told = SignalReceived(SIGTERM, 81.0), node.StopOrdered(SIGTERM, 81.2, hangs=True)
+    stood = (node.GenerationBegun(0, ALL, 0.0), *STILL_HERE, signalled, StacksCaptured(81.1, ALL, WAIT))
+    assert of_several(*stood, **COMPARING)[1] == [StopWorkers(SIGTERM, ALL)]
+    assert of_several(*stood, DeadlineReached(86.1), **COMPARING)[1] == []
+    assert of_several(*stood, told, DeadlineReached(86.1), **COMPARING)[1] == [FindStuck(WAIT)]
+
+
+def test_all_nodes_are_told_that_the_job_stood_still_also_the_one_that_stops_already():
+    signalled = job.NodeStopping(1, Why.SIGNALLED, SIGINT, 501.0)
+    assert history(THREE, [*met(), *still_for(65.0), signalled])[1][-1] == StopNodes((0, 1, 2), SIGINT, hangs=True)
+    assert history(THREE, [*met(), *still_for(55.0), signalled])[1][-1] == StopNodes((0, 2), SIGINT)
+    one_moved = [*still_for(65.0), NodeIdle(2, 500.5, 500.5)]
+    assert history(THREE, [*met(), *one_moved, signalled])[1][-1] == StopNodes((0, 2), SIGINT)
+    assert history(THREE, [*met(), *still_for(65.0)[:2], signalled])[1][-1] == StopNodes((0, 2), SIGINT)
+
+
+# --- several nodes are stopped for a limit of time
+
+BEGUN: tuple[node.Event, ...] = (node.GenerationBegun(0, ALL, 0.0), *STARTED)
+ORDERED: tuple[node.Event, ...] = (*BEGUN, node.StopOrdered(SIGTERM, 81.0, Why.HUNG, hangs=True))
+READ = StacksCaptured(81.1, ALL, WAIT)
+
+
+@pytest.mark.parametrize("why", [Why.HUNG, Why.TIMED_OUT])
+def test_no_worker_is_asked_to_end_before_the_stacks_are_read_on_all_nodes(why: Why):
+    ordered: tuple[node.Event, ...] = (*BEGUN, node.StopOrdered(SIGTERM, 81.0, why, hangs=True))
+    assert of_several(*ordered, READ)[1] == [ReportStacksRead()]
+    state, actions = of_several(*ordered, READ, node.AllStacksRead(81.7))
+    assert actions == [StopWorkers(SIGTERM, ALL)]
+    assert (state.phase_deadline, state.teardown.stuck_deadline) == (111.7, 86.7)
+    assert of_several(*ordered, READ, node.AllStacksRead(81.7), DeadlineReached(86.7))[1] == [FindStuck(ALL)]
+
+
+def test_a_node_that_takes_too_long_to_read_them_is_not_waited_for():
+    state, actions = of_several(*ORDERED, READ, DeadlineReached(83.0))
+    assert actions == [StopWorkers(SIGTERM, ALL)]
+    assert state.teardown.compared == ALL
+    assert of_several(*ORDERED, READ, DeadlineReached(83.0), node.AllStacksRead(83.5))[1] == []
+    assert of_several(*ORDERED, DeadlineReached(83.0), StacksCaptured(83.1, ALL, WAIT))[1] == []
+
+
+def test_a_stop_for_another_reason_waits_for_no_other_node():
+    failed_elsewhere = node.StopOrdered(SIGTERM, 81.0, Why.FAILED)
+    assert of_several(*BEGUN, failed_elsewhere, READ)[1] == [StopWorkers(SIGTERM, ALL)]
+    assert of_several(*BEGUN, failed_elsewhere, READ, node.AllStacksRead(81.7))[1] == []
+
+
+def test_suspended_workers_are_not_woken_by_what_the_other_nodes_have_read():
+    suspended = (*ORDERED, READ, SignalReceived(SIGTSTP, 81.2), node.AllStacksRead(81.7))
+    assert of_several(*suspended)[1] == []
+    resumed = (*suspended, SignalReceived(SIGCONT, 181.2))
+    assert of_several(*resumed, DeadlineReached(181.2))[1] == [StopWorkers(SIGTERM, ALL)]
+
+
+def test_all_nodes_stop_once_the_last_one_has_read_the_stacks():
+    read = [job.NodeStacksRead(id) for id in range(3)]
+    hung = [*met(), *STILL]
+    assert history(POLICY_OF_THREE, [*hung, *read[:2]])[1][-1] == StopNodes((0, 1, 2), SIGTERM, hangs=True)
+    assert history(POLICY_OF_THREE, [*hung, *read])[1][-1] == job.StopNow((0, 1, 2))
+    assert history(POLICY_OF_THREE, [*hung, *read, *read])[1].count(job.StopNow((0, 1, 2))) == 1
+    assert history(POLICY_OF_THREE, [*met(), *read])[0].why is None

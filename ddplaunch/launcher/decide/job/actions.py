@@ -29,6 +29,13 @@ class StopNodes(Struct, frozen=True):
     signum: int
     by_cluster: bool = False  # the cluster sends the signal to all workers itself
     others_ended: bool = False  # said again to nodes that stop already: all workers of another node have ended since
+    hangs: bool = False  # no worker of any node has made progress for long; said to nodes that stop already, too
+
+
+class StopNow(Struct, frozen=True):
+    """Have these agents stop their workers now: they have waited until the stacks on all nodes were read."""
+
+    ids: tuple[int, ...]
 
 
 class KillNodes(Struct, frozen=True):
@@ -100,5 +107,5 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-_OnNodes = LeaveJob | BeginGeneration | StopNodes | KillNodes | Refuse | Release | LeaveBehind | Drop
+_OnNodes = LeaveJob | BeginGeneration | StopNodes | StopNow | KillNodes | Refuse | Release | LeaveBehind | Drop
 Action = _OnNodes | ReportFailure | Print | PrintIdle | PrintProgress | EndJob

@@ -17,7 +17,7 @@ from ddplaunch.launcher.decide.job import actions
 from ddplaunch.launcher.decide.job.members import SELF_ID
 from ddplaunch.launcher.decide.job.restarts import pause_after
 from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
-from ddplaunch.spec.outcome import MAY_RESTART, Why, WorkerExit
+from ddplaunch.spec.outcome import MAY_RESTART, STOPS_ALL_NODES, Why, WorkerExit
 from ddplaunch.system import exitcodes
 
 Result = tuple[State, tuple[actions.Action, ...]]
@@ -30,11 +30,16 @@ def stop_nodes(
 ) -> Result:
     """Order all nodes to stop their workers, except for the node `but`, which does so already; None: all.
 
+    That node, too, is told if the job hangs, which one node alone cannot know.
     What follows is decided when no process is left on any node: another generation, or the end of the job.
     """
-    ids = tuple(id for id in state.members.running if id != but)
+    running = state.members.running
+    hangs = why is Why.HUNG or state.idleness.stands_still(running)
+    ids = tuple(id for id in running if id != but or hangs)
+    generation = replace(state.generation, unread=len(ids) if why in STOPS_ALL_NODES else 0)
+    state = replace(state, generation=generation)
     state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum), at)
-    return state, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
+    return state, (actions.StopNodes(ids, signum, by_cluster, hangs=hangs), *then) if ids else then
 
 
 def halt(state: State) -> State:

@@ -81,6 +81,12 @@ class NodeIdle(Struct, frozen=True):
     at: float
 
 
+class NodeStacksRead(Struct, frozen=True):
+    """The stacks of this node's workers have been read, before the stop of all nodes."""
+
+    id: int
+
+
 class NodeEscalated(Struct, frozen=True):
     """The user of this node does not want to wait for the stop: a second signal came."""
 
@@ -167,7 +173,17 @@ class DeadlineReached(Struct, frozen=True):
 
 
 _OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
-_OfNodes = NodeStopping | NodeNoticed | NodeIdle | NodeEscalated | NodeEnded | LimitsPaused | Unreached | Unheard
+_OfNodes = (
+    NodeStopping
+    | NodeNoticed
+    | NodeIdle
+    | NodeStacksRead
+    | NodeEscalated
+    | NodeEnded
+    | LimitsPaused
+    | Unreached
+    | Unheard
+)
 Event = (
     _OfMembers
     | ProgressKnown

@@ -79,10 +79,21 @@ class Idleness(Struct, frozen=True, kw_only=True):
         awaited = idleness.node_to_await(running, limit)
         if awaited is not None:
             return replace(idleness, awaits=awaited), None
-        # all nodes were idle from the last begin of their spans to the first end
-        all_idle_since, until = max(spans[id][0] for id in running), min(spans[id][1] for id in running)
+        all_idle_since, until = idleness.span_of_all(running)
         idleness = replace(idleness, progress_at=all_idle_since)
         return idleness, None if idleness.is_printed else until - all_idle_since
+
+    def span_of_all(self, running: Sequence[int]) -> tuple[float, float]:
+        """Return from when to when all these nodes were idle: from the last begin of their spans to the first end."""
+        spans = [self.spans[id] for id in running]
+        return max(since for since, _ in spans), min(until for _, until in spans)
+
+    def stands_still(self, running: Sequence[int]) -> bool:
+        """Whether no worker of these nodes has made progress for as long as the line about that needs."""
+        if not running or any(id not in self.spans for id in running):
+            return False
+        since, until = self.span_of_all(running)
+        return until - since >= IDLE_LINE_AFTER
 
     @property
     def is_printed(self) -> bool:

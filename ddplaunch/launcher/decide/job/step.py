@@ -86,6 +86,8 @@ def step(state: State, event: events.Event) -> Result:
             return _on_node_ended(state, event) if state.members.runs(id) else (state, ())
         case events.NodeIdle(id):
             return _on_node_idle(state, event) if state.members.runs(id) else (state, ())
+        case events.NodeStacksRead(id):
+            return _on_node_stacks_read(state) if state.members.runs(id) else (state, ())
         case events.LimitsPaused(id, paused):
             return _on_limits_paused(state, id, paused=paused) if state.members.runs(id) else (state, ())
         case events.Unreached() if state.phase is Phase.RUNNING:
@@ -289,6 +291,16 @@ def _on_node_ended_unstopped(state: State, member: Member, event: events.NodeEnd
         generation = replace(state.generation, early_exits_at=event.at + EARLY_EXIT_WARNING)
         state = replace(state, generation=generation)
     return go_on_if_ended(state, event.at)
+
+
+def _on_node_stacks_read(state: State) -> Result:
+    """Have all nodes stop their workers once the stacks are read on all of them: those of a slow node as they were, too.
+
+    No node waits long for that: what a node that is lost, or too slow, does not report, nobody counts.
+    """
+    unread = state.generation.unread
+    state = replace(state, generation=replace(state.generation, unread=max(0, unread - 1)))
+    return state, (actions.StopNow(state.members.running),) if unread == 1 else ()
 
 
 # --- time

@@ -158,6 +158,10 @@ class Escalate(Struct, frozen=True, tag="escalate"):
     signum: Signal
 
 
+class ReportStacksRead(Struct, frozen=True, tag="stacks_read"):
+    """Report to the coordinator that the stacks of this node's workers have been read, for which the stop of all nodes waits."""
+
+
 class ReportIdle(Struct, frozen=True, tag="idle"):
     """Report to the coordinator that no worker of this node has made progress for this many seconds."""
 
@@ -174,7 +178,7 @@ class ReportEnded(Struct, frozen=True):
     """Nothing is left: report to the coordinator how this node's workers ended, release what they held."""
 
 
-Reports = ReportStopping | ReportNotice | Escalate | ReportIdle | PauseLimits | RequestStore
+Reports = ReportStopping | ReportNotice | Escalate | ReportStacksRead | ReportIdle | PauseLimits | RequestStore
 _OnWorkers = StartWorkers | ForwardSignal | StopWorkers | KillWorkers | Sweep | Suspend | Resume
 _Questions = CaptureStacks | FindStuck | FindRaised | CheckProgress
 _OnTerminal = LendTerminal | ShowOutput | RefuseTerminal | Print | NameRunning | NameStuck

@@ -163,6 +163,13 @@ class StopOrdered(Struct, frozen=True, tag="stop"):
     by_cluster: bool = False  # the cluster sends it to the workers of all nodes itself
     silent: Duration = 0.0  # of Ctrl-C: seconds for which no worker has written anything
     others_ended: bool = False  # said again during a stop: all workers of another node have ended since
+    hangs: bool = False  # no worker of any node has made progress for long; may be said again during a stop
+
+
+class AllStacksRead(Struct, frozen=True, tag="all_stacks_read"):
+    """The stacks of the workers of all nodes have been read before a stop: its signal need not wait any more."""
+
+    at: Seconds
 
 
 class KillOrdered(Struct, frozen=True, tag="kill"):
@@ -184,7 +191,7 @@ class JobEnded(Struct, frozen=True):
     at: float
 
 
-_Orders = GenerationBegun | StopOrdered | KillOrdered | LeaseOver | JobEnded | StoreOrdered
+_Orders = GenerationBegun | StopOrdered | AllStacksRead | KillOrdered | LeaseOver | JobEnded | StoreOrdered
 _OfWorkers = WorkerStarted | StartFailed | WorkerRaised | ErrorRecorded | StoreWanted | WorkerExited | Swept
 _Answers = ProgressChecked | StacksCaptured | StuckFound
 _OfDebuggers = TerminalRequested | TerminalReturned | DebuggerAttached | DebuggerDetached

@@ -12,6 +12,8 @@ from ddplaunch.launcher.decide.node.actions import Sweep
 from ddplaunch.spec.outcome import StartFailure, Why, WorkerError, WorkerExit
 from ddplaunch.system.loop.deadline import later, soonest
 
+_LEAST_CHECKS = 3  # checks in a row that found no progress, after which a node stands still
+
 
 class Phase(Enum):
     """What this node waits for. These are all changes of phase; the tests hold `step` to them.
@@ -63,6 +65,9 @@ class DelayedStop(Struct, frozen=True, kw_only=True):
     signum: int
     until: float  # then ddplaunch sends the signal in any case
     for_stacks: bool = False  # whether it waits for the workers' stacks, not for the cluster
+    for_all_nodes: bool = False  # whether it waits for those of other nodes, too: their workers lose these as peers
+    known: frozenset[int] = frozenset()  # ranks whose stacks are known
+    waiting: frozenset[int] = frozenset()  # those of them that wait for others
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -105,7 +110,7 @@ class Teardown(Struct, frozen=True, kw_only=True):
     """How far a stop of the workers has come."""
 
     delayed_stop: DelayedStop | None = None
-    job_hangs: bool = False  # the workers are stopped because none made progress
+    job_hangs: bool = False  # no worker of the job, on any node, had made progress for long before the stop
     others_ended: bool = False  # all workers of another node have ended since the stop
     compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
     stuck_deadline: float | None = None  # when to compare them
@@ -202,6 +207,11 @@ class State(Struct, frozen=True, kw_only=True):
     def idleness_counts(self) -> bool:
         """Whether it matters now that no worker makes progress: all run, and neither Ctrl-Z nor a debugger holds any."""
         return self.phase is Phase.RUNNING and self.suspended_at is None and not self.limits_wait
+
+    def stands_still(self, at: float) -> bool:
+        """Whether some checks in a row have found no progress of any worker here; those of other nodes may have made some."""
+        interval = self.policy.progress_interval or self.policy.quiet_progress_interval
+        return self.progress.is_idle and at - self.progress.idle_since >= _LEAST_CHECKS * interval
 
     @property
     def is_sweeping_after_success(self) -> bool:

@@ -14,7 +14,7 @@ from ddplaunch.launcher.decide.first_failure import follows_another, import_fail
 from ddplaunch.launcher.decide.node import actions, events, teardown
 from ddplaunch.launcher.decide.node.state import Debugging, Phase, Progress, State
 from ddplaunch.launcher.decide.node.teardown import Result
-from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
+from ddplaunch.spec.outcome import STOPS_ALL_NODES, StartFailure, Why, WorkerExit
 from ddplaunch.system import exitcodes
 from ddplaunch.system.loop.deadline import is_due, soonest
 
@@ -37,6 +37,8 @@ def step(state: State, event: events.Event) -> Result:
             return _on_generation_begun(state, event)
         case events.StopOrdered():
             return _on_stop_ordered(state, event)
+        case events.AllStacksRead(at):
+            return _on_all_stacks_read(state, at)
         case events.KillOrdered(at):
             return teardown.escalate(state, at)
         case events.LeaseOver(at):
@@ -120,12 +122,22 @@ def _on_job_ended(state: State, status: int, at: float) -> Result:
 def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
     if not state.workers_go_on:
-        others_ended = state.teardown.others_ended or event.others_ended
-        return replace(state, teardown=replace(state.teardown, others_ended=others_ended)), ()
+        before = state.teardown
+        others_ended, job_hangs = before.others_ended or event.others_ended, before.job_hangs or event.hangs
+        return replace(state, teardown=replace(before, others_ended=others_ended, job_hangs=job_hangs)), ()
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
     # Ctrl-C in a job that writes is meant to end it at once
     shows_stacks = event.signum != SIGINT or event.silent >= teardown.SILENCE
-    return teardown.stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, shows_stacks=shows_stacks)
+    state = replace(state, teardown=replace(state.teardown, job_hangs=event.hangs))
+    return teardown.stop(
+        state,
+        why,
+        event.signum,
+        event.at,
+        by_cluster=event.by_cluster,
+        shows_stacks=shows_stacks,
+        stops_all=event.why in STOPS_ALL_NODES,
+    )
 
 
 def _on_store_ordered(state: State) -> Result:
@@ -360,15 +372,30 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
 
 
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
-    """Ask the workers to end, if the stop has waited for these stacks."""
+    """Ask the workers to end, if the stop has waited for these stacks; but first report them where it waits for all nodes."""
     delayed = state.teardown.delayed_stop
     if delayed is None or not delayed.for_stacks:
         return state, ()  # the time for them was up, and the workers have been asked to end
-    if state.suspended_at is not None:
-        # the stop would have to wake the workers that Ctrl-Z suspended: it is due as soon as the user resumes them
-        delayed = replace(delayed, until=state.suspended_at)
-        return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), ()
-    return teardown.stop_with_stacks(state, event.at, event.known, event.waiting)
+    delayed = replace(delayed, known=event.known, waiting=event.waiting)
+    state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed))
+    if delayed.for_all_nodes:
+        return state, (actions.ReportStacksRead(),)
+    return _stop_unless_suspended(state, event.at)
+
+
+def _on_all_stacks_read(state: State, at: float) -> Result:
+    """Ask the workers to end, if the stop has waited for the stacks of the other nodes."""
+    delayed = state.teardown.delayed_stop
+    return _stop_unless_suspended(state, at) if delayed is not None and delayed.for_all_nodes else (state, ())
+
+
+def _stop_unless_suspended(state: State, at: float) -> Result:
+    """Ask the workers to end; those that Ctrl-Z suspended, which that would wake, as soon as the user resumes them."""
+    delayed = state.teardown.delayed_stop
+    if delayed is None or state.suspended_at is None:
+        return teardown.stop_with_stacks(state, at)
+    delayed = replace(delayed, until=state.suspended_at)
+    return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), ()
 
 
 # --- debuggers: a worker that failed has the terminal, others wait for it, some are attached to

@@ -29,20 +29,27 @@ _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator
 _REPORTED_WITH_STACKS = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)
 # of these, the stops that wait for stacks only if a worker may be in a process group, and wait there for others
 _STACKS_ONLY_IN_GROUP = (Why.FAILED, Why.COORDINATOR)
-_LEAST_CHECKS = 3  # checks that found no progress, before the coordinator stops a job that hangs
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
 
 def stop(
-    state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False, shows_stacks: bool = True
+    state: State,
+    why: Why,
+    signum: int,
+    at: float,
+    *,
+    by_cluster: bool = False,
+    shows_stacks: bool = True,
+    stops_all: bool = False,
 ) -> Result:
     """Ask all workers to end within one grace period, and report the stop; before a generation has begun, only report.
 
     `by_cluster`: the cluster signals the workers itself, so ddplaunch sends no signal; after an order of the coordinator, that
     signal may still be on its way to this node.
     `shows_stacks`: first capture the workers' stacks, for the report, if the user wants that and this kind of stop allows it.
-    After Ctrl-C the stacks are always captured, to know later which workers stand where they stood.
+    `stops_all`: a limit of time is over, and all nodes get this order; none sends a signal before all have captured the stacks.
+    After Ctrl-C, and where no worker makes progress, they are always captured, to know later who stands where it stood.
     """
     is_ordered = why in _ORDERED
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
@@ -54,10 +61,12 @@ def stop(
     if by_cluster and is_ordered and state.alive:
         delayed = DelayedStop(signum=signum, until=at + CLUSTER_SIGNALS_WITHIN)
         return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), resumes
-    wants_stacks = (shows_stacks or signum == SIGINT) and why in _REPORTED_WITH_STACKS and not by_cluster
+    compares = signum == SIGINT or state.stands_still(at)
+    wants_stacks = (shows_stacks or compares) and why in _REPORTED_WITH_STACKS and not by_cluster
     is_at_prompt = bool(state.terminal_holder)  # a debugger has the terminal
     if wants_stacks and state.policy.stacks_timeout and state.alive and not is_at_prompt:
-        state, captures = _stop_after_stacks(state, signum, at, shows_stacks=shows_stacks)
+        all_at_once = stops_all and not state.is_only_node
+        state, captures = _stop_after_stacks(state, signum, at, shows_stacks=shows_stacks, for_all_nodes=all_at_once)
         return state, (*captures, *then)
     in_debugger = state.terminal_holder if why is Why.FAILED else frozenset()  # there the user decides when it ends
     then = (actions.StopWorkers(signum, state.policy.ranks - in_debugger, by_cluster), *then)
@@ -69,36 +78,35 @@ def stop(
     return state, (*then, *sweeps)
 
 
-def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bool) -> Result:
+def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bool, for_all_nodes: bool) -> Result:
     """Capture the workers' stacks first; when they are known, or the time is up, `stop_with_stacks` sends the signal.
 
     `shows_stacks`: the report is to show them all; else they are only compared with later ones, and the user waits less.
+    `for_all_nodes`: the coordinator stops all nodes at once, and says when those of all are known.
     """
     interval = state.policy.progress_interval
     within = state.policy.stacks_timeout if shows_stacks else min(STACKS_WITHIN, state.policy.stacks_timeout)
-    # an order of the coordinator does not say why; after so long without progress, the reason is that the job hangs
-    idle_for = at - state.progress.idle_since
-    job_hangs = state.why is Why.COORDINATOR and interval > 0 and idle_for >= _LEAST_CHECKS * interval
-    delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True)
+    delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True, for_all_nodes=for_all_nodes)
     state = _with_grace_period(state, at + within)
-    state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed, job_hangs=job_hangs))
+    state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed))
     # with --hang-timeout (its checks have an interval) the stacks are wanted anyway, else only where workers may wait for others
     if_in_group = shows_stacks and state.why in _STACKS_ONLY_IN_GROUP and not interval
-    return state, (actions.CaptureStacks(within, if_in_group=if_in_group, ras=job_hangs, silently=not shows_stacks),)
+    ras = state.teardown.job_hangs
+    return state, (actions.CaptureStacks(within, if_in_group=if_in_group, ras=ras, silently=not shows_stacks),)
 
 
-def stop_with_stacks(
-    state: State, at: float, known: frozenset[int] = frozenset(), waiting: frozenset[int] = frozenset()
-) -> Result:
+def stop_with_stacks(state: State, at: float) -> Result:
     """Ask the workers to end, now that their stacks are known or their time is up; the grace period begins.
 
-    `known`: ranks whose stacks are known, `waiting`: those of them that wait for others. A check follows soon whether workers
-    still stand there: all in a job that hangs, after Ctrl-C only the waiting ones, where no handler of the signal runs.
+    A check follows soon whether workers whose stacks are known still stand there: all where --hang-timeout has ended the job,
+    else only the waiting ones, where no handler of a signal runs; these after Ctrl-C, and where no worker has made progress.
     """
     state = _with_grace_period(state, at)
-    before = state.teardown
-    is_ctrl_c = before.delayed_stop is not None and before.delayed_stop.signum == SIGINT
-    compared = known if before.job_hangs else waiting if is_ctrl_c else frozenset[int]()
+    before, delayed = state.teardown, state.teardown.delayed_stop
+    assert delayed is not None
+    compares_waiting = delayed.signum == SIGINT or before.job_hangs or state.stands_still(at)
+    has_hung = before.job_hangs and state.policy.progress_interval > 0
+    compared = delayed.known if has_hung else delayed.waiting if compares_waiting else frozenset[int]()
     if compared and state.policy.grace_period > HANG_GRACE:
         state = replace(state, teardown=replace(before, compared=compared, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
