@@ -161,7 +161,7 @@ class Startup:
         if refused:
             self._owner.say(
                 f"waiting for {some(map(str, refused))}: sshd there, or on a jump host, has closed the connection and is called "
-                "again; its MaxStartups may be too low"
+                "again, since its MaxStartups may be too low"
             )
 
     def _send_heartbeats(self) -> None:

@@ -105,7 +105,7 @@ class Watcher(Lead):
         does not, is heard by the coordinator.
         """
         ranks = {host.address: rank for rank, host in enumerate(self._context.inputs.allocation.start)}
-        hint = f"Slurm says above why it ended; each node needs {self._job.python}, and ddplaunch in it"
+        hint = f"Slurm says above why it ended. Each node needs {self._job.python}, and ddplaunch in it"
         for host in end.nodes:
             state, node_rank = self.coordinator.state, ranks.get(host)
             if self._has_begun or self._decided_status is not None:
