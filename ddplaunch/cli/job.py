@@ -244,7 +244,7 @@ def _written_out(ctx: click.Context, word: str, following: Sequence[str]) -> str
     from ddplaunch.cli.mistakes import written_out  # most people type whole names
 
     try:
-        return written_out(word, "".join(following))
+        return written_out(word, following[0] if following else "")
     except LaunchError:
         if ctx.resilient_parsing:  # a shell completes what is not finished yet
             return word

@@ -81,7 +81,7 @@ class _Writer:
                 return data if len(data) == size else data + left.read(size - len(data))
 
             while True:
-                self._tidy(messages)
+                self._tidy_until_next(messages)
                 if len(header := read(file_queue.HEADER)) < file_queue.HEADER:
                     break
                 kind, log, size = file_queue.parse(header)
@@ -167,7 +167,7 @@ class _Writer:
             self._tidies_at = time.monotonic() + (0 if is_overdue else TIDY_AFTER)
             self._tidying = old_runs.tidy(runs, keep)
 
-    def _tidy(self, messages: BufferedReader) -> None:
+    def _tidy_until_next(self, messages: BufferedReader) -> None:
         """Remove old runs, one file at a time, until the next message is there: no job begins or ends later for them."""
         if self._tidying is None:
             return

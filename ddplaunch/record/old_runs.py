@@ -210,7 +210,7 @@ def look(runs: str, name: str) -> Candidate | None:
         written.append(events.st_mtime)
         if not events.st_size:  # a node was killed before it wrote anything
             continue
-        if not node.head or not node.head[0].is_ours:
+        if not node.head or not node.head[0].is_complete:
             return None
         if node.start is not None:
             base, _, number = name.rpartition(".")

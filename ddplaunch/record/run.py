@@ -89,7 +89,7 @@ class EventRow(Struct):
     wait: Duration | None = None
 
     @property
-    def is_ours(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the line has what each event of ddplaunch has."""
         return self.v >= 1 and self.at >= 0 and self.mono >= 0
 

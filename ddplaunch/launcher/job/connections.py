@@ -130,7 +130,8 @@ class Connections:
         self._loop = loop
         self._terms = terms
         self._receiver = receiver
-        self._silence, self._beat = terms.keepalive.silence(), terms.keepalive.beat  # seconds from ping to ping
+        self._silence = terms.keepalive.silence()  # judges from what time on a peer is silent for too long
+        self._beat = terms.keepalive.beat  # seconds from ping to ping
         self._beat_at = loop.timer(None, self._send_heartbeats)
         self._next_beat = 0.0  # when the next round of pings is due
         self._unpinged: list[int] = []  # peers that the round which goes on has not come to

@@ -79,7 +79,7 @@ class RemoteLink(Link):
         loop.woke = self._check_lease  # before what else has become due in a pause of this process
         loop.clock.protect(timeout)  # the loop sleeps so short that no pause of this process uses up that time
         self._peer: Peer | None = None  # the connection to the coordinator; None: it is looked for, or given up
-        self._sequence: OrderSequence | None = None  # of the orders of the last coordinator that was reached
+        self._orders_of_last: OrderSequence | None = None  # of the orders of the last coordinator that was reached
         self._probe: Probe | None = None  # once this node had to reach, or be, the first node of a generation
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
         self._ends_with: int | None = None  # the status of the job, once that is being stopped for good
@@ -120,7 +120,7 @@ class RemoteLink(Link):
         self._note_message()
         self._lease.begin()
         first_message = self._first_message(found_as)
-        self._sequence = OrderSequence(first_message)  # which orders may follow depends on what was said first
+        self._orders_of_last = OrderSequence(first_message)  # which orders may follow depends on what was said first
         peer.send(messages.encode(first_message))
         if self._lost:
             self._lost = ""
@@ -132,9 +132,10 @@ class RemoteLink(Link):
         if not isinstance(first, messages.Hello):
             return first
         hello = replace(first, reached=host(found_as), at=self._renew())
-        last = self._sequence
+        last = self._orders_of_last
         if last is None:  # no coordinator was reached before
             return hello
+        # was_left: that coordinator is gone, and other nodes may have begun a generation with it
         return replace(hello, last_generation=last.generation, last_term=last.term, run_id=last.run_id, was_left=True)
 
     # --- reports and orders
@@ -176,8 +177,8 @@ class RemoteLink(Link):
                 # this process did not run when the lease ended: it begins nothing, and takes its leave
                 self._check_lease()
                 return
-            if self._sequence is not None:
-                self._sequence.check(message)
+            if self._orders_of_last is not None:
+                self._orders_of_last.check(message)
             if isinstance(message, messages.Ping):
                 self._lease.take_echo(message.answered)  # the last renewal that has reached the coordinator
         except Malformed as error:
@@ -320,14 +321,14 @@ class RemoteLink(Link):
         self._report_search_at.set(now + NEXT_NOTICE)
         self._loop.handle(Waits(f"{self._lost}; {then}"))
         self._loop.post(node.StopOrdered(SIGTERM, now))
-        generation_runs = self._sequence is not None and self._sequence.runs
+        generation_runs = self._orders_of_last is not None and self._orders_of_last.runs
         if not generation_runs:  # else `_on_own_end` looks
             self._look_again()
 
     def _on_own_end(self, end: NodeEnd) -> None:
         """Note that nothing of the generation is left on this node; look for a coordinator that was lost meanwhile."""
-        if self._sequence is not None:
-            self._sequence.ended()
+        if self._orders_of_last is not None:
+            self._orders_of_last.ended()
         if not self._lost:
             return
         if end.leftovers:  # the next generation would run beside these processes
@@ -449,7 +450,7 @@ class RemoteLink(Link):
     @property
     def has_begun(self) -> bool:
         """Whether the coordinator that there is has begun a generation here."""
-        return self._sequence is not None and self._sequence.has_begun
+        return self._orders_of_last is not None and self._orders_of_last.has_begun
 
     def close(self) -> None:
         """Close all that is open."""

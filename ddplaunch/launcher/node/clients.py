@@ -340,8 +340,8 @@ class RunClients(Clients):
             nnodes=len(members),
             generation=max(0, state.generation.number),  # -1 before the first one
             restarts=state.restarts.number,
-            idle_for=max(0.0, self._loop.now() - idleness.progress_at) if idleness.is_printed else None,
-            idle_why=piece(self._context.reporter.story.idle_why) if idleness.is_printed else "",
+            idle_for=max(0.0, self._loop.now() - idleness.progress_at) if idleness.is_printed_since_progress else None,
+            idle_why=piece(self._context.reporter.story.idle_why) if idleness.is_printed_since_progress else "",
             spares=piece(", ".join(member.host for member in state.spares)),
             over_ssh=tuple(piece(host.name) for host in allocation.start) if allocation.starter == "ssh" else (),
         )

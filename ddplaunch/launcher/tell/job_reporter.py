@@ -249,7 +249,7 @@ class JobReporter:
 
         `what` is who waited for whom at the end, "" if that is not known: then the notice counts that was printed before.
         """
-        was_idle = state.idleness.is_printed
+        was_idle = state.idleness.is_printed_since_progress
         what = what or (self.story.idle_why if was_idle else "")
         parts = filter(None, ("no worker made progress any more" if was_idle else "", what))
         return "; ".join(filter(None, (line, ": ".join(parts))))

@@ -125,7 +125,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         bootstrap=worker_program("bootstrap.py"),
         script=_script_text(spec.program) if spec.start_method == "auto" else b"",
         env=env,
-        is_followed=is_followed(),
+        is_followed=is_followed(),  # by a debugger that gets into each Python program which is started from here
     )
 
 

@@ -411,7 +411,7 @@ def _rows(path: str, problems: list[str]) -> list[EventRow]:
     if (data := content(path, LONGEST)) is None:
         problems.append(f"{path} cannot be read.")
     lines = list(lines_of(data, EventRow))
-    rows = [row for row in lines if row is not None and row.is_ours]
+    rows = [row for row in lines if row is not None and row.is_complete]
     if damaged := len(lines) - len(rows):
         problems.append(f"{path} is damaged: {count(damaged, 'line')} of {len(lines)} cannot be read.")
     if any(row.v != VERSION for row in rows):

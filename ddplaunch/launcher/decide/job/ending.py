@@ -101,6 +101,7 @@ def _restart_after_failure(state: State, at: float) -> Result:
     # in an elastic job that has nodes enough, a lost one costs no restart
     costs_restart = state.why is not Why.NODE_LOST or too_few
     if policy.max_restarts > 0 or not costs_restart:  # else the failure ends the job, whatever steps were made
+        # a new step gives the restart back; generations without one are counted
         state = replace(state, restarts=state.restarts.after_steps(generation, policy.max_no_progress))
     restarts = state.restarts
     can_have_enough = policy.nodes_are_replaceable or not too_few

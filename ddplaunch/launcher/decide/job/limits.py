@@ -73,15 +73,15 @@ class Idleness(Struct, frozen=True, kw_only=True):
         idleness = replace(self, spans=spans, progress_at=progress_at)
         # a report before that of the awaited node changes nothing: with thousands of nodes, most reports end here
         awaits_another = self.awaits is not None and self.awaits != id and members.runs(self.awaits)
-        if at - since < limit or idleness.is_printed or awaits_another:
+        if at - since < limit or idleness.is_printed_since_progress or awaits_another:
             return idleness, None
         running = members.running
-        awaited = idleness.node_to_await(running, limit)
+        awaited = idleness.node_with_old_report(running, limit)
         if awaited is not None:
             return replace(idleness, awaits=awaited), None
         all_idle_since, until = idleness.span_of_all(running)
         idleness = replace(idleness, progress_at=all_idle_since)
-        return idleness, None if idleness.is_printed else until - all_idle_since
+        return idleness, None if idleness.is_printed_since_progress else until - all_idle_since
 
     def span_of_all(self, running: Sequence[int]) -> tuple[float, float]:
         """Return from when to when all these nodes were idle: from the last begin of their spans to the first end."""
@@ -96,11 +96,11 @@ class Idleness(Struct, frozen=True, kw_only=True):
         return until - since >= IDLE_LINE_AFTER
 
     @property
-    def is_printed(self) -> bool:
+    def is_printed_since_progress(self) -> bool:
         """Whether it was printed that no worker makes progress, and none has made any since."""
         return isfinite(self.printed_at) and self.progress_at <= self.printed_at
 
-    def node_to_await(self, running: Sequence[int], limit: float) -> int | None:
+    def node_with_old_report(self, running: Sequence[int], limit: float) -> int | None:
         """Return a node that must report again before all can be known to have been idle together for `limit` seconds.
 
         None: all were.

@@ -314,7 +314,7 @@ def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
     before, limit = state.idleness, state.policy.hang_timeout or limits.IDLE_LINE_AFTER
     idleness, all_idle_for = before.after_report(event.id, event.since, event.at, state.members, limit)
     if all_idle_for is None:  # too short, not known, or the user has read the line
-        moves_again = before.is_printed and not idleness.is_printed
+        moves_again = before.is_printed_since_progress and not idleness.is_printed_since_progress
         since_the_line = event.at - idleness.printed_at
         return replace(state, idleness=idleness), (actions.PrintProgress(since_the_line),) if moves_again else ()
     if state.policy.hang_timeout is not None:

@@ -332,6 +332,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
 def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
     """Stop all workers; but wait first (SETTLING) if this failure follows another, or if all may fail at the same import."""
     all_ended = not state.alive and not state.pending
+    # known, too, if a worker that has recorded the cause is still on its way out
     cause_is_known = not follows_another(exit) or bool(state.raised.causes & state.alive)
     # where all have ended here, the cause may still be on another node
     waits_for_cause = not cause_is_known and not (all_ended and state.is_only_node)

@@ -63,7 +63,8 @@ class Nodes:
             HostConnection(agent, loop, self) if agent.argv else JoinedNode(agent, self) for agent in agents
         ]
         called = [host for host in self._hosts if isinstance(host, HostConnection)]
-        self._calls = Calls(loop, called, env, raise_open_files(), may_call=lambda: True)
+        open_files_before = raise_open_files()  # what ssh and the nodes get
+        self._calls = Calls(loop, called, env, open_files_before, may_call=lambda: True)
         self.names = [agent.host for agent in agents]  # by node rank
         self._request_numbers = count(1)
         self._batches: list[Batch] = []  # that are waited for
