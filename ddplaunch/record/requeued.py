@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from ddplaunch.record.folders import make_all
-from ddplaunch.system.process.files import open_regular
+from ddplaunch.system.process.files import open_regular, replaced
 
 KEPT = 30 * 86400.0  # seconds, after which the file of a job is removed
 _LARGEST_FILE = 1 << 10  # bytes
@@ -43,13 +43,20 @@ def read(path: str) -> Requeued | None:
 
 
 def keep(path: str, requeued: Requeued) -> None:
-    """Keep this for the next start, if that is possible, and remove what is old."""
-    folder, own = os.path.split(path)
+    """Keep this for the next start, if that is possible, and remove what is old. Nothing is done in a folder of another user."""
+    above, own = os.path.split(path)
     with suppress(OSError):
-        make_all(folder)
-        with open(f"{path}.new", "wb") as file:
-            file.write(msgspec.json.encode(requeued))
-        os.rename(f"{path}.new", path)
-        for other in os.scandir(folder):
-            if other.name != own and other.stat(follow_symlinks=False).st_mtime < time.time() - KEPT:
-                os.unlink(other.path)
+        make_all(above)
+        folder = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(folder).st_uid != os.getuid():
+                return
+            with replaced(path, 0o600) as file:
+                file.write(msgspec.json.encode(requeued))
+            for name in os.listdir(folder):
+                with suppress(OSError):  # it is gone, or a folder
+                    is_old = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < time.time() - KEPT
+                    if is_old and name != own:
+                        os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)

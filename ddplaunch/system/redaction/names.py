@@ -33,7 +33,7 @@ _TELLING_OF_ONE = frozenset((
     "scopes", "error", "errors", "field", "fields", "header", "column", "strategy", "classification", "parallel",
 ))  # fmt: skip
 # a name with one of these counts or bounds something: a number beside it is no secret
-_COUNTING = frozenset(("max", "min", "num", "n", "number", "count", "total", "per", "limit"))
+_COUNTING = frozenset(("max", "min", "num", "number", "count", "total", "per", "limit"))
 # a name that ends so measures something, as one that tells of a secret may
 _MEASURING = frozenset((
     "window", "chunk", "chunks", "capacity", "width", "height", "depth", "step", "steps", "bits", "bytes", "rounds", "interval",
@@ -105,6 +105,12 @@ def _is_of_numbers(name: str) -> bool:
     return any(word in _COUNTING for word in words) or words[-1] in _MEASURING or _tells_of_one(words)
 
 
+def _is_of_password(name: str) -> bool:
+    """Whether any number beside this name may be a secret, whatever else the name says: MIN_PASSWORD, N8N_SECRET."""
+    lowered = name.lower()
+    return any(part in lowered for part in ("passw", "passphrase", "passcode", "pwd", "secret"))
+
+
 def _words(name: str) -> list[str]:
     """Return the words of a name in lower case, of hf_token and dbPassword too, without those at its end that say nothing."""
     words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]
@@ -167,8 +173,8 @@ def is_value(text: str, name: str) -> bool:
         return False
     if len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
         return False
-    is_number = len(text) < 1000 and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text)
-    if is_number and _is_of_numbers(name):
+    is_short_number = len(text) < 12 and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text)
+    if is_short_number and _is_of_numbers(name) and not _is_of_password(name):
         return False
     if re.fullmatch(_FILE, text[:1000]):
         return False

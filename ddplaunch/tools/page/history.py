@@ -174,7 +174,9 @@ class NodeHistory:
                 self._suspended_at = None
             case "paused" if row.seconds is not None:  # written when the machine runs again
                 self.gaps.append(Gap(at - row.seconds, at, self._index))
-        is_told = row.event == "worker_exited" and (row.rank, self._generation) in self._raised
+        # a signal has ended the worker long after it recorded an exception that its program handled
+        is_by_signal = row.event == "worker_exited" and row.how.startswith("killed by")
+        is_told = row.event == "worker_exited" and (row.rank, self._generation) in self._raised and not is_by_signal
         if row.event == "worker_raised":
             self._raised.add((row.rank, self._generation))
         if not is_told and (text := _in_words(row)):

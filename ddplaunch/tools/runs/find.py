@@ -398,7 +398,9 @@ def fitting(env: Mapping[str, str], named: str) -> list[Known]:
     found = meant(named, every)
     if not found and os.sep in named and os.path.isdir(named):
         path = os.path.realpath(named)
-        found = [run for run in every if run.folder and os.path.realpath(run.folder) == path] or [of_folder(path)]
+        found = [run for run in every if run.folder and os.path.realpath(run.folder) == path]
+        is_of_a_run = any(os.path.isfile(f"{path}/{name}.json") for name in ("plan", "summary"))
+        found = found or ([of_folder(path)] if is_of_a_run else [])
     if not found:
         raise removed_run(env, named) or no_such_run(env, named, every, Typed("ps"))
     return found

@@ -208,6 +208,13 @@ def test_a_number_beside_the_name_of_a_secret_is_hidden(name: str, number: str) 
 
 
 @pytest.mark.parametrize(
+    "name", ["N8N_PASSWORD", "N8N_ENCRYPTION_KEY", "MIN_PASSWORD", "N_SECRET", "PER_USER_SECRET", "TOTAL_ADMIN_SECRET"]
+)
+def test_a_number_beside_a_password_or_a_key_is_hidden_whatever_else_its_name_says(name: str) -> None:
+    assert Redactor().variable(name, "123456789012345") == "..."
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "num_tokens", "max_token", "--max-token", "max_new_token", "maxNewToken", "token_count", "ntoken", "TOKEN_PER_GPU",
@@ -215,7 +222,7 @@ def test_a_number_beside_the_name_of_a_secret_is_hidden(name: str, number: str) 
         "password_min_length", "token_id", "cost_per_token",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("number", ["3", "4096", "123456789012345", "0.5"])
+@pytest.mark.parametrize("number", ["3", "4096", "12345678901", "0.5"])
 def test_a_number_beside_a_name_that_counts_or_measures_stays(name: str, number: str) -> None:
     assert Redactor().variable(name, number) == number
     for words in ([name, number], [f"{name}={number}"]):

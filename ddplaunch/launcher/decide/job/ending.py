@@ -34,7 +34,7 @@ def stop_nodes(
     What follows is decided when no process is left on any node: another generation, or the end of the job.
     """
     running = state.members.running
-    hangs = why is Why.HUNG or state.idleness.stands_still(running)
+    hangs = why is Why.HUNG or state.idleness.stands_still(running, at)
     ids = tuple(id for id in running if id != but or hangs)
     generation = replace(state.generation, unread=len(ids) if why in STOPS_ALL_NODES else 0)
     state = replace(state, generation=generation)

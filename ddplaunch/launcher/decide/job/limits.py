@@ -11,6 +11,9 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.job.members import FrozenMap, Member, Members, Policy
 
 # seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
+_FRESH = (
+    20.0  # seconds: twice as long as a node takes from one report of no progress to the next, without --hang-timeout
+)
 IDLE_LINE_AFTER = 60.0
 NO_SPANS: FrozenMap[tuple[float, float]] = FrozenMap.of({})
 
@@ -88,12 +91,15 @@ class Idleness(Struct, frozen=True, kw_only=True):
         spans = [self.spans[id] for id in running]
         return max(since for since, _ in spans), min(until for _, until in spans)
 
-    def stands_still(self, running: Sequence[int]) -> bool:
-        """Whether no worker of these nodes has made progress for as long as the line about that needs."""
+    def stands_still(self, running: Sequence[int], at: float) -> bool:
+        """Whether no worker of these nodes has made progress for as long as the line about that needs, and until now.
+
+        With a long --hang-timeout nodes report seldom: what they said long ago says nothing of now.
+        """
         if not running or any(id not in self.spans for id in running):
             return False
         since, until = self.span_of_all(running)
-        return until - since >= IDLE_LINE_AFTER
+        return until - since >= IDLE_LINE_AFTER and at - until <= _FRESH
 
     @property
     def is_printed_since_progress(self) -> bool:

@@ -72,6 +72,9 @@ def step(state: State, event: events.Event) -> Result:
         case events.OwnUnfit(reason):
             return on_own_unfit(state, reason)
         case events.ProgressKnown(best_step, without_new_step):
+            # the disk was slow: what this start has counted meanwhile counts, too
+            without_new_step += state.restarts.without_new_step
+            best_step = max(best_step, state.restarts.best_step)
             restarts = replace(state.restarts, best_step=best_step, without_new_step=without_new_step)
             return replace(state, restarts=restarts), ()
         # the generation

@@ -128,7 +128,8 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
     # Ctrl-C in a job that writes is meant to end it at once
     shows_stacks = event.signum != SIGINT or event.silent >= teardown.SILENCE
-    state = replace(state, teardown=replace(state.teardown, job_hangs=event.hangs))
+    has_hung = event.why is Why.HUNG
+    state = replace(state, teardown=replace(state.teardown, job_hangs=event.hangs, has_hung=has_hung))
     return teardown.stop(
         state,
         why,

@@ -98,15 +98,15 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
 def stop_with_stacks(state: State, at: float) -> Result:
     """Ask the workers to end, now that their stacks are known or their time is up; the grace period begins.
 
-    A check follows soon whether workers whose stacks are known still stand there: all where --hang-timeout has ended the job,
-    else only the waiting ones, where no handler of a signal runs; these after Ctrl-C, and where no worker has made progress.
+    A check follows soon whether workers whose stacks are known still stand there: all where --hang-timeout has ended the job
+    (`has_hung`), else only the waiting ones, where no handler of a signal runs; these after Ctrl-C, and where no worker has made
+    progress.
     """
     state = _with_grace_period(state, at)
     before, delayed = state.teardown, state.teardown.delayed_stop
     assert delayed is not None
     compares_waiting = delayed.signum == SIGINT or before.job_hangs or state.stands_still(at)
-    has_hung = before.job_hangs and state.policy.progress_interval > 0
-    compared = delayed.known if has_hung else delayed.waiting if compares_waiting else frozenset[int]()
+    compared = delayed.known if before.has_hung else delayed.waiting if compares_waiting else frozenset[int]()
     if compared and state.policy.grace_period > HANG_GRACE:
         state = replace(state, teardown=replace(before, compared=compared, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
