@@ -320,12 +320,7 @@ def checked(ctx: click.Context) -> JobSpec:
             f"there is no SCRIPT to run: {words[-1]} is the value of {words[-2]}",
             hint="type the value of the option first, then the script",
         )
-    try:
-        resolved = resolve(line, env, working_directory())
-    except LaunchError as error:
-        error.is_of_line = _is_wrong(line)
-        raise
-    spec = interpreter.chosen(resolved, env)
+    spec = interpreter.chosen(resolve(line, env, working_directory()), env)
     assert isinstance(ctx.command, JobCommand)
     verbs_flags = [option.opts[0] for option in ctx.command.own_options]
     is_run = not verbs_flags  # all other verbs with the options of a job have some of their own
@@ -341,15 +336,6 @@ def checked(ctx: click.Context) -> JobSpec:
     for note in _notes(spec, env, before, verbs_flags):
         tell(f"note: {below(note)}\n")
     return spec
-
-
-def _is_wrong(line: CommandLine) -> bool:
-    """Whether the line is wrong by itself, without any variable or file."""
-    try:
-        job_spec(line.given, line.program)
-    except LaunchError:
-        return True
-    return False
 
 
 def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:

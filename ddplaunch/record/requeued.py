@@ -24,6 +24,7 @@ _LARGEST_FILE = 1 << 10  # bytes
 class Requeued(Struct, frozen=True, kw_only=True):
     """What a job that was requeued had reached, over all its starts."""
 
+    start: int  # of the job, which has written this, counted from 0
     best_step: int
     without_new_step: int  # generations in a row
 

@@ -23,7 +23,7 @@ class LaunchError(Exception):
 
     `message` is in lower case, has no final period and names the value and where it came from;
     `hint` is what to type instead; `status` is the exit status of the command. `then`, if there is one, is to be called once the
-    error is printed, since it may take seconds. `is_of_line`: what was typed is wrong by itself, wherever it is typed.
+    error is printed, since it may take seconds. `is_of_line`: an option does not exist, wherever that is typed.
     """
 
     then: Callable[[], object] | None = None

@@ -10,7 +10,6 @@ import pytest
 DDPLAUNCH = f"{sys.executable} -m ddplaunch"
 WRONG = [
     ("--nosuch train.py", "--nosuch"),
-    ("--nproc-per-node 0x train.py", "--nproc-per-node"),
     ("doctor --nosuch", "--nosuch"),
 ]
 
@@ -28,6 +27,12 @@ def test_a_wrong_line_is_told_by_the_first_task_alone(tmp_path: Path, line: str,
     status, text = run(as_task, tmp_path, SLURM_PROCID="0")
     assert (status, word in text) == (2, True)
     assert run(as_task, tmp_path, SLURM_PROCID="7") == (2, "")
+
+
+def test_a_wrong_value_is_told_by_each_task_since_that_of_others_may_be_right(tmp_path: Path) -> None:
+    as_task = f"export SLURM_TASK_PID=$$; exec {DDPLAUNCH} --master-port $((65535 + SLURM_PROCID)) train.py"
+    status, text = run(as_task, tmp_path, SLURM_PROCID="7")
+    assert (status, "--master-port 65542" in text) == (2, True)
 
 
 def test_a_wrong_line_below_a_shell_of_another_task_is_told(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ class BehindFront(ABC):
     def _serve_whole_job(self, coordinator: Coordinator) -> None:
         """Do from now on what one process does for the whole job: tell programs outside of it, and look for the stop file."""
         spec, reporter = self._context.inputs.spec, self._reporter
-        if self._progress_file and self._requeue is not None and self._requeue.was_requeued:
+        if self._progress_file and self._requeue is not None and self._requeue.restarted:
             self._read_progress(coordinator)
         if spec.notify or spec.metrics_file:
             from ddplaunch.launcher.node import outward  # few jobs need it
@@ -275,19 +275,25 @@ class BehindFront(ABC):
         from ddplaunch.launcher.decide import job  # imported with the coordinator
         from ddplaunch.record import requeued
 
+        assert self._requeue is not None
+        start = self._requeue.restarted
+
         def on_answer(known: requeued.Requeued | None) -> None:
             if known is not None:
-                coordinator.feed(job.ProgressKnown(known.best_step, known.without_new_step))
+                # what another start has counted was not in a row with this one: Slurm has requeued the job in between
+                without_new_step = known.without_new_step if known.start == start - 1 else 0
+                coordinator.feed(job.ProgressKnown(known.best_step, without_new_step))
 
         self._loop.ask(partial(requeued.read, self._progress_file), None, on_answer, within=DISK_WITHIN)
 
     def _keep_progress(self) -> None:
         """Keep for --max-no-progress, for the next start of the job, how far this one has come."""
-        if self._progress_file and self._coordinator is not None:
+        if self._progress_file and self._coordinator is not None and self._requeue is not None:
             from ddplaunch.record import requeued
 
             known = self._coordinator.state.restarts
-            now = requeued.Requeued(best_step=known.best_step, without_new_step=known.without_new_step)
+            start = self._requeue.restarted
+            now = requeued.Requeued(start=start, best_step=known.best_step, without_new_step=known.without_new_step)
             keep = partial(requeued.keep, self._progress_file, now)
             self._signals.wait_for(self._loop.ask(keep, None, within=DISK_WITHIN))
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
             """The job, by its id in the cluster."""
 
         @property
-        def was_requeued(self) -> bool:
-            """Whether this is not the first start of the job."""
+        def restarted(self) -> int:
+            """How often the job has been started again so far."""
 
         def decide(self, signum: int) -> Intent:
             """Find out whether the job is to be queued again after the notice `signum`."""

@@ -14,6 +14,7 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.first_failure import follows_another
 from ddplaunch.plan import Plan
 from ddplaunch.record.events import progress_data
+from ddplaunch.record.seen import stack
 from ddplaunch.spec.outcome import Progress, StartFailure, WorkerError, WorkerExit
 from ddplaunch.system.words import compress, signal_name
 
@@ -199,8 +200,6 @@ def _where(error: WorkerError | None) -> str | None:
     if error is None:
         return None
     with suppress(Exception):  # its files may be gone, or of another version: the job ends as ever
-        from ddplaunch.record.seen import stack  # most jobs do not fail
-
         own, inner = stack.relevant_frames(stack.frames_of(error))
         frame = own or inner
         return (

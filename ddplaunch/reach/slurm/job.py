@@ -219,9 +219,9 @@ class SlurmRequeue(Struct, frozen=True):
         return f"{self.env.get('SLURM_CLUSTER_NAME', '')}/{job_id(self.env)}"
 
     @property
-    def was_requeued(self) -> bool:
-        """Whether this is not the first start of the job."""
-        return restarts(self.env) > 0
+    def restarted(self) -> int:
+        """How often the job has been started again so far."""
+        return restarts(self.env)
 
     def decide(self, signum: int) -> Intent:
         """Decide whether the job is requeued after the notice `signum`."""

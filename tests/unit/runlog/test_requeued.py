@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ddplaunch.record.requeued import KEPT, Requeued, file_of, keep, read
 
-FAR = Requeued(best_step=40, without_new_step=2)
+FAR = Requeued(start=1, best_step=40, without_new_step=2)
 
 
 def test_the_next_start_finds_what_was_kept_last(tmp_path: Path) -> None:
     path = file_of(str(tmp_path), "east/7", "train.py")
     assert read(path) is None
-    keep(path, Requeued(best_step=3, without_new_step=1))
+    keep(path, Requeued(start=1, best_step=3, without_new_step=1))
     keep(path, FAR)
     assert read(path) == FAR
     others = [("east/8", "train.py"), ("west/7", "train.py"), ("east/7", "eval.py")]
