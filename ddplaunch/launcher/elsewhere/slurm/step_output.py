@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from ddplaunch.reach.pipes import FULL, MESSAGE, STDERR, STDOUT, OutputQueue
 from ddplaunch.reach.slurm.task_end import TaskEnd, TaskEnds
@@ -28,6 +29,7 @@ class StepOutput:
         self._task_ends = TaskEnds()
         self._on_task_end = on_task_end
         self._reads = False
+        self.writes_itself = False  # the front is lost: what comes is written to our own stdout and stderr
         for fd in self._streams:
             os.set_blocking(fd, False)
         self.update()
@@ -51,7 +53,11 @@ class StepOutput:
             return False
         if data:
             stream = self._streams[fd]
-            self._queue.put(stream, data)
+            if self.writes_itself:
+                with suppress(OSError):  # nobody reads it any more
+                    os.write(1 if stream == STDOUT else 2, data)
+            else:
+                self._queue.put(stream, data)
             if stream == STDERR:
                 for end in self._task_ends.feed(data):
                     self._on_task_end(end)

@@ -74,6 +74,8 @@ class Watcher(Lead):
                 self._end_step_in_time(at_once=is_second)
             case node.FrontLost():
                 self._context.writes_itself = True  # Slurm kills the front when the batch script has ended
+                if self._output is not None:
+                    self._output.writes_itself = True
                 self._end_step_in_time()
             case JobEnd():
                 self._end_within(QUIT_TIMEOUT)
