@@ -538,6 +538,6 @@ def _none_here(what: str, there: Sequence[Known], typed: Typed, similar: str | N
         return LaunchError(f"{what}; {run.name} runs on {run.host}", hint=f"`{run.line_there(typed.words(run.name))}`")
     if why := run_socket.problem():
         return LaunchError(
-            f"{what}, and {why}", hint="only root can remove that folder, through which jobs with --log-dir are reached"
+            f"{what}, and {why}", hint="only root can remove that folder. Jobs with --log-dir are reached through it"
         )
     return LaunchError(what, hint=f"did you mean {similar}?" if similar else _PS_SHOWS)
