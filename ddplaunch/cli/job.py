@@ -339,7 +339,7 @@ def checked(ctx: click.Context) -> JobSpec:
 
 
 def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:
-    """Check that the program and the file of the token are there; `before` are the words before the program.
+    """Check that the program exists, and the file of the token. `before` are the words before the program, for hints.
 
     Raises:
         LaunchError: one of them is not; if possible the hint is the line that was meant.

@@ -41,7 +41,7 @@ LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
 
 
 def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words after another launcher as ddplaunch takes them, and those of its options that have no counterpart.
+    """Translate the words after the name of another launcher; return the words for ddplaunch, and the options without a counterpart.
 
     Both are empty if the words name no script.
     """

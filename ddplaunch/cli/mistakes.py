@@ -340,7 +340,7 @@ def apart(flag: str, value: str, following: str) -> LaunchError:
 
 
 def of_text_processor(line: Line) -> LaunchError | None:
-    """Return the error for a target with the dashes and quotes that text processors write; None: it has none of them."""
+    """Return the error for a target that contains a dash or a quote of a text processor; None if it contains none."""
     word = line.target
     body, plain = word.lstrip(_DASHES + "-") or word, word.translate(_QUOTES)
     dashes = word[: -len(body)] if body != word else ""
@@ -414,7 +414,7 @@ def _of_split_value(line: Line) -> list[str]:
 
 
 def _of_python(words: Sequence[str]) -> list[str]:
-    """Return the words behind `python` as ddplaunch takes them: without Python's own options, and [] if they run no file."""
+    """Return the script or module behind `python`, with its arguments and without Python's own options; [] if there is none."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at].startswith("-m"):

@@ -23,7 +23,7 @@ def _runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a rank of the run that was named: its rank, with pid, host and state as help."""
-    from ddplaunch.tools.runs.find import workers
+    from ddplaunch.tools.runs.choice import workers
 
     # click leaves the words before an option unread whose value is still to come
     named = ctx.params.get("run") or next(iter(ctx.args), None)

@@ -156,9 +156,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _adapted(kind: str, words: list[str]) -> list[str]:
-    """Return the words for torch.distributed.launch with the --local-rank that it adds to those of the script; else as they are.
+    """Return the words as ddplaunch takes them. Behind the script of torch.distributed.launch stands the --local-rank it adds.
 
-    If they ask for help, say before it that this is not torch's.
+    If the words ask for help, print first that the help is not torch's.
     """
     from ddplaunch.cli import job
 

@@ -15,7 +15,7 @@ from ddplaunch.system.words import count
 from ddplaunch.tools.page.history import read
 from ddplaunch.tools.page.page import page
 from ddplaunch.tools.page.trace import about, entries
-from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs import choice
 
 _NAME = "report.html"  # in the folder of the run
 _OTHER = "name another file"
@@ -44,7 +44,7 @@ def write(
     files = (("--out", out), ("--trace", trace_file))
     typed = [word for option, file in files if file is not None for word in (option, file)]
     flags = [flag for flag, is_given in (("--open", opens), ("--diff", shows_diff)) if is_given]
-    known, _ = find.choose_kept(env, named, "report", [*typed, *flags])
+    known, _ = choice.choose_kept(env, named, "report", [*typed, *flags])
     redactor = Redactor(literals(env))
     if (run := read(known.folder, _POINTS if trace_file is None else _POINTS_OF_TRACE, redactor)) is None:
         raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")

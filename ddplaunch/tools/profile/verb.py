@@ -27,7 +27,7 @@ from ddplaunch.tools.profile.division import Division, Joined, Last, divide, joi
 from ddplaunch.tools.profile.merged import entries
 from ddplaunch.tools.profile.ranks import LONGEST_TRACE, Alignment, Rank, Wish, align, record
 from ddplaunch.tools.profile.recorded import Recorded, read, unpacked
-from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs import choice, find
 from ddplaunch.tools.runs.find import Known, heading
 
 SECONDS = 10.0
@@ -109,10 +109,10 @@ def show(
 
     `named` is the run, `ranks` the value of -r and `out` that of --out, as they were typed; None: not typed.
     """
-    asked = find.ranks_meant(ranks)
+    asked = choice.ranks_meant(ranks)
     of_ranks = ("-r", ranks) if ranks is not None else ()
     of_file = ("--out", out) if out is not None else ()
-    run = find.choose(env, named, "profile", *of_ranks, *wish.typed, *of_file)
+    run = choice.choose_running(env, named, "profile", *of_ranks, *wish.typed, *of_file)
     assert run.replies is not None
     hosts = {worker.rank: node.host for node, worker in run.replies.workers}
     silent = find.silent(run.replies.nodes)
@@ -180,7 +180,7 @@ def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str],
         world_size = about_run.world_size if about_run is not None else len(hosts)
         never = {rank for rank in unknown if rank >= world_size}
         if never:
-            raise find.no_such_ranks(run.name, never, world_size)
+            raise choice.no_such_ranks(run.name, never, world_size)
         unreached = f"{these_ranks(unknown)} of {run.name} cannot be reached"
         raise LaunchError(f"{unreached}: {'; '.join(silent)}", status=NODE_LOST)
     chosen = sorted(hosts if asked is None else asked)

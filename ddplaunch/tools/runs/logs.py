@@ -35,7 +35,7 @@ from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.process.files import content
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import compress, some, these_ranks
-from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs import choice, find
 from ddplaunch.tools.runs.find import Known, heading, newest_first
 
 _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
@@ -84,7 +84,7 @@ def wanted(
     typed = [word for option, value in values.items() if value is not None for word in (option, value)]
     return Wanted(
         typed=(*typed, *(["-f"] if follow else [])),
-        ranks=find.ranks_meant(ranks),
+        ranks=choice.ranks_meant(ranks),
         pattern=compiled,
         tail=int(tail) if tail is not None else None,
         since=begins,
@@ -124,7 +124,7 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
     """
     if want.of_yesterday:
         say(f"since {want.of_yesterday} yesterday")
-    run, others = find.choose_kept(env, named, "logs", want.typed, follow=want.follow)
+    run, others = choice.choose_kept(env, named, "logs", want.typed, follow=want.follow)
     if run.keeps_elsewhere:
         say(f"logs of {heading(run)}")
         return _show_elsewhere(run, want)
@@ -214,7 +214,7 @@ def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
     """
     world_size = Run(run.folder).plan.get("world_size")  # what no ddplaunch wrote has none
     if isinstance(world_size, int) and (never := {rank for rank in want.ranks or () if rank >= world_size}):
-        raise find.no_such_ranks(run.name, never, world_size)
+        raise choice.no_such_ranks(run.name, never, world_size)
     found_ranks = {log.rank for log in logs}
     are_missing = not logs if want.ranks is None else not want.ranks <= found_ranks
     may_come = want.follow and goes_on(run.folder)
@@ -347,7 +347,7 @@ def _parts_on_hosts(run: Known, reply: requests.Run, want: Wanted) -> list[_OnHo
         )
     if unknown := set(want.ranks or ()) - known:
         if reply.world_size and (never := {rank for rank in unknown if rank >= reply.world_size}):
-            raise find.no_such_ranks(run.name, never, reply.world_size)
+            raise choice.no_such_ranks(run.name, never, reply.world_size)
         raise LaunchError(f"it is not known where {these_ranks(unknown)} of {run.name} runs: its node does not answer")
     return parts
 

@@ -16,7 +16,7 @@ from ddplaunch.system.console.tables import BAD, GOOD, NAME, ODD, Block, Look, W
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as line_of
 from ddplaunch.system.words import duration, signal_name, size
-from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs import choice, find
 from ddplaunch.tools.runs.find import Known
 
 _OF_SIGNAL = of_signal(0)  # what the status of a signal is greater than
@@ -38,7 +38,7 @@ def show(env: Mapping[str, str], named: str | None, *, as_json: bool) -> str:
     Raises:
         LaunchError: no run has the name.
     """
-    runs = find.every_run(env) if named is None else find.fitting(env, named)
+    runs = find.every_run(env) if named is None else choice.fitting(env, named)
     newest = sorted(runs, key=lambda run: (-run.began, run.run_id))
     if as_json:
         import json

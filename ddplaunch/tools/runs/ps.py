@@ -28,7 +28,7 @@ from ddplaunch.system.console.tables import (
 )
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.words import count, duration
-from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs import choice, find
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.columns import COLUMNS, Column, Row, percent_of_cpu, rows_of
 from ddplaunch.tools.runs.find import Known, name_of, of_running
@@ -52,7 +52,7 @@ def show(env: Mapping[str, str], named: str | None = None, *, as_json: bool) -> 
     if named is None:
         found = find.look(env)
         here, there = found.here, found.there
-    elif (run := find.choose(env, named, "ps", *(["--json"] if as_json else [])).replies) is not None:
+    elif (run := choice.choose_running(env, named, "ps", *(["--json"] if as_json else [])).replies) is not None:
         here = [run]
     if as_json:
         import json

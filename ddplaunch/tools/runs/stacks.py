@@ -18,7 +18,7 @@ from ddplaunch.spec.program import working_directory
 from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, line, section, written
 from ddplaunch.system.errors import LaunchError, below, say
 from ddplaunch.system.exitcodes import NODE_LOST
-from ddplaunch.tools.runs import client, find
+from ddplaunch.tools.runs import choice, client, find
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.find import Known, heading
 
@@ -45,10 +45,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 def show(env: Mapping[str, str], named: str | None, want: Wanted) -> str:
     """Return the stacks of the job that is meant, for stdout."""
-    find.ranks_meant(want.ranks)
+    choice.ranks_meant(want.ranks)
     if want.native and not shutil.which("py-spy"):
         raise LaunchError("--native needs py-spy, which is not installed here", hint="type `pip install py-spy`")
-    run = find.choose(env, named, "stacks", *want.typed)
+    run = choice.choose_running(env, named, "stacks", *want.typed)
     if not want.as_json:
         say(f"stacks of {heading(run)}")
     return text_of(run, want, Look.of_stdout(env))
@@ -60,7 +60,7 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
     Raises:
         LaunchError: no node has answered, or there is no such rank.
     """
-    ranks, name = find.ranks_meant(want.ranks), run.name
+    ranks, name = choice.ranks_meant(want.ranks), run.name
     replies = _ask(run, want)
     samples = replies.samples
     # 0: the nodes have not met, so that it is not known
@@ -68,7 +68,7 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
     if ranks is not None and world_size:
         possible = {sample.rank for sample in samples}.union(range(world_size))
         if unknown := sorted(ranks - possible):
-            raise find.no_such_ranks(name, unknown, world_size)
+            raise choice.no_such_ranks(name, unknown, world_size)
     shown = [sample for sample in samples if ranks is None or sample.rank in ranks]
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""

@@ -18,7 +18,7 @@ from ddplaunch.system.exitcodes import NODE_LOST, OK
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.words import count, duration
-from ddplaunch.tools.runs import client, find, stacks
+from ddplaunch.tools.runs import choice, client, find, stacks
 from ddplaunch.tools.runs.find import Known, heading
 
 UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
@@ -58,14 +58,14 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None) -> int:
             "ddplaunch attach needs a terminal, but stdin or stdout is none",
             hint="`ddplaunch stacks` shows where the workers are, and needs none",
         )
-    run = find.choose(env, named, "attach", *(["-r", asked] if asked is not None else []))
+    run = choice.choose_running(env, named, "attach", *(["-r", asked] if asked is not None else []))
     assert run.replies is not None
     world_size = run.replies.run.world_size if run.replies.run is not None else 0  # 0: not known
     if asked is None and world_size > 1:
         raise LaunchError(f"run {run.name} has {count(world_size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
     rank = int(asked or 0)
     if world_size and rank >= world_size:
-        raise find.no_such_ranks(run.name, [rank], world_size)
+        raise choice.no_such_ranks(run.name, [rank], world_size)
     try:
         with _connection(run) as sock:
             return _debug(sock, run, rank, Look.of_stdout(env))
@@ -169,7 +169,11 @@ def stop(env: Mapping[str, str], named: Sequence[str], *, every: bool = False) -
     if every and named:
         raise LaunchError(f"--all and {named[0]} do not go together", hint="leave one of them out")
     here = [*map(find.of_running, find.running(env))] if every else []
-    chosen = here or [find.choose(env, name, "stop") for name in named] or [find.choose(env, None, "stop")]
+    chosen = (
+        here
+        or [choice.choose_running(env, name, "stop") for name in named]
+        or [choice.choose_running(env, None, "stop")]
+    )
     statuses, awaited, errors = list[int](), list[Iterator[int | None]](), list[LaunchError]()
     for run in {run.run_id: run for run in chosen}.values():  # each once
         stopping = _stop(run)

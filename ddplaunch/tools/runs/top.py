@@ -21,7 +21,7 @@ from ddplaunch.system.console.tables import Look, section, written
 from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.process.apart import waiting
-from ddplaunch.tools.runs import client, find, logs, stacks, talk
+from ddplaunch.tools.runs import choice, client, logs, stacks, talk
 from ddplaunch.tools.runs.board import Board
 from ddplaunch.tools.runs.find import heading, of_running
 
@@ -53,7 +53,7 @@ def show(env: Mapping[str, str], named: str | None) -> int:
             "ddplaunch top needs a terminal, but stdin or stdout is none",
             hint="`ddplaunch ps` shows the same once, and needs none",
         )
-    run = find.choose(env, named, "top")
+    run = choice.choose_running(env, named, "top")
     look = Look.of_stdout(env)
     top = _Top(env, run, colour=look.colour)
     with suppress(KeyboardInterrupt), _screen() as screen:

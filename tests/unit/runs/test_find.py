@@ -19,7 +19,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
 from ddplaunch.tools.page import verb as page
 from ddplaunch.tools.profile import verb as profile
-from ddplaunch.tools.runs import find, ps
+from ddplaunch.tools.runs import choice, find, ps
 from ddplaunch.tools.runs.client import RunReplies
 
 WORKER = WorkerStatus(0, 0, 7, "cuda:0", "running", "", 100.0, 95.0, 3 << 30, 61.0)
@@ -67,14 +67,14 @@ def test_a_run_of_another_host_is_named_as_long_as_it_goes_on_there(tmp_path, en
         assert json.loads(ps.show(env, as_json=True))[0]["host"] == "gpu07"
         for named in (None, "far", "fa"):
             with pytest.raises(LaunchError) as raised:
-                find.choose(env, named, "stop")
+                choice.choose_running(env, named, "stop")
             assert "far runs on gpu07" in raised.value.message
             assert raised.value.hint == f"`ssh gpu07 {DDPLAUNCH} stop far`"
     assert ps.show(env, as_json=False) == "none of your jobs runs here"
     with pytest.raises(LaunchError, match="far has ended"):
-        find.choose(env, "far", "stop")
+        choice.choose_running(env, "far", "stop")
     with pytest.raises(LaunchError, match="none of your jobs runs here"):
-        find.choose(env, None, "stop")
+        choice.choose_running(env, None, "stop")
 
 
 def test_the_whole_name_of_a_run_on_another_host_is_that_run_and_no_other_whose_name_begins_so(
@@ -82,11 +82,11 @@ def test_the_whole_name_of_a_run_on_another_host_is_that_run_and_no_other_whose_
 ):
     here = RunReplies(SocketPath("/runs/far-2", "socket"), replace(RUN, run_id="far-2", folder="/runs/far-2"))
     monkeypatch.setattr(find, "ask_all", lambda *_: [here])
-    assert find.choose(env, "fa", "stop").run_id == "far-2"
+    assert choice.choose_running(env, "fa", "stop").run_id == "far-2"
     with (folder(tmp_path, "far", "gpu07") / "events.jsonl").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(LaunchError, match="far runs on gpu07"):
-            find.choose(env, "far", "stop")
+            choice.choose_running(env, "far", "stop")
 
 
 def test_what_to_type_for_a_run_on_another_host_starts_by_itself_there_with_the_options_that_were_typed(tmp_path, env):
@@ -104,7 +104,7 @@ def test_what_to_type_for_a_run_on_another_host_starts_by_itself_there_with_the_
             for plan, before in zip(plans, lines, strict=True):
                 (path / "plan.json").write_text(plan)
                 with pytest.raises(LaunchError) as raised:
-                    find.choose(env, None, verb, "-r", "1")
+                    choice.choose_running(env, None, verb, "-r", "1")
                 assert raised.value.hint == f"`{before} {DDPLAUNCH} {verb} far -r 1`"
 
 
@@ -235,7 +235,7 @@ def test_a_run_that_does_not_answer_has_the_name_of_its_place(place, name):
 @pytest.mark.parametrize("typed", ["train.py:main", "train.py", "main"])
 def test_a_function_is_found_by_its_file_and_by_its_name(typed):
     run = find.Known(run_id="k7qx", script="train.py:main")
-    assert find.meant(typed, [run, find.Known(run_id="other", script="other.py")]) == [run]
+    assert choice.meant(typed, [run, find.Known(run_id="other", script="other.py")]) == [run]
 
 
 def test_a_job_that_stands_still_is_not_said_to_run():

@@ -12,8 +12,9 @@ from ddplaunch.record import folders, run_socket
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.requests import Run
 from ddplaunch.tools.runs import find
+from ddplaunch.tools.runs.choice import Typed, meant, several
 from ddplaunch.tools.runs.client import RunReplies
-from ddplaunch.tools.runs.find import Known, Typed, heading, meant, newest_first, several
+from ddplaunch.tools.runs.find import Known, heading, newest_first
 from tests.unit.builders import spec
 
 NOW = time.time()

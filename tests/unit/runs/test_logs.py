@@ -22,7 +22,7 @@ from ddplaunch.record.log import BoundedLog, LogTimes, offset_at
 from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import compress
-from ddplaunch.tools.runs import find, logs
+from ddplaunch.tools.runs import choice, logs
 
 NOW = 1000.0
 
@@ -169,7 +169,7 @@ def test_since_is_a_span_a_time_of_day_the_last_one_or_a_date_of_the_time_zone_h
 
 @given(st.frozensets(st.integers(0, 500), min_size=1))
 def test_ranks_are_read_as_they_are_written(ranks):
-    assert find.ranks_meant(compress(ranks)) == ranks
+    assert choice.ranks_meant(compress(ranks)) == ranks
 
 
 def test_of_bars_the_last_state_is_shown_each_after_its_rank(run, capfdbinary):

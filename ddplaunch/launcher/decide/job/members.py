@@ -1,4 +1,4 @@
-"""The nodes of a job, as its coordinator knows them: what the user decided about them, and those that have joined.
+"""What the coordinator of a job knows of the nodes: the user's decisions about them (`Policy`), and who has joined.
 
 Thousands of nodes join and end one by one, each in a new state: so the members are a mapping that never changes.
 """

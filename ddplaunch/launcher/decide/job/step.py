@@ -280,10 +280,10 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
 
 
 def _on_node_ended_unstopped(state: State, member: Member, event: events.NodeEnded) -> Result:
-    """Let the other nodes run on while this one has finished, and name it after a minute; if it did not finish, it is lost.
+    """Decide on a node that has ended although nobody has stopped the job: it has finished, or it counts as lost.
 
-    All its workers were started and ended with status 0, or its agent has stopped them without an order, as at the end of its
-    lease, and lives without this coordinator. A failure comes as `NodeStopping` before.
+    If all its workers have ended with status 0, the other nodes run on, and a line names the node after a minute. Else its agent
+    has stopped the workers by itself, as at the end of its lease. (A failure of a worker is reported before, by `NodeStopping`.)
     """
     has_finished = len(event.exits) == member.workers and all(end.status == 0 for end in event.exits)
     if not has_finished:
@@ -297,9 +297,10 @@ def _on_node_ended_unstopped(state: State, member: Member, event: events.NodeEnd
 
 
 def _on_node_stacks_read(state: State) -> Result:
-    """Have all nodes stop their workers once the stacks are read on all of them: those of a slow node as they were, too.
+    """Count a node that has read its workers' stacks before a stop; after the last one, let all nodes stop their workers.
 
-    No node waits long for that: what a node that is lost, or too slow, does not report, nobody counts.
+    If a node were stopped earlier, workers of a slow node would lose contact before their stacks are read. A node that never
+    reports holds nobody up for long: each waits for two seconds at most.
     """
     unread = state.generation.unread
     state = replace(state, generation=replace(state.generation, unread=max(0, unread - 1)))

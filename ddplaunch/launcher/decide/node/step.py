@@ -1,6 +1,7 @@
 """What an agent decides about its node's workers: a state and an event give the next state and the actions to carry out. Pure.
 
-`step` is the table of events. How workers are stopped, whatever the reason, is in `teardown`.
+`step` is the table of events. How workers are stopped, whatever the reason, is in `teardown`, which of them a debugger holds in
+`debuggers`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.first_failure import follows_another, import_failure
-from ddplaunch.launcher.decide.node import actions, events, teardown
-from ddplaunch.launcher.decide.node.state import Debugging, Phase, Progress, State
+from ddplaunch.launcher.decide.node import actions, debuggers, events, teardown
+from ddplaunch.launcher.decide.node.state import END_TIMEOUT, Phase, Progress, State
 from ddplaunch.launcher.decide.node.teardown import Result
 from ddplaunch.spec.outcome import STOPS_ALL_NODES, StartFailure, Why, WorkerExit
 from ddplaunch.system import exitcodes
@@ -20,7 +21,6 @@ from ddplaunch.system.loop.deadline import is_due, soonest
 
 # seconds to wait for the end of the cause, which may have closed its connections long before, and for the others to fail likewise
 CAUSE_TIMEOUT = 3.0
-END_TIMEOUT = 10.0  # seconds that a worker has to end once it has recorded the exception that ends it
 EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
 _ENDS_THE_JOB = (Why.SIGNALLED, Why.FRONT_LOST)  # once a node has reported this, no generation is to begin
@@ -76,13 +76,13 @@ def step(state: State, event: events.Event) -> Result:
             return teardown.on_stuck_found(state, ranks)
         # debuggers
         case events.TerminalRequested():
-            return _on_terminal_requested(state, event)
+            return debuggers.on_terminal_requested(state, event)
         case events.TerminalReturned():
-            return _on_terminal_returned(state, event)
+            return debuggers.on_terminal_returned(state, event)
         case events.DebuggerAttached(rank):
-            return _on_debugger_attached(state, rank)
+            return debuggers.on_debugger_attached(state, rank)
         case events.DebuggerDetached(rank, at):
-            return _on_debugger_detached(state, rank, at)
+            return debuggers.on_debugger_detached(state, rank, at)
         # time
         case events.DeadlineReached(at):
             return _on_deadline(state, at)
@@ -374,7 +374,10 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
 
 
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
-    """Ask the workers to end, if the stop has waited for these stacks; but first report them where it waits for all nodes."""
+    """Go on with a stop that has waited for the stacks of the workers here, unless it waits for those of other nodes, too.
+
+    Then report to the coordinator that the stacks of this node are read.
+    """
     delayed = state.teardown.delayed_stop
     if delayed is None or not delayed.for_stacks:
         return state, ()  # the time for them was up, and the workers have been asked to end
@@ -392,67 +395,12 @@ def _on_all_stacks_read(state: State, at: float) -> Result:
 
 
 def _stop_unless_suspended(state: State, at: float) -> Result:
-    """Ask the workers to end; those that Ctrl-Z suspended, which that would wake, as soon as the user resumes them."""
+    """Ask the workers to end. If Ctrl-Z suspends them, that waits until the user resumes them: the signal would wake them."""
     delayed = state.teardown.delayed_stop
     if delayed is None or state.suspended_at is None:
         return teardown.stop_with_stacks(state, at)
     delayed = replace(delayed, until=state.suspended_at)
     return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), ()
-
-
-# --- debuggers: a worker that failed has the terminal, others wait for it, some are attached to
-
-
-def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
-    """Lend the terminal to the first worker that has failed; refuse when the job is about to end.
-
-    There is one debugger a job. Workers that fail meanwhile are held in a queue, and refused once the user has left that one.
-    """
-    rank = event.rank
-    if state.is_ending or rank not in state.alive or state.debugging.was_debugged:
-        return state, (actions.RefuseTerminal(rank),)
-    if state.terminal_holder:
-        (holder,) = state.terminal_holder
-        line = f"rank {rank} failed, too ({event.what}), and is held while rank {holder} is in the debugger"
-        queued = (*state.debugging.queued, rank)
-        return replace(state, debugging=replace(state.debugging, queued=queued)), (actions.Print(line),)
-    line = f"rank {rank} failed ({event.what}): its debugger has the terminal, the others are held"
-    state, holds = _with_debugging(state, replace(state.debugging, at_terminal=rank))
-    return state, (actions.Print(line), *holds, actions.LendTerminal(rank))
-
-
-def _on_terminal_returned(state: State, event: events.TerminalReturned) -> Result:
-    """Have the workers that failed end, once the user has left the debugger of the first of them."""
-    queued = tuple(rank for rank in state.debugging.queued if rank != event.rank)
-    if state.debugging.at_terminal != event.rank:
-        return replace(state, debugging=replace(state.debugging, queued=queued)), ()
-    refusals = tuple(actions.RefuseTerminal(rank) for rank in queued)
-    debugging = replace(state.debugging, was_debugged=True, queued=())
-    return replace(_with_time_to_end(state, event.at), debugging=debugging), (actions.ShowOutput(), *refusals)
-
-
-def _on_debugger_attached(state: State, rank: int) -> Result:
-    """Note that a debugger holds this worker."""
-    return _with_debugging(state, replace(state.debugging, attached=state.debugging.attached | {rank}))
-
-
-def _on_debugger_detached(state: State, rank: int, at: float) -> Result:
-    """Let the worker go on that a debugger held. If the worker has raised an exception, its time to end begins now."""
-    state = replace(_with_time_to_end(state, at), progress=replace(state.progress, idle_since=at))
-    return _with_debugging(state, replace(state.debugging, attached=state.debugging.attached - {rank}))
-
-
-def _with_time_to_end(state: State, at: float) -> State:
-    """Give a worker that has recorded an exception its full time to end: it was held in a debugger meanwhile."""
-    end_by = None if state.raised.end_by is None else at + END_TIMEOUT
-    return replace(state, raised=replace(state.raised, end_by=end_by))
-
-
-def _with_debugging(before: State, debugging: Debugging) -> Result:
-    """Note which workers are held. Time limits stop when the first worker is held in a debugger, and go on after the last."""
-    state = replace(before, debugging=debugging)
-    is_same = before.limits_wait == state.limits_wait
-    return state, () if is_same else (actions.PauseLimits(state.limits_wait),)
 
 
 # --- time

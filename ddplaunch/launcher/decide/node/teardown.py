@@ -148,7 +148,10 @@ def find_stuck(state: State, at: float) -> Result:
 
 
 def on_stuck_found(state: State, ranks: frozenset[int]) -> Result:
-    """Kill these workers, which stand where they stood at the stop; not while Ctrl-Z suspends them, or after the stop."""
+    """Kill workers that were found to stand where they stood when they were asked to end.
+
+    Nothing is done once the stop is over, or while Ctrl-Z suspends the workers, which then cannot move.
+    """
     stuck = ranks & state.teardown.compared & state.alive
     if not stuck or state.phase is not Phase.STOPPING or state.suspended_at is not None:
         return state, ()
@@ -156,7 +159,10 @@ def on_stuck_found(state: State, ranks: frozenset[int]) -> Result:
 
 
 def on_deadline(state: State, at: float, *, warning_is_due: bool) -> Result:
-    """Do what is due during a stop: send its signal, look for stuck workers, name those that still run, or kill them."""
+    """Carry out the next step of a stop whose time has come.
+
+    In this order: send the signal that was delayed, look for stuck workers, name the workers that still run, kill them.
+    """
     delayed, seconds_left = state.teardown.delayed_stop, (state.phase_deadline or at) - at
     if delayed is not None and at >= delayed.until:
         return stop_with_stacks(state, at) if delayed.for_stacks else send_stop(state)
