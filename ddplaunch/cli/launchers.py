@@ -41,7 +41,7 @@ LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
 
 
 def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Translate the words after the name of another launcher; return the words for ddplaunch, and the options without a counterpart.
+    """Translate the words behind the name of another launcher: return those for ddplaunch, and the options without a counterpart.
 
     Both are empty if the words name no script.
     """
