@@ -28,6 +28,13 @@ class Requeued(Struct, frozen=True, kw_only=True):
     best_step: int
     without_new_step: int  # generations in a row
 
+    def count_at(self, start: int) -> int:
+        """Return how many generations in a row had made no new step before this start of the job.
+
+        What an earlier start has left was not in a row with this one: Slurm has requeued the job itself in between.
+        """
+        return self.without_new_step if self.start == start - 1 else 0
+
 
 def file_of(state_folder: str, job: str, program: str) -> str:
     """Return the path of the file for a program of a job: a batch script may have several."""

@@ -280,9 +280,7 @@ class BehindFront(ABC):
 
         def on_answer(known: requeued.Requeued | None) -> None:
             if known is not None:
-                # what another start has counted was not in a row with this one: Slurm has requeued the job in between
-                without_new_step = known.without_new_step if known.start == start - 1 else 0
-                coordinator.feed(job.ProgressKnown(known.best_step, without_new_step))
+                coordinator.feed(job.ProgressKnown(known.best_step, known.count_at(start)))
 
         self._loop.ask(partial(requeued.read, self._progress_file), None, on_answer, within=DISK_WITHIN)
 

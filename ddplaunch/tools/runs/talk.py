@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 
 from ddplaunch.record.window import requests
 from ddplaunch.system.console.tables import Look
@@ -174,19 +175,16 @@ def stop(env: Mapping[str, str], named: Sequence[str], *, every: bool = False) -
         or [choice.choose_running(env, name, "stop") for name in named]
         or [choice.choose_running(env, None, "stop")]
     )
-    statuses, awaited, errors = list[int](), list[Iterator[int | None]](), list[LaunchError]()
-    for run in {run.run_id: run for run in chosen}.values():  # each once
-        stopping = _stop(run)
-        try:
-            status = next(stopping)
-        except LaunchError as error:
-            errors.append(error)
-            continue
-        if status is None:
-            awaited.append(stopping)
-        else:
-            statuses.append(status)
-    statuses += [status for stopping in awaited for status in stopping if status is not None]
+    statuses, errors = list[int](), list[LaunchError]()
+    stops = [
+        _stop(run) for run in {run.replies.socket_path: run for run in chosen if run.replies}.values()
+    ]  # each job once
+    for most in (1, None):  # all have taken the request before any is waited for
+        for stopping in stops:
+            try:
+                statuses += [status for status in islice(stopping, most) if status is not None]
+            except LaunchError as error:  # the others are stopped all the same
+                errors.append(error)
     if not errors:
         return max(statuses)
     for other in errors[1:]:

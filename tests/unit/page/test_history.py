@@ -96,6 +96,19 @@ def test_the_rank_that_failed_first_stands_before_those_that_only_lost_contact_w
     ]
 
 
+def test_the_end_of_a_worker_that_went_on_after_an_exception_is_told_too(tmp_path: Path) -> None:
+    """torch's @record also sees exceptions that the program handles."""
+    events = [
+        worker(0, 0),
+        event(5, "worker_raised", rank=0, type="ValueError", message="handled"),
+        exited(3600, 0, 137, "killed by SIGKILL"),
+    ]
+    run = read(recorded(tmp_path / "run", started(), generation(0, 0), *events, ended(3601, 137)))
+    assert run is not None
+    assert len(run.marks) == 2
+    assert "SIGKILL" in run.marks[1].text
+
+
 def test_a_moment_at_which_no_worker_can_have_raised_is_not_believed(tmp_path: Path) -> None:
     events = [worker(0, 0), exited(5, 0, 1, "exit status 1", error="E: x", raised_at=0.0)]
     run = read(recorded(tmp_path / "run", started(), generation(0, 0), *events))

@@ -19,6 +19,20 @@ def test_the_next_start_finds_what_was_kept_last(tmp_path: Path) -> None:
     assert [read(file_of(str(tmp_path), *other)) for other in others] == [None] * 3
 
 
+def test_generations_count_in_a_row_only_if_the_last_start_has_left_them() -> None:
+    """Slurm may requeue a job itself, and then nothing is kept of that start."""
+    assert [FAR.count_at(start) for start in (1, 2, 3)] == [0, 2, 0]
+
+
+def test_nothing_is_done_in_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    path = Path(file_of(str(tmp_path), "east/7", "train.py"))
+    (tmp_path / "elsewhere").mkdir()
+    path.parent.parent.mkdir()
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    keep(str(path), FAR)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_what_ddplaunch_has_not_written_is_nothing(tmp_path: Path) -> None:
     path = Path(file_of(str(tmp_path), "east/7", "caf\udce9.py"))
     keep(str(path), FAR)

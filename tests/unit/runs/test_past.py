@@ -95,6 +95,12 @@ def test_the_error_of_a_first_failure_is_cut(tmp_path, env):
     assert len(how) < 400
 
 
+def test_a_folder_that_no_run_has_left_is_no_run(tmp_path, env):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(LaunchError, match="there is no run"):
+        past.show(env, str(tmp_path / "data"), as_json=False)
+
+
 def test_a_run_is_named_by_its_folder_and_by_no_empty_name(tmp_path, env):
     kept = left(tmp_path, "a", 100.0, "train.py", {"status": 0})
     left(tmp_path, "b", 100.0, "train.py", {"status": 0})

@@ -394,6 +394,13 @@ def test_of_a_job_that_stands_still_those_that_wait_are_looked_at_again_although
     assert one_node(*found, **COMPARING)[1] == [NameStuck(WAIT, 5.0), KillWorkers(WAIT)]
 
 
+def test_with_hang_timeout_a_rank_that_does_not_wait_keeps_its_time_unless_the_job_has_hung():
+    """It may save once its call returns: only the limit itself says that nobody expects that."""
+    patient = {"policy": replace(COMPARING["policy"], progress_interval=20.0)}
+    stood = (*STILL_HERE, SignalReceived(SIGTERM, 81.0), StacksCaptured(81.1, ALL, WAIT), DeadlineReached(86.1))
+    assert one_node(*stood, **patient)[1] == [FindStuck(WAIT)]
+
+
 @pytest.mark.parametrize("cause", [ended(1, 81.0, code=3), DeadlineReached(81.0)], ids=["failed", "--timeout"])
 def test_so_are_they_whatever_ends_the_job(cause: node.Event):
     stood = (*STILL_HERE, cause, StacksCaptured(81.1, ALL, WAIT))
@@ -426,6 +433,8 @@ def test_all_nodes_are_told_that_the_job_stood_still_also_the_one_that_stops_alr
     signalled = job.NodeStopping(1, Why.SIGNALLED, SIGINT, 501.0)
     assert history(THREE, [*met(), *still_for(65.0), signalled])[1][-1] == StopNodes((0, 1, 2), SIGINT, hangs=True)
     assert history(THREE, [*met(), *still_for(55.0), signalled])[1][-1] == StopNodes((0, 2), SIGINT)
+    seldom = job.NodeStopping(1, Why.SIGNALLED, SIGINT, 901.0)  # with a long --hang-timeout nodes report seldom
+    assert history(THREE, [*met(), *still_for(65.0), seldom])[1][-1] == StopNodes((0, 2), SIGINT)
     one_moved = [*still_for(65.0), NodeIdle(2, 500.5, 500.5)]
     assert history(THREE, [*met(), *one_moved, signalled])[1][-1] == StopNodes((0, 2), SIGINT)
     assert history(THREE, [*met(), *still_for(65.0)[:2], signalled])[1][-1] == StopNodes((0, 2), SIGINT)

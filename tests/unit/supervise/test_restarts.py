@@ -187,6 +187,17 @@ def test_generations_without_a_new_step_count_over_requeues(
     assert state.restarts.without_new_step == (0 if step == 41 else known[1] + 1)
 
 
+def test_what_a_slow_disk_tells_of_earlier_starts_is_added_to_what_has_come_meanwhile() -> None:
+    policy = Policy(min_nodes=1, max_nodes=1, max_no_progress=3, max_restarts=5)
+    begun = [*met(1), NodeStopping(0, Why.FAILED, 15, 5.0)]
+    far = ended(0, 6.0, end(0, "a", 5.5, code=1, progress=at_step(50)))
+    state, _ = history(policy, [*begun, far, ProgressKnown(40, 1)])
+    assert (state.restarts.best_step, state.restarts.without_new_step) == (50, 1)
+    at_once = ended(0, 6.0, end(0, "a", 5.5, code=1))  # no step
+    state, _ = history(policy, [*begun, at_once, ProgressKnown(40, 1)])
+    assert (state.restarts.best_step, state.restarts.without_new_step) == (40, 2)
+
+
 SAME = (failed(0, error=raised()), failed(1, error=raised(message="bang")))
 
 
