@@ -411,14 +411,16 @@ def test_ctrl_c_while_workers_are_stopped_for_a_lost_node_is_acknowledged(job, p
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_of_two_nodes_the_second_goes_on_once_the_first_is_known_to_have_ended(job, program, is_stopped):
     """It was only silent, and then its connection to the command ended. Before that, Ctrl-C ends the job as ever."""
-    told = ("--nnodes", "1:2", "--nproc-per-node", 1, "--simulate", "--heartbeat-timeout", "1s")
+    # half as many seconds later the command gives the connection of the silent node up, and the job goes on
+    silence = 6 if is_stopped else 1
+    told = ("--nnodes", "1:2", "--nproc-per-node", 1, "--simulate", "--heartbeat-timeout", f"{silence}s")
     with (job.home / "err").open("wb") as err:
         process = job.start(*told, program("restarts"), "goes_on_until_told", stderr=err)
     job.signs("place-0", 2)
     relay, agent = (processes(job)[who][0] for who in ("relay", "agent"))
     for each in (relay, agent, *agent.children(recursive=True)):
         each.send_signal(signal.SIGSTOP)
-    lost = "node 0 (node-0) is lost: silent for 1 s\n"
+    lost = f"node 0 (node-0) is lost: silent for {silence} s\n"
     until(lambda: lost in (job.home / "err").read_text(), "the loss")
     if is_stopped:
         process.send_signal(SIGINT)
