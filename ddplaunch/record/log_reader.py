@@ -129,6 +129,7 @@ class LogReader:
         self._segment = 0  # the one that is read; 0: the log itself
         self._fd = -1  # of that segment; -1: it is not open
         self._rest = b""  # what was read behind the last line
+        self.why_unreadable = ""  # the log is there, and cannot be opened
         self._since = since
         self._log = log
 
@@ -173,7 +174,10 @@ class LogReader:
                 self._fd = os.dup(file.fileno())
             if self._since is not None:
                 os.lseek(self._fd, offset_at(self._log.folder, name, self._since), os.SEEK_SET)
-        except OSError:
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self.why_unreadable = why_failed(error)
             return False
         return True
 

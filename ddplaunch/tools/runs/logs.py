@@ -29,7 +29,7 @@ from ddplaunch.spec.options.parsers import BadValue, duration
 from ddplaunch.system.console.lines import Lines
 from ddplaunch.system.console.screen import moves
 from ddplaunch.system.errors import LaunchError, say
-from ddplaunch.system.exitcodes import OK, of_signal
+from ddplaunch.system.exitcodes import NOT_WRITTEN, OK, of_signal
 from ddplaunch.system.fields import line as printable
 from ddplaunch.system.process.apart import waiting
 from ddplaunch.system.process.files import content
@@ -116,7 +116,7 @@ _TIMES_HINT = "type for example `--since 5m`, `--since 14:05`, `--since 14:05:30
 
 
 def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
-    """Write the logs that are meant to stdout, and return the exit status.
+    """Write the logs that are meant to stdout, and return the exit status: 1 if one of them cannot be read.
 
     Raises:
         LaunchError: there is no such run, or it has no such logs.
@@ -131,29 +131,36 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
     logs = _chosen(run, logs_of(run.folder), want)
     say(_heading(run, others))
     raise_open_files()  # logs that are followed stay open, and there may be thousands
-    _write_logs(run.folder, logs, want)
+    are_all_read = _write_logs(run.folder, logs, want)
     how = Run(run.folder).how_it_ended
     if want.follow or (how == KILLED and not goes_on(run.folder)):
         say(f"{run.name} {how}" + ("; its logs end here" if how == KILLED else ""))
-    return OK
+    return OK if are_all_read else NOT_WRITTEN
 
 
-def _write_logs(folder: str, logs: Sequence[LogFile], want: Wanted) -> None:
-    """Write these logs of the run in this folder to stdout; follow them, and those that come, until the run ends, if wanted."""
+def _write_logs(folder: str, logs: Sequence[LogFile], want: Wanted) -> bool:
+    """Write these logs of the run in this folder to stdout; follow them, and those that come, until the run ends, if wanted.
+
+    Say which of them cannot be read, and why; return whether all could.
+    """
     has_several_ranks = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
     readers = {log: _ShownLog(log, want.since) for log in logs}
     out = sys.stdout.buffer
     tail = want.tail
+    unreadable: set[LogFile] = set()
     while True:
         # the run is looked at before its logs are read: what was written up to its end is read after that
         is_followed = want.follow and goes_on(folder)
         for log, reader in readers.items():
             lines = _matching(reader.lines(time.monotonic()) if is_followed else reader.rest(), want.pattern)
             _write(out.write, lines if tail is None else deque(lines, tail), log, with_rank=has_several_ranks)
+            if reader.why_unreadable and log not in unreadable:
+                unreadable.add(log)
+                say(f"warning: {log.folder}/{log.name} cannot be read: {reader.why_unreadable}")
         out.flush()
         tail = None  # what comes from now on is shown whole
         if not is_followed:
-            return
+            return not unreadable
         time.sleep(_LOOK_EVERY)
         for log in logs_of(folder):  # of workers that have started meanwhile, or of the next generation
             if log not in readers and (want.ranks is None or log.rank in want.ranks):
@@ -166,6 +173,11 @@ class _ShownLog:
     def __init__(self, log: LogFile, since: float | None) -> None:
         self._reader = LogReader(log, since)
         self._drawn = Lines()
+
+    @property
+    def why_unreadable(self) -> str:
+        """Why the log, which is there, cannot be opened; "": it can, or is not there."""
+        return self._reader.why_unreadable
 
     def lines(self, at: float) -> Iterator[bytes]:
         """Return the lines that are new at this time, each with its newline."""

@@ -245,6 +245,15 @@ def test_what_is_no_file_ends_and_a_line_without_end_is_cut(tmp_path):
     os.close(writer)
 
 
+def test_a_log_that_cannot_be_read_is_named_and_the_others_are_shown(run, capfdbinary):
+    (run / "rank-0.out").unlink()
+    os.mkfifo(run / "rank-0.out")
+    assert logs.show({"XDG_STATE_HOME": str(run.parents[2])}, None, logs.wanted(now=NOW, follow=True)) == 1
+    out, err = capfdbinary.readouterr()
+    assert out == b"[1] one of 1\n[1] two of 1\n[1] no end\n"
+    assert err.count(b"rank-0.out cannot be read: not a regular file") == 1
+
+
 @pytest.mark.parametrize("kind", ["pipe", "endless", "deep", "long"])
 def test_whatever_has_the_name_of_a_file_of_ours_the_logs_are_shown(run, capfdbinary, kind):
     for name in ("plan.json", "summary.json", "events.jsonl", "log-times"):
