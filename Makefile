@@ -28,7 +28,7 @@ TORCH_TESTS = tests/torch tests/process/test_bootstrap.py tests/process/test_boo
 	tests/process/test_functions_ends.py tests/process/test_fork_server.py tests/process/test_pytest_plugin.py
 TORCH_ENV = .venv-torch/$(TORCH)$(if $(PYTHON),-$(subst /,_,$(PYTHON:/%=%)))
 
-.PHONY: help demo test test-quick test-slow test-gpu soak simulate breaks test-torch check lint docs format bench bench-check bench-picture dist test-deps clean
+.PHONY: help demo test test-quick test-slow test-gpu soak simulate breaks test-torch check lint docs format bench bench-check dist test-deps clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -94,11 +94,6 @@ bench: .venv/test ## measure against torchrun and a plain shell loop
 
 bench-check: .venv/test ## the same, and fail if a target is missed by more than the noise
 	.venv/bin/python benchmarks/run.py --check
-
-bench-picture: .venv/test ## the same, drawn as docs/pictures/benchmarks.svg
-	@mkdir -p build
-	.venv/bin/python benchmarks/run.py --json > build/figures.json
-	.venv/bin/python benchmarks/draw.py build/figures.json > docs/pictures/benchmarks.svg
 
 dist: .venv/bin/python ## build wheel and sdist of the commit into dist/, check them, and run the wheel in a fresh environment
 	.venv/bin/python -m release.dist

@@ -26,6 +26,7 @@ PAGES = {
 }
 _PLACES = {path: page for page, path in PAGES.items()}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(?=[)#])")
+_EXAMPLE = re.compile(r"examples/\w+\.py")  # a program that the page of an example shows
 _MARK = re.compile(r"^(```console) wrong$", re.MULTILINE)  # commands that a test is not to take for right ones
 
 
@@ -45,13 +46,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Let the links lead to the places of the site, and leave the marks out."""
+    """Let the links lead to the places of the site, leave the marks out, and show the programs of an example."""
     here = page.file.src_uri
 
     def lead(link: re.Match[str]) -> str:
         return os.path.relpath(_place_of(_target(link[1], here)), os.path.dirname(here) or ".")
 
-    return _MARK.sub(r"\1", _LINK.sub(lead, _text(markdown, here)))
+    programs = (
+        dict.fromkeys(_target(link, here) for link in _LINK.findall(markdown)) if here.startswith("examples/") else ()
+    )
+    listings = map(_listing, filter(_EXAMPLE.fullmatch, programs))
+    return "".join([_MARK.sub(r"\1", _LINK.sub(lead, _text(markdown, here))), *listings])
 
 
 def _text(markdown: str, page: str) -> str:
@@ -62,6 +67,12 @@ def _text(markdown: str, page: str) -> str:
     # links of the README begin at the repository, those of the page in docs/
     front = re.sub(r"(?<=\]\()(?!https?:)([^)#\s]+)", lambda link: os.path.relpath(link[1], "docs"), front)
     return f"{front}\n## Where to go on\n\n{markdown.partition('# Documentation')[2].strip()}\n"
+
+
+def _listing(program: str) -> str:
+    """Return the section that shows a program of the repository."""
+    text = (ROOT / program).read_text(encoding="utf-8").strip()
+    return f"\n\n## {os.path.basename(program)}\n\n```python\n{text}\n```\n"
 
 
 def _target(link: str, page: str) -> str:

@@ -57,7 +57,7 @@ def moment(track: Track, name: str, at: float, details: Mapping[str, Any]) -> En
 
 
 def point(pid: int, name: str, at: float, value: float) -> Entry:
-    """Return a point of the curve with this name, which is shown above the tracks of the process."""
+    """Return a point of the curve with this name, which viewers show above the tracks of the process."""
     return {"ph": "C", "name": _cleaned(name), "pid": pid, "ts": at, "args": {"value": value}}
 
 

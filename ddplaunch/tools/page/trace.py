@@ -1,7 +1,7 @@
 """The entries of the trace of a run: what a viewer of Chrome traces shows of it. Pure; `record/trace.py` knows the format.
 
-The job is a process with a track for its generations; each node is a process with a track for each of its ranks. All times are
-microseconds since the start of the run. A worker's slice is split where its node did not run, so that suspensions are gaps.
+The job is a process with a track for its generations; each node is a process with a track for each of its ranks, and below all
+nodes another with the curves of its ranks, since viewers draw curves above tracks. All times are microseconds since the start of the run. A worker's slice is split where its node did not run, so that suspensions are gaps.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ def _process(node: int) -> int:
     return _JOB + 1 + node
 
 
+def _process_of_curves(run: History, node: int) -> int:
+    """Return the process that has the curves of a node's ranks."""
+    return _process(len(run.nodes) + node)
+
+
 def _names(run: History) -> Iterator[Entry]:
     """Yield the names of processes and tracks, and their order from the top."""
     yield from named("process", (_JOB, 0), short(run.run_id), 0)
@@ -77,7 +82,11 @@ def _names(run: History) -> Iterator[Entry]:
     first = 1 if begins_with_command else 0
     for index in range(first, len(run.nodes)):
         node_rank = index - first
-        yield from named("process", (_process(index), 0), f"node {node_rank}: {run.nodes[index].host}", node_rank + 1)
+        name = f"node {node_rank}: {run.nodes[index].host}"
+        yield from named("process", (_process(index), 0), name, node_rank + 1)
+        if run.curves:
+            order = len(run.nodes) + node_rank + 1
+            yield from named("process", (_process_of_curves(run, index), 0), f"{name}, use of each rank", order)
     for node_index, rank in sorted({(life.node, life.rank) for life in run.lives}):
         yield from named("thread", _track(node_index, rank), f"rank {rank}", rank)
 
@@ -187,7 +196,7 @@ def _piece_at(pieces: list[_Piece], at: int) -> _Piece:
 
 
 def _counters(run: History) -> Iterator[Entry]:
-    """Yield what each rank used over time, as curves above the tracks of its node."""
+    """Yield what each rank used over time, as curves."""
     nodes = {life.rank: life.node for life in run.lives}
     for curve in run.curves:
         factor, unit = _UNITS[curve.unit]
@@ -197,7 +206,7 @@ def _counters(run: History) -> Iterator[Entry]:
                 continue
             name = f"rank {rank} {curve.name}, {unit}"
             for one in points[:: max(1, ceil(len(points) / room))]:
-                yield point(_process(nodes[rank]), name, _ts(run, one.at), round(one.value * factor, 3))
+                yield point(_process_of_curves(run, nodes[rank]), name, _ts(run, one.at), round(one.value * factor, 3))
 
 
 def _marks(run: History) -> Iterator[Entry]:

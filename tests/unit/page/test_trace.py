@@ -140,7 +140,12 @@ def test_gaps_that_overlap_or_lie_outside_give_no_slice_that_overlaps(tmp_path: 
 def test_each_rank_has_counters(tmp_path: Path) -> None:
     restarted(tmp_path)
     sampled(tmp_path, 2, range(1, 4))
-    counters = [entry for entry in entries(str(tmp_path)) if entry["ph"] == "C"]
+    found = entries(str(tmp_path))
+    order = {e["pid"]: e["args"]["sort_index"] for e in found if e["name"] == "process_sort_index"}
+    counters = [entry for entry in found if entry["ph"] == "C"]
+    [order_of_counters] = {order[entry["pid"]] for entry in counters}
+    assert order_of_counters == max(order.values())  # below the tracks of the ranks
+    assert len({order[pid] for pid in order}) == len(order)
     assert {entry["name"] for entry in counters} == {
         f"rank {rank} {name}" for rank in (0, 1) for name in ("CPU, %", "Memory, MiB", "Step time, ms")
     }

