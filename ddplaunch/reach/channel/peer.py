@@ -337,7 +337,7 @@ def keep_rejections(sock: socket.socket, keep: bool) -> None:
         sock.setsockopt(*_RECVERR[sock.family], int(keep))
 
 
-def _was_rejected(sock: socket.socket) -> bool:
+def _was_rejected_by_firewall(sock: socket.socket) -> bool:
     """Whether an ICMP message has ended this connect(): a firewall on the way sends one, where the host itself sends RST."""
     with suppress(OSError):
         sock.recvmsg(1, 0, socket.MSG_ERRQUEUE)
@@ -356,6 +356,6 @@ def error_of(sock: socket.socket) -> OSError | None:
             _reset_at_close(sock)
     except OSError as error:  # it is connected no more
         return error
-    if number == errno.ECONNREFUSED and _was_rejected(sock):
+    if number == errno.ECONNREFUSED and _was_rejected_by_firewall(sock):
         return OSError(number, REJECTED)
     return OSError(number, os.strerror(number)) if number else None

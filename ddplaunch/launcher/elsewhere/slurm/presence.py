@@ -64,8 +64,8 @@ def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: C
     Raises LaunchError: it certainly is not.
     """
     job_id = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
-    above = processes_above(read)
-    if is_within(job_id, above or (), _text(read, "/proc/self/cgroup")):
+    names_above = processes_above(read) or ()  # None: /proc does not show them
+    if is_within(job_id, names_above, _text(read, "/proc/self/cgroup")):
         return ""
     answer = _ask(env, job_id)
     node = env.get("SLURMD_NODENAME")
