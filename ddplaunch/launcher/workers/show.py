@@ -47,7 +47,10 @@ def state_of(name: str) -> WarmState | None:
 
 
 def show(env: Mapping[str, str], *, stop: bool) -> str:
-    """Return a table of the interpreters that are kept warm, or with `stop` sentences on how each ends: after its last run."""
+    """Return a table of the interpreters that are kept warm; with `stop` have each end after its last run, and say so of each.
+
+    One that does not answer has a sentence instead; with `stop` it is killed.
+    """
     rows: list[Sequence[str]] = []
     sentences = []
     for name in warm.names():
