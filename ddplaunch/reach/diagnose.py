@@ -35,7 +35,7 @@ class HostError(Struct, frozen=True):
         return self.message.startswith(_UNREACHABLE)
 
     @property
-    def may_pass(self) -> bool:
+    def may_be_reached_later(self) -> bool:
         """Whether the host may be reached a moment later: its sshd, or that of a jump host, has no room at the moment."""
         return self.message == _CLOSED
 
@@ -147,17 +147,17 @@ def _end_of(output: str) -> str:
     return "".join(f"\n  {line}" for line in output.strip().splitlines()[-_SHOWN:])
 
 
-def error(errors: Sequence[tuple[str, HostError]], of: int = 0) -> LaunchError:
-    """Combine the errors of several hosts, each with its name, into one; the hint and the status are those of the first.
+def combined(errors: Sequence[tuple[str, HostError]], number_of_hosts: int = 0) -> LaunchError:
+    """Return the errors of several hosts, each with its name, as one; the hint and the status are those of the first.
 
-    With `of`, the number of all hosts, a list of more than _NAMED hosts says how many of these it has.
+    With `number_of_hosts`, that of all hosts, a list of more than _NAMED hosts says how many of these it has.
     """
     hosts_by_message: dict[str, list[str]] = {}
     for host, one in errors:
         hosts_by_message.setdefault(one.message, []).append(host.rpartition("@")[2])  # without the user
     lines = []
     for message, hosts in hosts_by_message.items():
-        share = f" ({len(hosts)} of {of} hosts)" if of and len(hosts) > _NAMED else ""
+        share = f" ({len(hosts)} of {number_of_hosts} hosts)" if number_of_hosts and len(hosts) > _NAMED else ""
         lines.append(f"{some(hosts, _NAMED)}{share}: {message}")
     first_host, first = errors[0]
     hint = first.hint and first.hint.replace("{host}", first_host)

@@ -125,7 +125,7 @@ class HostStatuses:
         """Return the error of all hosts because of which the job cannot run; None if there is none."""
         if not self.errors:
             return None
-        return diagnose.error(
+        return diagnose.combined(
             [(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)], len(self._hosts)
         )
 
@@ -313,7 +313,7 @@ class Dispatcher(Lead):
         self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)  # of the agent; None: it has not said that it has ended
         error = diagnose.of_host(self._remote.starter, self._remote.python, host)
-        if error.may_pass and not host.given_up and self._startup.call_again(host):
+        if error.may_be_reached_later and not host.given_up and self._startup.call_again(host):
             self._startup.start_next()
             return
         if (agent := self._agents.get(host)) is not None:

@@ -32,8 +32,8 @@ _COUNT = r"(?<![\d.])(\d{1,15})/(\d{1,15})(?![\d.])"
 _NUMBER = r"\d{1,15}"
 # tqdm's 00:09<00:14, 1.25it/s without what a script adds behind it; rich's 0:00:09 and 1.25it/s
 _PACE = r"(?:\d+:)+\d\d(?:<[\d:?]+,\s*[^,\]]*)?|[\d.]+\s?\S*/(?:s|it)\b"
-_SAME = 0.02  # of the whole: ranks in step redraw at different moments
-_LARGEST_STEP = 0.05  # of the whole, that may be between them too: who is an epoch behind of three is behind
+_LEAST_TOLERANCE = 0.02  # of the whole: ranks in step redraw at different moments
+_MOST_TOLERANCE = 0.05  # of the whole, for a step that is larger: who is an epoch behind of three is behind
 
 
 class Bar(Struct, frozen=True):
@@ -74,12 +74,12 @@ def _read(bar: Bar) -> _Read:
     kind = bar.row, letters, len(figures)
     progress = tolerance = 0.0
     if percent:
-        progress, tolerance = int(percent[1]) / 100, _SAME
+        progress, tolerance = int(percent[1]) / 100, _LEAST_TOLERANCE
     if counted and (whole := int(counted[2])):
         # more exact than the percentage; bars that are one step of the whole apart count as equal (1.001: floats are inexact)
-        progress, tolerance = int(counted[1]) / whole, max(_SAME, min(1.001 / whole, _LARGEST_STEP))
+        progress, tolerance = int(counted[1]) / whole, max(_LEAST_TOLERANCE, min(1.001 / whole, _MOST_TOLERANCE))
     if figures and not first:  # nothing says how large the whole is: the first figure is how far the bar is
-        progress, tolerance, figures = float(figures[0]), max(1.0, _SAME * figures[0]), ()
+        progress, tolerance, figures = float(figures[0]), max(1.0, _LEAST_TOLERANCE * figures[0]), ()
     return _Read(bar=bar, kind=kind, label_figures=figures, progress=progress, tolerance=tolerance)
 
 

@@ -345,8 +345,10 @@ class JobReporter:
         )
         cause = classify(first, facts)
         if cause is not None and cause.fault:  # the machine may be the cause
-            ids = [id for id, exits in state.generation.node_exits.items() if first in exits and id in state.members]
-            suspects = [suspect_of(state.members[id], state.policy.host_names) for id in ids]
+            its_nodes = [
+                id for id, exits in state.generation.node_exits.items() if first in exits and id in state.members
+            ]
+            suspects = [suspect_of(state.members[id], state.policy.host_names) for id in its_nodes]
             self._faults.found.update(dict.fromkeys(suspects, Fault(cause.fault, cause.line or cause.name)))
         report = FailureReport(
             first=first,

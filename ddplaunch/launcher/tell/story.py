@@ -221,6 +221,6 @@ def _first_failure(first: WorkerExit | StartFailure | None) -> dict[str, Any] | 
     if isinstance(first, StartFailure):
         how = f"could not be started: {first.reason}"
         return {**dict.fromkeys(names), "rank": first.rank, "status": first.status, "how": how}
-    *of_exit, _, _ = names
+    *of_exit, _, _ = names  # the last two are made of the exit's error
     of_error = {"error": _error_text(first.error), "where": _where(first.error)}
     return {**{name: getattr(first, name) for name in of_exit}, **of_error}

@@ -169,8 +169,10 @@ class ForkRequests:
             return []
         except ConnectionError:  # the server has ended without reading the request
             data = b""
-        is_no_line = len(self._received) > _LONGEST_LINE  # but what an imported module has written here
-        if not data or is_no_line:
+        is_from_module = (
+            len(self._received) > _LONGEST_LINE
+        )  # one that is imported and has written here: no line is so long
+        if not data or is_from_module:
             raise ServerLost("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]

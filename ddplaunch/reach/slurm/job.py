@@ -181,7 +181,7 @@ def _describe_lost(env: Mapping[str, str], remaining: str, timeout: float) -> st
 # --- back into the queue
 
 
-def refusal(job: JobRecord, found: JobStatus) -> str | None:
+def why_not_requeued(job: JobRecord, found: JobStatus) -> str | None:
     """Return why ddplaunch does not requeue this job, to follow its name in a sentence; None if ddplaunch may requeue it."""
     match found:
         case JobStatus.REQUEUED:
@@ -250,7 +250,7 @@ class SlurmRequeue(Struct, frozen=True):
             )
         except ScontrolError as error:
             return f"job {job} cannot be requeued after {notice}: {error}"
-        if why := refusal(record, status_of(record, restarted)):
+        if why := why_not_requeued(record, status_of(record, restarted)):
             return f"job {job} {why}"
         if restarted >= self.max_requeues:
             limit = f"(--max-requeues {self.max_requeues})"

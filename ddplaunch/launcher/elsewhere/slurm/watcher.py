@@ -111,11 +111,12 @@ class Watcher(Lead):
         hint = f"Slurm says above why it ended. Each node needs {self._job.python}, and ddplaunch in it"
         for host in end.nodes:
             state, node_rank = self.coordinator.state, ranks.get(host)
-            if self._has_begun or self._decided_status is not None:
+            if self._has_begun or self._decided_status is not None:  # as after the node before this one
                 return
             if node_rank is None or node_rank in state.rendezvous.given_up_ranks:
                 continue
-            if state.members.with_fixed_rank(node_rank) is None:
+            has_joined = state.members.with_fixed_rank(node_rank) is not None
+            if not has_joined:
                 reason = f"its task ended before ddplaunch had joined there: {end.how}"
                 name = f"node {node_rank} ({host})"
                 self.coordinator.feed(job.Withdrawn(name, node_rank, reason, hint, self._loop.now()))
