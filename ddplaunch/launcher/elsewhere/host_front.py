@@ -159,7 +159,7 @@ class HostFront:
             return
         is_asked_anyway = self._question is not None  # more often than the watch asks, and with the same answers
         runs = self._watch.keeps_lease() and (is_asked_anyway or self._watch.look())
-        # it may not rest: no SIGCHLD wakes this loop when the agent is stopped
+        # the watch may not rest: no SIGCHLD wakes this loop when the agent is stopped
         self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
         if not runs:
             self._is_stuck = True

@@ -61,9 +61,7 @@ class Inspection:
         self.samples: tuple[Sample, ...] = ()  # the same, if the user is to see them
         self._observed_at = 0.0
         self._footprints: dict[int, Footprint] = {}  # at the last check, by rank
-        self._waited_in: dict[
-            int, object
-        ] = {}  # by rank: the collective in which a busy worker waited at the last check
+        self._waited_in: dict[int, object] = {}  # then too: the collective in which each busy worker waited
 
     def capture(
         self,
@@ -100,9 +98,8 @@ class Inspection:
             asked = [Target(worker.rank, worker.pid, file, worker.recorder) for worker, file in targets]
             samples = capture_stacks(asked, until=until, host=host, native=native, stacks=stacks, ras=ras)
             # stderr is the worker's, and may say why it hangs; of the processes below a worker that is not known
-            return convert_samples(
-                [one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples]
-            )
+            samples = [one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples]
+            return convert_samples(samples)
 
         return self.ask(question, within, reply, files)
 

@@ -252,9 +252,8 @@ def _why_unaskable(pid: int, status: Status, file: int | None) -> str | None:
     """Return why a process cannot be asked for its stacks, None if it can be asked."""
     if status.is_stopped:
         return "suspended" if status.state == "T" else "held by a debugger"
-    if file is None or not status.catches(
-        STACKS_SIGNAL
-    ):  # `worker/signals.py` makes our handler before the program begins
+    has_handler = status.catches(STACKS_SIGNAL)  # ours is set before the program begins
+    if file is None or not has_handler:
         return NOT_BEGUN + place_in_kernel(pid, status)
     if not has_our_handler(pid, file):
         return f"the program itself handles signal {STACKS_SIGNAL}, so its stack cannot be taken"

@@ -313,13 +313,12 @@ class FinishedBars:
 
     def _share(self, rank: int, stream: Stream, line: bytes, wording: str, at: float) -> _SharedLine:
         """Return the waiting line with this wording, to which the rank is added; else a new one, which waits for other ranks."""
-        of_rank = [
-            index for index, line in enumerate(self._waiting_lines) if line.stream is stream and rank in line.ranks
-        ]
+        of_stream = [waiting for waiting in self._waiting_lines if waiting.stream is stream]
+        of_rank = [index for index, waiting in enumerate(of_stream) if rank in waiting.ranks]
         # a line before the rank's last one would be shown before lines that the rank wrote earlier
         first = of_rank[-1] + 1 if of_rank else 0
-        for waiting in self._waiting_lines[first:]:
-            if waiting.stream is stream and waiting.wording == wording:
+        for waiting in of_stream[first:]:
+            if waiting.wording == wording:
                 waiting.ranks.append(rank)
                 return waiting
         new = _SharedLine(stream, line, wording, at + WAIT)
@@ -359,19 +358,19 @@ class FinishedBars:
                 if isinstance(first, _SharedLine) and not first.is_released:
                     self._release_line(first, blocks)
                 else:
-                    self._take_first(rank, line.stream, blocks)
+                    self._move_first(rank, line.stream, blocks)
         blocks.append((tuple(sorted(line.ranks)), line.stream, line.line))
 
     def _add_unblocked(self, writer: _Writer, blocks: list[Block]) -> None:
         """Add to `blocks` what a rank wrote before its first line that still waits."""
         queue = self._queues[writer]
         while queue and (isinstance(queue[0], bytes) or queue[0].is_released):
-            self._take_first(*writer, blocks)
+            self._move_first(*writer, blocks)
         if not queue:
             del self._queues[writer]
 
-    def _take_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
-        """Take the first of a rank's queue; a block goes to `blocks`, where the line of a finished bar is already."""
+    def _move_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
+        """Move the first of a rank's queue to `blocks`, where the line of a finished bar is already."""
         first = self._queues[rank, stream].pop(0)
         if isinstance(first, bytes):
             blocks.append(((rank,), stream, first))

@@ -131,9 +131,7 @@ class Collapse:
         released: list[_Entry] = []
         while self._entries:
             entry = self._entries[self._oldest]
-            may_be_joined = (
-                self._writers[entry.stream].number_before_all > 0
-            )  # by ranks that have written no later line
+            may_be_joined = self._writers[entry.stream].number_before_all > 0  # by ranks that stand before it
             if may_be_joined and at < entry.at + WAIT and self._held_bytes <= MAX_HELD:
                 break
             self._forget(entry)

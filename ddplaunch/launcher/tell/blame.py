@@ -60,9 +60,8 @@ def blamed(own: Suspect | None, others: int, losses: Sequence[Loss]) -> dict[Sus
     is at fault: its cable may be out. Of two nodes each has lost the other, unless one is known to have ended.
     """
     first = losses[0]
-    out_of_contact = max(
-        len(losses), 1 + first.also_silent
-    )  # after the first loss the job ends, and no more may be lost
+    # after the first loss all workers are stopped: nodes that were silent then may not be reported as lost any more
+    out_of_contact = max(len(losses), 1 + first.also_silent)
     in_contact = 1 + others - out_of_contact  # this one too
     other_of_two_has_ended = out_of_contact == in_contact == 1 and first.has_ended
     if out_of_contact < in_contact or other_of_two_has_ended:

@@ -24,7 +24,7 @@ from ddplaunch.system.fields import piece
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration
 
-_WITHOUT_LOST = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
+_TO_GO_ON_WITHOUT = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
 _LONGEST_PROGRAM = 60  # characters of a program with its arguments, in a hint
 
 
@@ -98,9 +98,8 @@ class JobReporter:
     def _emit_departures(self, event: job.Event, before: State, after: State) -> None:
         """Emit that nodes have left which were not lost, while the job goes on: `_emit_for_nodes` has the lost ones."""
         match event:
-            case (
-                job.Unreached() | job.DeadlineReached()
-            ):  # nodes do not hear each other, and some of these have no workers
+            # nodes do not hear each other: those without workers leave at once
+            case job.Unreached() | job.DeadlineReached():
                 for id in before.members.keys() - after.members.keys():
                     self._emit_left_behind(before.members[id])
             case job.NodeEnded(id) if id in before.members and id not in after.members:
@@ -244,9 +243,8 @@ class JobReporter:
         if state.why is Why.FAILED:
             self.story.first_failure = state.generation.start_failure or state.generation.failure
         self._say_end(report, is_report=True)
-        if (
-            state.why is not Why.FRONT_LOST
-        ):  # else this node has no terminal any more, and the others show all of the report
+        has_lost_terminal = state.why is Why.FRONT_LOST  # then only the other nodes can show the report
+        if not has_lost_terminal:
             report = report[: report.find("\n") + 1]  # the first line is enough for the other nodes
         return plain(report)  # their stderr may have no colours
 
@@ -276,9 +274,8 @@ class JobReporter:
         now, began, taking_part = self._reporter.clock(), self.story.began, state.members.taking_part
         exits = state.generation.exits
         requeue = state.end.requeue  # the notice after which the job is queued again; 0: it is not
-        stopped_now = (
-            () if state.end.between_generations else exits
-        )  # between them `exits` are of the generation before
+        # between generations `exits` are of the generation before
+        stopped_now = () if state.end.between_generations else exits
         match state.why:
             case Why.FAILED | Why.FINISHED if requeue:
                 return closing.render_after_notice(len(exits), requeue, now - began, nodes=len(taking_part))
@@ -319,7 +316,7 @@ class JobReporter:
         if first is None:  # the front of a node was killed, without a failure
             each_has_a_command = state.policy.nodes_may_leave  # a user typed one on each node
             whose = f"of {state.members[SELF_ID]}" if each_has_a_command else "that had started the job"
-            hint = f"\nhint: {_WITHOUT_LOST}\n" if each_has_a_command and not state.policy.is_elastic else ""
+            hint = f"\nhint: {_TO_GO_ON_WITHOUT}\n" if each_has_a_command and not state.policy.is_elastic else ""
             return f"error: the ddplaunch {whose} was killed\n{hint}"
         try:
             return self._full_report(first, findings, restarts)
@@ -345,9 +342,8 @@ class JobReporter:
         )
         cause = classify(first, facts)
         if cause is not None and cause.fault:  # the machine may be the cause
-            its_nodes = [
-                id for id, exits in state.generation.node_exits.items() if first in exits and id in state.members
-            ]
+            node_exits = state.generation.node_exits
+            its_nodes = [id for id, exits in node_exits.items() if first in exits and id in state.members]
             suspects = [suspect_of(state.members[id], state.policy.host_names) for id in its_nodes]
             self._faults.found.update(dict.fromkeys(suspects, Fault(cause.fault, cause.line or cause.name)))
         report = FailureReport(
@@ -400,7 +396,7 @@ def _node_lost(state: State) -> str:
         lines += ["", f"  {count(stopped, 'other worker')} of the job {'was' if stopped == 1 else 'were'} stopped"]
     is_out_of_contact = any(words in first for words in OUT_OF_CONTACT)
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if is_out_of_contact else ""
-    hint = f"hint: {slow}{_WITHOUT_LOST}"
+    hint = f"hint: {slow}{_TO_GO_ON_WITHOUT}"
     if state.policy.is_elastic and len(state.members) >= state.policy.min_nodes:
         hint = ""  # the loss alone did not end the job
     elif state.policy.is_elastic:

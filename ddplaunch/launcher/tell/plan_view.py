@@ -36,9 +36,8 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     plan = replace(plan, reasons=redactor.data(plan.reasons), notes=tuple(map(redactor.text, plan.notes)))
     shared = _shared(plan.workers)
     have_no_term = spec.no_control and plan.nnodes > 1  # nodes without a control channel have none in common
-    set_at_start = of_generation(
-        plan, generation=0, term=None if have_no_term else 0, port=0
-    )  # only the names are shown
+    term = None if have_no_term else 0  # any number: only the names of these variables are shown
+    set_at_start = of_generation(plan, generation=0, term=term, port=0)
     columns, lines_on_variables = _columns(plan, shared, [*set_at_start, *unknown_variables(plan.reasons)])
     blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
     if plan.notes:

@@ -169,9 +169,8 @@ class ForkRequests:
             return []
         except ConnectionError:  # the server has ended without reading the request
             data = b""
-        is_from_module = (
-            len(self._received) > _LONGEST_LINE
-        )  # one that is imported and has written here: no line is so long
+        # no line of the server is so long: an imported module has written here
+        is_from_module = len(self._received) > _LONGEST_LINE
         if not data or is_from_module:
             raise ServerLost("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")
@@ -196,9 +195,8 @@ class ForkServer(ForkRequests):
                 at_end.enter_context(theirs)
                 on_error.enter_context(ours)
                 read, write = os.pipe()  # stdout and stderr are pipes, as those of workers are
-                at_end.callback(
-                    os.close, read
-                )  # nobody reads it: the server sends what imports print to files of its own
+                # nobody reads it: the server sends what imports print to files of its own
+                at_end.callback(os.close, read)
                 at_end.callback(os.close, write)
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                 at_end.callback(os.close, devnull)

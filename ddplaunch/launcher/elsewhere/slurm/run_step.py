@@ -83,9 +83,8 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
     spec, env = allocated.spec, allocated.public_env
     cluster = ClusterQuestions(why_ending=_ask(env, why_ending), time_in_queue=_ask(env, time_in_queue))
     run_id = run_id_with_nodes(spec, env)
-    name_of_job = "\0".join(
-        ("", spec.rdzv_id or "", str(port))
-    )  # as `endpoints.job_name` makes it of what the agents know
+    # as `endpoints.job_name` makes it of what the agents know
+    name_of_job = "\0".join(("", spec.rdzv_id or "", str(port)))
     return LeadJob(
         inputs=inputs_of_lead(allocated, run_id=run_id, python=sys.executable, cluster=cluster),
         key=key(token, name_of_job),

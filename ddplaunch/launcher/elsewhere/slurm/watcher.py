@@ -111,7 +111,7 @@ class Watcher(Lead):
         hint = f"Slurm says above why it ended. Each node needs {self._job.python}, and ddplaunch in it"
         for host in end.nodes:
             state, node_rank = self.coordinator.state, ranks.get(host)
-            if self._has_begun or self._decided_status is not None:  # as after the node before this one
+            if self._has_begun or self._decided_status is not None:  # the node before this one may have ended the job
                 return
             if node_rank is None or node_rank in state.rendezvous.given_up_ranks:
                 continue
