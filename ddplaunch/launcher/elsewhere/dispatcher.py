@@ -70,6 +70,7 @@ def run_over_ssh(allocated: AllocatedJob, *, serve: Callable[..., int], reports_
         )
     python, token = spec.remote_python or sys.executable, os.urandom(32).hex()
     signals, run_id = passed_on(spec.signals), run_id_with_nodes(spec, allocated.env)
+    limits_before = raise_open_files()  # which ssh gets: this process alone has a pipe to each host
     hosts = RemoteJob(
         spec=spec,
         agents=agents(spec, allocated.env, allocation, python, run_id, token=token),
@@ -78,7 +79,7 @@ def run_over_ssh(allocated: AllocatedJob, *, serve: Callable[..., int], reports_
         python=python,
         min_nodes=allocation.nnodes[0],
         env=allocated.public_env,
-        open_files=raise_open_files(),
+        open_files=limits_before,
     )
     # agents on the hosts compute the same name, without the id that a scheduler gives: they do not look for a cluster
     name = job_name(spec, replace(allocation, identity=""))

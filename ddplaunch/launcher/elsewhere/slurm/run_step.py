@@ -53,6 +53,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
     screen = Screen.here(env, has_rows=spec.live)
     stdin_mode = os.fstat(0).st_mode
     is_stdin_for_job = stat.S_ISREG(stdin_mode) or stat.S_ISFIFO(stdin_mode)  # keyboard input is for the shell
+    limits_before = raise_open_files()  # which srun gets: this process alone has many connections
     step = srun.StepJob(
         argv=argv(allocation, sys.executable, components(env), gpus, mpi_type(env)),
         env={
@@ -61,7 +62,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
             **order(spec, allocation).variables(),
         },
         signals=signals,
-        open_files=raise_open_files(),
+        open_files=limits_before,
         read_by_watcher=_read_by_watcher(spec, allocation),
         reads_stdin=allocation.is_here and is_stdin_for_job,
     )
