@@ -64,14 +64,14 @@ class GpuGauge:
             return
         try:
             if self._socket is None:
-                self._start()
+                self._start_child()
             assert self._socket is not None
             self._socket.send(b"?")
             self._is_asked = True
         except OSError:  # the child has ended
             self._is_useless = True
 
-    def _start(self) -> None:
+    def _start_child(self) -> None:
         """Start the child, which answers over the other end of a socket pair until that is closed."""
         devices = self._devices
 

@@ -34,7 +34,7 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     """
     redactor = Redactor(known)
     plan = replace(plan, reasons=redactor.data(plan.reasons), notes=tuple(map(redactor.text, plan.notes)))
-    shared = _shared(plan.workers)
+    shared = _shared_variables(plan.workers)
     have_no_term = spec.no_control and plan.nnodes > 1  # nodes without a control channel have none in common
     term = None if have_no_term else 0  # any number: only the names of these variables are shown
     set_at_start = of_generation(plan, generation=0, term=term, port=0)
@@ -199,7 +199,7 @@ def _found_elsewhere(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]
     return rows
 
 
-def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:
+def _shared_variables(workers: Sequence[WorkerPlan]) -> dict[str, str]:
     """Return the variables that have the same value in every worker."""
     first = workers[0].variables
     return {k: v for k, v in first.items() if all(worker.variables.get(k) == v for worker in workers)}

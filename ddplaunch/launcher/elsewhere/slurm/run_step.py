@@ -82,7 +82,9 @@ def _read_by_watcher(spec: JobSpec, allocation: Allocation) -> tuple[int, ...]:
 def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, port: int) -> LeadJob:
     """Return what this command needs to coordinate the agents of the step, which connect to `port` and prove `token`."""
     spec, env = allocated.spec, allocated.public_env
-    cluster = ClusterQuestions(why_ending=_ask(env, why_ending), time_in_queue=_ask(env, time_in_queue))
+    cluster = ClusterQuestions(
+        why_ending=_with_time_limit(env, why_ending), time_in_queue=_with_time_limit(env, time_in_queue)
+    )
     run_id = run_id_with_nodes(spec, env)
     # as `endpoints.job_name` makes it of what the agents know
     name_of_job = "\0".join(("", spec.rdzv_id or "", str(port)))
@@ -98,7 +100,7 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
     )
 
 
-def _ask(
+def _with_time_limit(
     env: Mapping[str, str], query: Callable[[Mapping[str, str], float], ClusterEnding]
 ) -> Callable[[], ClusterEnding]:
     return lambda: query(env, CONTROLLER_TIMEOUT)
