@@ -59,7 +59,7 @@ class Dialer:
         refused: Callable[[str, str], None],
         user_timeout: float,
     ) -> None:
-        """Prepare to dial; `set_targets` begins. `user_timeout`: see `prepare` in peer.py, seconds.
+        """Prepare to dial; `set_targets` begins. `user_timeout` is TCP_USER_TIMEOUT of the connections, in seconds.
 
         `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called
         again. `refused` gets the endpoint of each attempt that failed, and why. Both are called from the loop only.

@@ -38,8 +38,8 @@ class Listener:
 
         `opened` gets each authenticated peer, which is its owner's from then on; it may close at once, if the other side
         connected to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called
-        from the loop only. At most `max_half_open` connections are unauthenticated at a time. `user_timeout`: see `prepare` in
-        peer.py, seconds.
+        from the loop only. At most `max_half_open` connections are unauthenticated at a time. `user_timeout` is their
+        TCP_USER_TIMEOUT, in seconds.
         """
         self._loop = loop
         self._key = key
