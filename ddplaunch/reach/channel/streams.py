@@ -55,7 +55,7 @@ class Streams:
     def add(self, number: int, sock: socket.socket, within: float | None = None, late: bytes = b"") -> None:
         """Begin a stream: what is read from this socket is sent, and what comes is written to it.
 
-        Unless data, or the end, comes from the other side `within` seconds, the stream ends here with the words `late`.
+        Unless data, or the end, comes from the other side in `within` seconds, the stream ends here with the words `late`.
         """
         sock.setblocking(False)
         give_up = self._loop.timer(None, lambda: self.finish(number, late))
