@@ -109,7 +109,7 @@ def _location_lines(report: FailureReport) -> list[Line]:
         if not found:
             return []
         where, *source = found
-        return [(Words(short(where, cwd), CODE, where.rpartition(":")[0]),), *_source_lines(source)]
+        return [(Words(short(where, cwd), CODE, file=where.rpartition(":")[0]),), *_source_lines(source)]
     own, inner = stack.relevant_frames(frames_of(error))  # in the user's code, and below it in a library
     if error.type == "SystemExit":
         # where a library calls sys.exit() explains nothing; what was printed before, as by argparse, does
@@ -227,7 +227,7 @@ def _process_lines(report: FailureReport) -> list[Line]:
     path = first.log or report.log_folder
     # a line of its own, since a path that wraps cannot be copied
     label = "logs " if first.log else "run  "  # a worker that has the terminal itself has no log
-    logs = [(Words(label, WEAK), Words(tilde(short(path, report.cwd), report.home), "", path))] if path else []
+    logs = [(Words(label, WEAK), Words(tilde(short(path, report.cwd), report.home), file=path))] if path else []
     others = [*describe_others(first, report.exits, report.cwd), *report.locations]
     if report.restarts:
         others.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")

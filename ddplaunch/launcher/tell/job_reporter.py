@@ -61,7 +61,8 @@ class JobReporter:
         if isinstance(event, job.NodeEnded) and is_on_no_node:
             for end in event.exits:
                 self.story.note_exit(end)  # on a node, `Reporter` notes those of its own workers
-        is_stopped_for_good = after.why is Why.SIGNALLED or (after.end.no_restart and not before.end.no_restart)
+        was_to_restart = not before.end.no_restart
+        is_stopped_for_good = after.why is Why.SIGNALLED or (was_to_restart and after.end.no_restart)
         if is_stopped_for_good and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
             self._say_stopping(event, before)
         if before.policy.max_nodes > 1:
