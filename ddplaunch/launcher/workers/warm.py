@@ -248,9 +248,9 @@ def _lock() -> Iterator[None]:
 
 
 def _make_room() -> None:
-    """Make room for one more interpreter: remove sockets of those that were killed, and of MOST tell the least used to end.
+    """Make room for one more interpreter: remove sockets of those that were killed; if MOST are left, tell the oldest to end.
 
-    An interpreter that serves runs ends with the last of them.
+    The oldest is the one that was used least recently; where it serves runs, it ends with the last of them.
     """
     folder = run_socket.runtime_folder(os.getuid())
     used_at: dict[str, int] = {}  # by name: each run that connects to a socket sets its time, in nanoseconds

@@ -169,7 +169,7 @@ class _Attempt:
     """One connection from connect() to the end of the handshake, which the dialer learns."""
 
     def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, timeout: float) -> None:
-        """Follow one connect() to its end; once connected, the target has `timeout` seconds to send its first bytes."""
+        """Follow one connect() to its end; the target's first bytes have to come within `timeout` seconds from now."""
         self.target = target
         self.timeout = timeout
         self.was_silent = False  # the other side has accepted the connection, and sent nothing in time
