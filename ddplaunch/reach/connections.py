@@ -107,7 +107,7 @@ class HostConnection:
         self.given_up = False  # the job goes on without it: its end is no error
         self.fault = ""  # why the process was killed
         # heartbeats since anything came from the agent; None: the agent still gets ready, and sends none yet
-        self._unanswered: int | None = None
+        self._unanswered_heartbeats: int | None = None
         self._loop = loop
         self._handler = handler
         self._child: Child | None = None
@@ -209,7 +209,7 @@ class HostConnection:
 
     def give_up(self) -> None:
         """Stop waiting for an agent that still gets ready. An agent with unread output may have begun, and is left alone."""
-        has_sent_no_heartbeat = self._unanswered is None
+        has_sent_no_heartbeat = self._unanswered_heartbeats is None
         gets_ready = self.phase is HostPhase.CONNECTED and has_sent_no_heartbeat and not self._has_unread_output()
         if self.phase in (HostPhase.WAITING, HostPhase.STARTING) or gets_ready:
             self.given_up = True
@@ -235,10 +235,10 @@ class HostConnection:
         """Send a heartbeat unless other frames are queued, which do as well; return how many have had no reply."""
         if self._sender is not None and not self._sender.size:
             self.send(HEARTBEAT, b"")
-        if self._unanswered is None:  # the agent is still being prepared
+        if self._unanswered_heartbeats is None:  # the agent is still being prepared
             return 0
-        self._unanswered += 1
-        return self._unanswered
+        self._unanswered_heartbeats += 1
+        return self._unanswered_heartbeats
 
     def close_stdin(self) -> None:
         """Close the stdin of the process, at which the agent on the host ends."""
@@ -274,8 +274,9 @@ class HostConnection:
         if data == b"":  # the other end is closed
             self._close_pipe("_stdout")
         if data and not self.fault:  # of a connection that is being killed nothing counts
-            if self._unanswered is not None:
-                self._unanswered = 0  # whatever comes shows that the agent lives
+            agent_is_ready = self._unanswered_heartbeats is not None
+            if agent_is_ready:
+                self._unanswered_heartbeats = 0  # whatever comes shows that the agent lives
             try:
                 self._on_data(data)
             except FrameError as error:
@@ -295,7 +296,7 @@ class HostConnection:
         while (frame := self._decoder.take()) is not None:
             tag, content = frame
             if tag == HEARTBEAT:
-                self._unanswered = 0  # from its first heartbeat on, the agent is to answer ours
+                self._unanswered_heartbeats = 0  # from its first heartbeat on, the agent is to answer ours
             elif tag in OUTPUT:
                 self._on_output(tag, content)
             elif tag == STREAM:

@@ -35,7 +35,7 @@ class HostError(Struct, frozen=True):
         return self.message.startswith(_UNREACHABLE)
 
     @property
-    def may_pass(self) -> bool:
+    def may_be_reached_later(self) -> bool:
         """Whether the host may be reached a moment later: its sshd, or that of a jump host, has no room at the moment."""
         return self.message == _CLOSED
 
@@ -57,10 +57,10 @@ _UNREACHABLE = (
     "it has stopped answering",
     "lost: ",
 )
-_LOGIN = "`ssh {host}` has to work without a password prompt"
+_LOGIN_HINT = "`ssh {host}` has to work without a password prompt"
 # the first pattern that is found in what was printed; OpenSSH's texts are in its readconf.c, sshconnect*.c and packet.c
 _SSH: Sequence[tuple[str, str, str]] = (
-    (r"Could not resolve hostname|Name or service not known|name resolution", UNRESOLVED, "is it spelled right? " + _LOGIN),
+    (r"Could not resolve hostname|Name or service not known|name resolution", UNRESOLVED, "is it spelled right? " + _LOGIN_HINT),
     (r"IDENTIFICATION HAS CHANGED", "its host key is not the one in known_hosts",
         "if it was reinstalled: `ssh-keygen -R {host}`, then `ssh {host}` once"),
     (r"Host key verification failed|No \S+ host key is known", "its host key is not in known_hosts",
@@ -68,13 +68,13 @@ _SSH: Sequence[tuple[str, str, str]] = (
     (r"Permission denied|Too many authentication failures|no more authentication methods|Authentication failed",
         "ssh cannot log in without a password",
         "`ssh-copy-id {host}` puts your key there; a key with a passphrase has to be in ssh-agent: `ssh-add`"),
-    (r"Connection refused", "ssh connection refused", "is sshd running there? " + _LOGIN),
-    (r"timed out", "ssh connection timed out", "is it up, and is this the right network? " + _LOGIN),
-    (r"No route to host|Network is unreachable|Host is down", "no route to host", "is it up? " + _LOGIN),
+    (r"Connection refused", "ssh connection refused", "is sshd running there? " + _LOGIN_HINT),
+    (r"timed out", "ssh connection timed out", "is it up, and is this the right network? " + _LOGIN_HINT),
+    (r"No route to host|Network is unreachable|Host is down", "no route to host", "is it up? " + _LOGIN_HINT),
     (r"stdio forwarding failed", "the jump host does not connect to it",
-        "see AllowTcpForwarding in the sshd_config of the jump host; " + _LOGIN),
+        "see AllowTcpForwarding in the sshd_config of the jump host; " + _LOGIN_HINT),
     (r"Connection (closed|reset)|(kex|ssh)_exchange_identification|banner exchange", _CLOSED,
-        "sshd may be busy: see MaxStartups in its sshd_config; " + _LOGIN),
+        "sshd may be busy: see MaxStartups in its sshd_config; " + _LOGIN_HINT),
 )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def explain(starter: str, python: str, status: int | None, output: str) -> HostE
     if status in (NOT_FOUND, NOT_EXECUTABLE) or re.search(rf"{re.escape(python)}.*not found", output):
         return HostError(f"{python} does not exist there", name_another)
     ended = "did not start ddplaunch" if status is None else f"ended with status {status}"
-    return HostError(f"{_command(starter)} {ended}{_end_of(output)}", _LOGIN if starter == "ssh" else None)
+    return HostError(f"{_command(starter)} {ended}{_end_of(output)}", _LOGIN_HINT if starter == "ssh" else None)
 
 
 def of_host(starter: str, python: str, host: HostConnection) -> HostError:
@@ -125,7 +125,7 @@ def other_version(version: str) -> HostError:
 
 def not_started(seconds: float) -> HostError:
     """Make the error for a host on which ddplaunch has not started in time."""
-    return HostError(f"ddplaunch did not start there within {seconds:g} s", _LOGIN)
+    return HostError(f"ddplaunch did not start there within {seconds:g} s", _LOGIN_HINT)
 
 
 def lost(starter: str, status: int | None, output: str, fault: str) -> HostError:
@@ -147,17 +147,17 @@ def _end_of(output: str) -> str:
     return "".join(f"\n  {line}" for line in output.strip().splitlines()[-_SHOWN:])
 
 
-def error(errors: Sequence[tuple[str, HostError]], of: int = 0) -> LaunchError:
-    """Combine the errors of several hosts, each with its name, into one; the hint and the status are those of the first.
+def combined(errors: Sequence[tuple[str, HostError]], number_of_hosts: int = 0) -> LaunchError:
+    """Return the errors of several hosts, each with its name, as one; the hint and the status are those of the first.
 
-    With `of`, the number of all hosts, a list of more than _NAMED hosts says how many of these it has.
+    With `number_of_hosts`, that of all hosts, a list of more than _NAMED hosts says how many of these it has.
     """
     hosts_by_message: dict[str, list[str]] = {}
     for host, one in errors:
         hosts_by_message.setdefault(one.message, []).append(host.rpartition("@")[2])  # without the user
     lines = []
     for message, hosts in hosts_by_message.items():
-        share = f" ({len(hosts)} of {of} hosts)" if of and len(hosts) > _NAMED else ""
+        share = f" ({len(hosts)} of {number_of_hosts} hosts)" if number_of_hosts and len(hosts) > _NAMED else ""
         lines.append(f"{some(hosts, _NAMED)}{share}: {message}")
     first_host, first = errors[0]
     hint = first.hint and first.hint.replace("{host}", first_host)

@@ -122,7 +122,7 @@ _READ = 1 << 16  # bytes at a time
 
 
 class InputPipe(PipeDecoder):
-    """Frames from our stdin."""
+    """Frames of the dispatcher, read from the stdin of the process that it has started on a host."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(TO_HOST)

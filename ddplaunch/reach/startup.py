@@ -34,7 +34,7 @@ def pause(repeats: int, chance: float) -> float:
 
 
 class Calls:
-    """Which hosts are called next."""
+    """Which hosts are called next: a process is started, such as ssh, that leads to the host and starts the agent there."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Calls:
         self._env = env
         self._open_files = open_files
         self._may_call = may_call
-        self._most = MAX_STARTING  # that are called at a time
+        self._most_at_once = MAX_STARTING  # hosts
         self._repeats: dict[HostConnection, int] = {}
         self._not_before: dict[HostConnection, float] = {}  # of hosts that are called again
         self._next_at = loop.timer(None, self.make_next)
@@ -64,7 +64,7 @@ class Calls:
         """Call the next hosts, as many as may be called at a time. To be called whenever one has connected or failed."""
         now = self._loop.now()
         for host in self._hosts:
-            if self._number_starting >= self._most or not self._may_call():
+            if self._number_starting >= self._most_at_once or not self._may_call():
                 break
             if host.phase is HostPhase.WAITING and self._not_before.get(host, now) <= now:
                 host.start(self._env, self._open_files, handled_signals())
@@ -73,7 +73,8 @@ class Calls:
 
     def repeat(self, host: HostConnection) -> bool:
         """Call a host again later that had no room for a connection; return False if it was called often enough."""
-        self._most = max(FEW, min(self._most, self._number_starting))
+        had_room = self._number_starting  # this host, which had none, is not among them any more
+        self._most_at_once = max(FEW, min(self._most_at_once, had_room))
         repeats = self._repeats.get(host, 0) + 1
         if repeats > MAX_REPEATS:
             return False
@@ -113,8 +114,7 @@ class Startup:
         self._hosts = hosts
         self._owner = owner
         self.is_stopped = False  # no more agents are started
-        # who reads our output takes that of the hosts: while nobody does, no host is killed for being slow to end
-        self.is_shown = True
+        self.output_is_read = True  # the user's reader takes our output; else a host is not to blame for ending late
         self._heartbeat_interval = min(_LONGEST_BEAT, job.spec.heartbeat_timeout / 4)  # seconds
         self._connect_by = loop.timer(loop.now() + job.spec.rdzv_timeout, self._give_up_unconnected)
         self._heartbeat_at = loop.timer(loop.now() + self._heartbeat_interval, self._send_heartbeats)
@@ -140,8 +140,8 @@ class Startup:
         if not any(host.phase in _NOT_CONNECTED for host in self._hosts):
             self._connect_by.cancel()
 
-    def calls_again(self, host: HostConnection) -> bool:
-        """Return whether a host is called again whose sshd has closed the connection."""
+    def call_again(self, host: HostConnection) -> bool:
+        """Call a host again later whose sshd has closed the connection; return False if it is not to be called any more."""
         return not self.is_stopped and self._calls.repeat(host)
 
     def _may_call(self) -> bool:
@@ -210,7 +210,7 @@ class Startup:
 
     def _kill_remaining(self) -> None:
         """Kill the connections that are still open; while their output is held back, later."""
-        if not self.is_shown:
+        if not self.output_is_read:
             self._end_by.set(self._loop.now() + _LOOK_AGAIN)
             return
         for host in self._hosts:

@@ -23,7 +23,7 @@ from ddplaunch.reach.channel.handshake import (
     key,
     pack,
 )
-from ddplaunch.reach.channel.listener import Listener, Origins, crowding, origin_of
+from ddplaunch.reach.channel.listener import Listener, Origins, index_to_drop, origin_of
 from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, MAX_QUEUED, Peer, error_of
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.net.addresses import usable_addresses
@@ -383,18 +383,18 @@ def test_without_a_free_descriptor_an_address_counts_as_itself_for_the_moment() 
 
 
 def test_an_origin_that_crowds_loses_its_oldest_connection_and_others_none() -> None:
-    assert crowding(["slow", "host", "host"]) == 1
-    assert crowding(["host", "slow", "host", "other"]) == 0
+    assert index_to_drop(["slow", "host", "host"]) == 1
+    assert index_to_drop(["host", "slow", "host", "other"]) == 0
     crowd: list[str] = ["slow", *map(str, range(9))]
     for number in range(100):
         crowd.append("host" if number % 2 else f"host {number}")
-        del crowd[crowding(crowd)]
+        del crowd[index_to_drop(crowd)]
     assert crowd[0] == "slow"
 
 
 def test_of_origins_that_have_equally_many_connections_the_newest_is_dropped() -> None:
-    assert crowding(["slow", "a", "b"]) == 2
-    assert crowding(["slow", "a", "a", "b", "b", "c"]) == 4
+    assert index_to_drop(["slow", "a", "b"]) == 2
+    assert index_to_drop(["slow", "a", "a", "b", "b", "c"]) == 4
 
 
 def test_one_byte_a_second_is_too_slow(loop) -> None:

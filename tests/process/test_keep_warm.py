@@ -108,7 +108,7 @@ class Keep:
 
 def socket_of(pid: int) -> str:
     """The socket of the interpreter that is kept in this process."""
-    return next(name for name in warm.names() if (kept := show.state_of(name)) is not None and kept.pid == pid)
+    return next(name for name in warm.socket_names() if (kept := show.state_of(name)) is not None and kept.pid == pid)
 
 
 def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path):
@@ -259,7 +259,7 @@ def run_with(keep: Keep, imported: str) -> Result:
     (keep.folder / "preloaded.py").write_text(imported)
     keep.start("print('runs')", preexec_fn=limited_files)
     result = keep.job.wait()
-    keep.interpreters.update(kept.pid for kept in map(show.state_of, warm.names()) if kept is not None)
+    keep.interpreters.update(kept.pid for kept in map(show.state_of, warm.socket_names()) if kept is not None)
     return result
 
 
@@ -447,7 +447,7 @@ def test_all_that_is_kept_is_shown_and_stopped(keep, job):
     )
     until(lambda: set(job.left()).isdisjoint({idle, silent}), "the end of those that serve no run")
     assert os.path.exists(f"/proc/{guard}")
-    assert [show.state_of(name) for name in warm.names()] == [None]  # a socket that who was killed has left
+    assert [show.state_of(name) for name in warm.socket_names()] == [None]  # a socket that who was killed has left
     run.send_signal(signal.SIGINT)
     job.process = run
     assert keep.wait().status == 130

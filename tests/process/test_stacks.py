@@ -89,7 +89,9 @@ def _taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     loop = Loop()
     inspection = Inspection(loop, "here", {}, lambda _rank: "")
     answers: list[list[Sample]] = []
-    inspection.capture(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), convert=tuple)
+    inspection.capture(
+        workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), convert_samples=tuple
+    )
     while not answers:
         loop.run_once()
     assert not loop.asked_pids

@@ -81,7 +81,7 @@ class Chaos:
         self._toggle.set(self._loop.now() + SLOW_INTERVAL)
         return True
 
-    def _living(self, rank: int) -> Process | None:
+    def _living_process(self, rank: int) -> Process | None:
         """Return the process of a worker; None if it has ended, or was not started."""
         known = self._workers.get(rank)
         now = look(known.pid) if known is not None else None
@@ -91,13 +91,13 @@ class Chaos:
 
     def _signal_worker(self, rank: int, signum: int) -> bool:
         """Send a signal to a worker alone; return whether the worker was alive."""
-        if (process := self._living(rank)) is not None:
+        if (process := self._living_process(rank)) is not None:
             signal_process(process, signum)
         return process is not None
 
     def _signal_group(self, rank: int, signum: int) -> bool:
         """Send a signal to a worker and all of its process group; return whether the worker was alive."""
-        process = self._living(rank)
+        process = self._living_process(rank)
         if process is None:
             return False
         try:

@@ -70,6 +70,7 @@ def run_over_ssh(allocated: AllocatedJob, *, serve: Callable[..., int], reports_
         )
     python, token = spec.remote_python or sys.executable, os.urandom(32).hex()
     signals, run_id = passed_on(spec.signals), run_id_with_nodes(spec, allocated.env)
+    limits_before = raise_open_files()  # which ssh gets: this process alone has a pipe to each host
     hosts = RemoteJob(
         spec=spec,
         agents=agents(spec, allocated.env, allocation, python, run_id, token=token),
@@ -78,7 +79,7 @@ def run_over_ssh(allocated: AllocatedJob, *, serve: Callable[..., int], reports_
         python=python,
         min_nodes=allocation.nnodes[0],
         env=allocated.public_env,
-        open_files=raise_open_files(),
+        open_files=limits_before,
     )
     # agents on the hosts compute the same name, without the id that a scheduler gives: they do not look for a cluster
     name = job_name(spec, replace(allocation, identity=""))
@@ -113,8 +114,8 @@ class HostStatuses:
         self.errors: dict[int, HostError] = {}  # because of which the job cannot run
 
     @property
-    def may_try_others(self) -> bool:
-        """Whether other hosts are still tried: a list of names is often wrong in many places, and all are to be known at once."""
+    def only_names_failed(self) -> bool:
+        """Whether no host has failed for another reason than its name: names are often wrong in many places, listed at once."""
         return all(one.message == UNRESOLVED for one in self.errors.values())
 
     def can_go_on_without(self, others: int) -> bool:
@@ -125,7 +126,7 @@ class HostStatuses:
         """Return the error of all hosts because of which the job cannot run; None if there is none."""
         if not self.errors:
             return None
-        return diagnose.error(
+        return diagnose.combined(
             [(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)], len(self._hosts)
         )
 
@@ -213,7 +214,7 @@ class Dispatcher(Lead):
             self._startup.disconnect()
         self._console.update(self._hosts)
         super().before_sleep()
-        self._startup.is_shown = not self._console.queue.full
+        self._startup.output_is_read = not self._console.queue.full
 
     def handle(self, event: Any) -> None:
         """Take one event of the loop, after what concerns the whole job."""
@@ -228,7 +229,7 @@ class Dispatcher(Lead):
             case node.FrontLost():
                 self._startup.disconnect()  # the agents end their workers then, and nobody is left to show their output to
             case ChildEnded():
-                reap(keep=self._own)
+                reap(keep=self._own_children)  # processes of simulated nodes that have lost their parents
             case Generation(number=0, agreed=agreed) if agreed is not None:
                 self._chaos.on_first_generation(sum(agent.workers for agent in agreed.agents))
             case JobEnd() if not self._has_begun:
@@ -250,7 +251,7 @@ class Dispatcher(Lead):
     @property
     def may_start_more(self) -> bool:
         """Whether the job can still begin, so that more agents are worth a start."""
-        return self._statuses.may_try_others
+        return self._statuses.only_names_failed
 
     def say(self, text: str) -> None:
         """Print a line for the user. Called by the startup."""
@@ -313,7 +314,7 @@ class Dispatcher(Lead):
         self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)  # of the agent; None: it has not said that it has ended
         error = diagnose.of_host(self._remote.starter, self._remote.python, host)
-        if error.may_pass and not host.given_up and self._startup.calls_again(host):
+        if error.may_be_reached_later and not host.given_up and self._startup.call_again(host):
             self._startup.start_next()
             return
         if (agent := self._agents.get(host)) is not None:
@@ -336,22 +337,22 @@ class Dispatcher(Lead):
     def _host_failed(self, host: HostConnection, error: HostError) -> None:
         """Handle a host on which the job cannot run; a job that has not begun ends unless enough other hosts are left."""
         node_rank, statuses = host.agent.node_rank, self._statuses
-        if self._startup.is_stopped or node_rank in statuses.errors:
+        job_ends_anyway = self._startup.is_stopped
+        if job_ends_anyway or node_rank in statuses.errors:
             return
         others = [other for other in self._hosts if other is not host and not other.given_up]
         usable = sum(other.phase is not HostPhase.CLOSED for other in others)
         if self._has_begun or statuses.can_go_on_without(usable):
             host.given_up = True
-            may_be_spare = bool(self.coordinator.state.spares) or any(not other.is_ready for other in others)
-            has_no_spare = self._has_begun and self._spec.spares and not may_be_spare
-            self._reporter.print(
-                f"going on without {host}: {below(error.message)}" + ("; no spare is left" if has_no_spare else "")
-            )
+            may_have_spare = bool(self.coordinator.state.spares) or any(not other.is_ready for other in others)
+            has_lost_last_spare = self._has_begun and self._spec.spares and not may_have_spare
+            no_spare = "; no spare is left" if has_lost_last_spare else ""
+            self._reporter.print(f"going on without {host}: {below(error.message)}{no_spare}")
             self.coordinator.feed(decide.NodeGivenUp(node_rank, self._loop.now()))
             return
         statuses.errors[node_rank] = error
         is_first_error = not self._settle_by.is_set
-        if is_first_error or statuses.may_try_others:  # a wrong name may not be the last: wait for the next one again
+        if is_first_error or statuses.only_names_failed:  # after each wrong name the next one is awaited
             self._settle_by.set(self._loop.now() + SETTLE_TIME)
 
     @property
@@ -366,13 +367,13 @@ class Dispatcher(Lead):
         """Kill what a simulated node has left whose front is gone: processes that lose their parent become our children."""
 
         def leftovers() -> list[Process]:
-            found = descendants(os.getpid(), but_for=self._own)
+            found = descendants(os.getpid(), but_for=self._own_children)
             return [one for one in found if (one.pid, one.started) not in self._spared]
 
         kill_at_once(leftovers)
 
     @property
-    def _own(self) -> frozenset[int]:
+    def _own_children(self) -> frozenset[int]:
         """Our children that are not left by a simulated node: fronts of nodes, the process that writes files, and questions."""
         fronts = (host.pid for host in self._hosts if host.phase is not HostPhase.CLOSED)
         return frozenset((*filter(None, fronts), self._context.files.pid)) | self._loop.asked_pids

@@ -128,7 +128,7 @@ class HostFront:
         pidfd = os.pidfd_open(process.pid)
         self._loop.watch(pidfd, lambda: None)  # its end wakes the loop
         while not process.has_ended:
-            self._wait()
+            self._run_loop_once()
             if self._is_stuck:
                 process.kill()
                 if not ends_within(process.pid, child.KILL_TIMEOUT):
@@ -143,7 +143,7 @@ class HostFront:
         self.report(report)
         self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
         while self._output.size and not self._lost:
-            self._wait()
+            self._run_loop_once()
 
     # --- an agent that does not run
 
@@ -159,6 +159,7 @@ class HostFront:
             return
         is_asked_anyway = self._question is not None  # more often than the watch asks, and with the same answers
         runs = self._watch.keeps_lease() and (is_asked_anyway or self._watch.look())
+        # the watch may not rest: no SIGCHLD wakes this loop when the agent is stopped
         self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
         if not runs:
             self._is_stuck = True
@@ -183,7 +184,7 @@ class HostFront:
 
     # --- the loop
 
-    def _wait(self) -> None:
+    def _run_loop_once(self) -> None:
         if self._output.broken:
             self._on_dispatcher_lost()
         self._read_agent_or_pause()

@@ -187,7 +187,7 @@ class Lead(BehindFront):
         elif event.escalates:
             self._reporter.print("killing the workers at once")
             self.coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))  # no node, but this command says so
-        elif event.taken_for:  # it repeats a signal, perhaps on its own: the user learns that both count as one
+        elif event.repeats_request_of:  # the user learns that both signals count as one request
             self._reporter.print(render_repeated(event, os.getppid()))
 
     def _stop(self, why: Why, signum: int, *, by_cluster: bool = False) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from ddplaunch.launcher.decide import node
-from ddplaunch.launcher.look.stacks import has_file, read_status
+from ddplaunch.launcher.look.stacks import has_our_handler, read_status
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.record.window.requests import Attach, Attached, Profile, Reply, Unreached, reached_within
 from ddplaunch.system.errors import below
@@ -40,7 +40,7 @@ _DEBUGS, _PROFILES = b"A", b"P"  # the wishes of clients, as the worker gets the
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
 # bits of the mode of a worker's file for stacks, which worker/signals.py clears: others' once it handles ATTACH_SIGNAL,
 # the group's as well once the program has taken that signal
-_OTHERS, _GROUP = 0o006, 0o060
+_UNTIL_WE_HANDLE, _UNTIL_PROGRAM_HANDLES = 0o006, 0o060
 
 
 class Visitor(Protocol):
@@ -278,18 +278,18 @@ def _why_no_debugger(worker: RunningWorker) -> str:
 def _why_deadly(worker: RunningWorker) -> str:
     """Return why the signal to attach might kill a worker, or not reach our handler, as a predicate; "" if it is safe.
 
-    The mode of the worker's file for stacks tells what its signal handlers are: see _OTHERS and _GROUP.
+    Bits in the mode of the worker's file for stacks tell whose handlers it has: the worker clears them.
     """
     status = read_status(worker.pid)
     if status is None:
         return "has ended"
     mode = 0 if worker.stacks is None else os.fstat(worker.stacks).st_mode
-    has_no_handler, program_has_signal = bool(mode & _OTHERS), not mode & _GROUP
+    has_no_handler, program_has_signal = bool(mode & _UNTIL_WE_HANDLE), not mode & _UNTIL_PROGRAM_HANDLES
     if worker.stacks is None or has_no_handler:
         return "is no Python, or has not begun to run its program"
     if program_has_signal:
         return f"handles signal {ATTACH_SIGNAL} (SIGRTMAX-6) itself, by which a debugger would get in: its program has taken it"
-    if not has_file(worker.pid, worker.stacks) or not status.catches(ATTACH_SIGNAL):
+    if not has_our_handler(worker.pid, worker.stacks) or not status.catches(ATTACH_SIGNAL):
         return "is about to end, runs another program, or has taken the signals by which a debugger would get in"
     return ""
 

@@ -61,7 +61,7 @@ class Inspection:
         self.samples: tuple[Sample, ...] = ()  # the same, if the user is to see them
         self._observed_at = 0.0
         self._footprints: dict[int, Footprint] = {}  # at the last check, by rank
-        self._waits: dict[int, object] = {}  # in which collective busy workers waited then, by rank
+        self._waited_in: dict[int, object] = {}  # then too: the collective in which each busy worker waited
 
     def capture(
         self,
@@ -69,16 +69,16 @@ class Inspection:
         within: float,
         reply: Callable[[T | None], None],
         *,
-        convert: Callable[[Sequence[Sample]], T],
+        convert_samples: Callable[[Sequence[Sample]], T],
         native: bool = False,
         stacks: bool = True,
         ras: bool = False,
     ) -> Pending[T | None]:
         """Capture the stacks of these workers and of the processes below them in so many seconds.
 
-        A child of the agent asks them, and `convert` turns the samples there into the value for `reply`, which gets None if there
-        can be no child. `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is
-        signalled. `ras`: with what NCCL tells of all ranks.
+        A child of the agent asks them; there `convert_samples` makes the value for `reply`, which gets None if no child can be.
+        `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is signalled.
+        `ras`: with what NCCL tells of all ranks.
         """
         found = list(workers)
         files: list[int] = []  # into which workers write their stacks; the child gets these as FIRST, FIRST + 1, ...
@@ -98,7 +98,8 @@ class Inspection:
             asked = [Target(worker.rank, worker.pid, file, worker.recorder) for worker, file in targets]
             samples = capture_stacks(asked, until=until, host=host, native=native, stacks=stacks, ras=ras)
             # stderr is the worker's, and may say why it hangs; of the processes below a worker that is not known
-            return convert([one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples])
+            samples = [one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples]
+            return convert_samples(samples)
 
         return self.ask(question, within, reply, files)
 
@@ -124,7 +125,7 @@ class Inspection:
     def capture_before_stop(self, within: float, *, ras: bool, silently: bool) -> None:
         """Find out where the workers are before a stop; `silently`: the user sees it only if some do not move any more."""
         reply = partial(self._on_stacks_before_stop, self._generation, silently=silently)
-        self.capture(self._running.values(), within, reply, convert=tuple, ras=ras)
+        self.capture(self._running.values(), within, reply, convert_samples=tuple, ras=ras)
 
     def _on_stacks_before_stop(self, generation: object, samples: Sequence[Sample] | None, *, silently: bool) -> None:
         """Keep the stacks of this generation, and post which workers wait in a collective."""
@@ -138,7 +139,7 @@ class Inspection:
     def find_stuck(self, ranks: Collection[int]) -> None:
         """Find out which of these workers stand where they did when their stacks were captured before the stop."""
         running = [self._running[rank] for rank in ranks if rank in self._running]
-        self.capture(running, _STUCK_WITHIN, partial(self._on_stuck, self._generation), convert=tuple)
+        self.capture(running, _STUCK_WITHIN, partial(self._on_stuck, self._generation), convert_samples=tuple)
 
     def _on_stuck(self, generation: object, samples: Sequence[Sample] | None) -> None:
         """Post which workers stand where they stood when their stacks were captured before the stop."""
@@ -177,30 +178,30 @@ class Inspection:
             least_bytes = 1 if worker.terminal else _LEAST_BYTES
             now = self._footprints[rank]
             if cannot_be_judged or has_written(rank, since) or _has_progressed(before[rank], now, least_bytes):
-                self._waits.clear()
+                self._waited_in.clear()  # this check does not find out
                 return self._post_checked(True)
             if now.cpu_seconds - before[rank].cpu_seconds > idle_cpu:
                 busy.append(worker)
         if not busy:
             return self._post_checked(False)
         # a busy worker may compute, or spin in a collective: its stack, or torch's record of its collectives, tells which
-        waits = is_waiting if asks else _is_in_collective
-        reply = partial(self._on_busy_stacks, self._generation, busy, waits)
-        self.capture(busy, _STACKS_WITHIN, reply, convert=tuple, stacks=asks)
+        waits_in_collective = is_waiting if asks else _is_in_collective
+        reply = partial(self._on_busy_stacks, self._generation, busy, waits_in_collective)
+        self.capture(busy, _STACKS_WITHIN, reply, convert_samples=tuple, stacks=asks)
         return None
 
     def _on_busy_stacks(
         self,
         generation: object,
         busy: Sequence[RunningWorker],
-        waits: Callable[[Sample], bool],
+        waits_in_collective: Callable[[Sample], bool],
         samples: Sequence[Sample] | None,
     ) -> None:
         """Post whether any busy worker has made progress: one that waits where it waited at the last check has made none."""
         if generation is self._generation and self._running:
-            now = {one.rank: standing(one) for one in samples or () if not one.child and waits(one)}
-            progressed = any(one.rank not in now or now[one.rank] != self._waits.get(one.rank) for one in busy)
-            self._waits = now
+            now = {one.rank: standing(one) for one in samples or () if not one.child and waits_in_collective(one)}
+            progressed = any(one.rank not in now or now[one.rank] != self._waited_in.get(one.rank) for one in busy)
+            self._waited_in = now
             # what a worker did to answer is no progress
             self._footprints |= _footprints({one.rank: one for one in busy})
             self._post_checked(progressed)

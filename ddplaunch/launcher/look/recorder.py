@@ -160,7 +160,7 @@ def _ras_service(pids: Mapping[int, int], port: int | None) -> RasService | None
     for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
         for host, inode in _listeners(family, table, wanted):
             for rank, pid in pids.items():
-                if _holds(pid, inode):
+                if _has_socket(pid, inode):
                     return RasService(rank, family, host, wanted)
     return None
 
@@ -192,7 +192,7 @@ def _listeners(family: int, table: str, port: int) -> Iterator[tuple[str, str]]:
                 yield loopback if listens_on_all else socket.inet_ntop(family, packed), inode
 
 
-def _holds(pid: int, inode: str) -> bool:
+def _has_socket(pid: int, inode: str) -> bool:
     """Whether a process has the socket with this inode."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):

@@ -64,14 +64,14 @@ class GpuGauge:
             return
         try:
             if self._socket is None:
-                self._start()
+                self._start_child()
             assert self._socket is not None
             self._socket.send(b"?")
             self._is_asked = True
         except OSError:  # the child has ended
             self._is_useless = True
 
-    def _start(self) -> None:
+    def _start_child(self) -> None:
         """Start the child, which answers over the other end of a socket pair until that is closed."""
         devices = self._devices
 
@@ -134,15 +134,15 @@ class _Row(NamedTuple):
 class Sampler:
     """Takes the samples of one generation (start of all workers) after another, and knows what the GPUs do."""
 
-    def __init__(self, loop: Loop, devices: Sequence[Device], keep: Callable[[Mapping[str, Any]], int]) -> None:
-        """`devices` are the NVIDIA GPUs of this node; `keep` writes a sample, and returns how many bytes it has."""
+    def __init__(self, loop: Loop, devices: Sequence[Device], write_row: Callable[[Mapping[str, Any]], int]) -> None:
+        """`devices` are the NVIDIA GPUs of this node; `write_row` writes a sample, and returns how many bytes it has."""
         self.due = inf  # by the loop's clock, when the next sample may be taken
         self._loop = loop
-        self._keep = keep
+        self._write_row = write_row
         self._gpus = GpuGauge(loop, devices)
         self._cpu: dict[int, _CpuReading] = {}  # by pid, at the last sample
         self._unwritten: _Row | None = None
-        self._written = 0  # bytes of samples so far
+        self._bytes_written = 0  # bytes of samples so far
 
     def sample(
         self,
@@ -183,7 +183,7 @@ class Sampler:
         self._gpus.ask()
         self._unwritten = _Row(row, [plan for plan, _, _ in alive])
         cpu_seconds = time.process_time() - began
-        interval = _INTERVAL * 2 ** (self._written // _DOUBLES)  # so that a long job's file stays small
+        interval = _INTERVAL * 2 ** (self._bytes_written // _DOUBLES)  # so that a long job's file stays small
         self.due = self._loop.now() + max(interval, cpu_seconds / _CPU_SHARE)
 
     def flush(self) -> None:
@@ -199,8 +199,8 @@ class Sampler:
                 row["gpu_memory"] = [None if use.memory is None else use.memory // _MIB for use in uses]
         has_workers = bool(row["cpu"])
         if has_workers:
-            written = self._keep(row)
-            self._written += written
+            size = self._write_row(row)
+            self._bytes_written += size
 
     def gpus(self, plans: Iterable[WorkerPlan]) -> dict[int, GpuUse]:
         """Return what the GPUs of each worker did a moment ago, and ask for what they do now."""

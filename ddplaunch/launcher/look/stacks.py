@@ -147,7 +147,7 @@ def _capture_worker(target: Target, until: float, host: str, found: list[Sample]
             yield True
         yield from _capture_process(target, worker, until, host, found, is_child=False)
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
-            if _has_settled(child) and has_file(child.pid, target.file):
+            if _has_settled(child) and has_our_handler(child.pid, target.file):
                 yield from _capture_process(target, child, until, host, found, is_child=True)
     found += (
         sample_of(target.rank, child.pid, host, child=child.name or "?", state=_how_ended(code), ended=True)
@@ -252,16 +252,17 @@ def _why_unaskable(pid: int, status: Status, file: int | None) -> str | None:
     """Return why a process cannot be asked for its stacks, None if it can be asked."""
     if status.is_stopped:
         return "suspended" if status.state == "T" else "held by a debugger"
-    if file is None or not status.catches(STACKS_SIGNAL):
+    has_handler = status.catches(STACKS_SIGNAL)  # ours is set before the program begins
+    if file is None or not has_handler:
         return NOT_BEGUN + place_in_kernel(pid, status)
-    if not has_file(pid, file):
+    if not has_our_handler(pid, file):
         return f"the program itself handles signal {STACKS_SIGNAL}, so its stack cannot be taken"
     if status.blocks(STACKS_SIGNAL):
         return f"the program blocks signal {STACKS_SIGNAL}, so its stack cannot be taken"
     return None
 
 
-def has_file(pid: int, file: int) -> bool:
+def has_our_handler(pid: int, file: int) -> bool:
     """Whether a process handles STACKS_SIGNAL, and has our `file` open as STACKS_FD, to which that handler writes.
 
     False of a process that is gone or may not be looked at.

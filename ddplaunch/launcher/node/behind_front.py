@@ -326,7 +326,7 @@ class BehindFront(ABC):
             self._loop.run_once()
         if files.is_open and (writer := look(files.pid)) is not None:  # it still writes, and may do so without us
             self._pipes.spare(writer.pid, writer.started)
-        self._reporter.report_folder(leaves=True)
+        self._reporter.report_folder(leaves_rest=True)
 
     def _hand_over_output(self) -> None:
         """Wait until the front has taken all output; once the user has asked for the end, only as long as it takes any.

@@ -296,7 +296,7 @@ class Generations:
                 self._context.reporter.tell(text)
 
         workers = [self.running[rank] for rank in ranks if rank in self.running]
-        self.call_or_warn(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert=tuple))
+        self.call_or_warn(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert_samples=tuple))
 
     def events_of_end(self, rank: int, *, names_causes: bool) -> list[node.Event]:
         """Return the events of a worker's end, after reading all that the worker wrote before; none while the worker lives.

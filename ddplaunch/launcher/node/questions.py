@@ -56,7 +56,7 @@ class Questions:
             self._generations.running.values(),
             question.within,
             partial(self._on_answer, number),
-            convert=partial(answers.stacks, threads=question.threads),
+            convert_samples=partial(answers.stacks, threads=question.threads),
             native=question.native,
             stacks=question.frames,
             ras=question.frames,

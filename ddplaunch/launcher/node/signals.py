@@ -104,7 +104,7 @@ class SignalDeduplicator:
             is_typed=typed is not Typed.NO or decided is not None,
             # a program which begins with a polite signal sends others if that does not help
             asks_first=is_first and signum in POLITE and typed is not Typed.YES,
-            taken_for=self._requests.first if repeats_first and decided is None else 0,
+            repeats_request_of=self._requests.first if repeats_first and decided is None else 0,
         )
 
     def _is_copy(self, signum: int, at: float, source: SignalOrigin) -> bool:

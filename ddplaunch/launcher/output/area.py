@@ -19,7 +19,7 @@ from ddplaunch.system.console.streams import RESET
 from ddplaunch.system.fields import COLOUR, TERMINAL_ESCAPE
 from ddplaunch.system.words import compress
 
-_SHARE = 3  # a third of the screen at most
+_SHARE_OF_SCREEN = 3  # a third of the screen at most
 _WIDEST_RANKS = 14  # characters; others are counted
 _SLOWEST, _BETWEEN, _FASTEST = "slowest", "between", "fastest"
 # the rows with the highest numbers are left out if there are too many
@@ -132,7 +132,7 @@ def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
             priority = _PROMPT_PRIORITY if is_prompt else _PRIORITIES[pace]
             shown_pace = pace if len(kind) > 1 else ""
             rows.append(_Row(priority, _ranks(bar.ranks), bar.text, shown_pace, is_prompt))
-    most = size.lines // _SHARE
+    most = size.lines // _SHARE_OF_SCREEN
     by_priority = sorted(range(len(rows)), key=lambda index: rows[index].priority)
     kept = [rows[index] for index in sorted(by_priority[:most])]
     width_of_ranks = max((len(row.ranks) + 1 for row in kept), default=0)

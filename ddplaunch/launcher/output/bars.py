@@ -32,8 +32,8 @@ _COUNT = r"(?<![\d.])(\d{1,15})/(\d{1,15})(?![\d.])"
 _NUMBER = r"\d{1,15}"
 # tqdm's 00:09<00:14, 1.25it/s without what a script adds behind it; rich's 0:00:09 and 1.25it/s
 _PACE = r"(?:\d+:)+\d\d(?:<[\d:?]+,\s*[^,\]]*)?|[\d.]+\s?\S*/(?:s|it)\b"
-_SAME = 0.02  # of the whole: ranks in step redraw at different moments
-_LARGEST_STEP = 0.05  # of the whole, that may be between them too: who is an epoch behind of three is behind
+_LEAST_TOLERANCE = 0.02  # of the whole: ranks in step redraw at different moments
+_MOST_TOLERANCE = 0.05  # of the whole, for a step that is larger: who is an epoch behind of three is behind
 
 
 class Bar(Struct, frozen=True):
@@ -74,12 +74,12 @@ def _read(bar: Bar) -> _Read:
     kind = bar.row, letters, len(figures)
     progress = tolerance = 0.0
     if percent:
-        progress, tolerance = int(percent[1]) / 100, _SAME
+        progress, tolerance = int(percent[1]) / 100, _LEAST_TOLERANCE
     if counted and (whole := int(counted[2])):
         # more exact than the percentage; bars that are one step of the whole apart count as equal (1.001: floats are inexact)
-        progress, tolerance = int(counted[1]) / whole, max(_SAME, min(1.001 / whole, _LARGEST_STEP))
+        progress, tolerance = int(counted[1]) / whole, max(_LEAST_TOLERANCE, min(1.001 / whole, _MOST_TOLERANCE))
     if figures and not first:  # nothing says how large the whole is: the first figure is how far the bar is
-        progress, tolerance, figures = float(figures[0]), max(1.0, _SAME * figures[0]), ()
+        progress, tolerance, figures = float(figures[0]), max(1.0, _LEAST_TOLERANCE * figures[0]), ()
     return _Read(bar=bar, kind=kind, label_figures=figures, progress=progress, tolerance=tolerance)
 
 
@@ -107,11 +107,14 @@ def by_kind(bars: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def _merge_kind(group: list[_Read]) -> list[Bar]:
-    """Return the bars of one kind, the slowest first; ranks that are equally far share a bar."""
-    epoch_positions = [at for at in range(len(group[0].label_figures)) if not _is_rank(group, at)]
+    """Return the bars of one kind, the slowest first; ranks that are equally far share a bar.
+
+    Their labels may hold figures, such as "epoch 3" or "rank 1": those that are no rank say how far a bar is, too.
+    """
+    epoch_positions = [position for position in range(len(group[0].label_figures)) if not _is_rank(group, position)]
 
     def epoch(read: _Read) -> tuple[int, ...]:
-        return tuple(read.label_figures[at] for at in epoch_positions)
+        return tuple(read.label_figures[position] for position in epoch_positions)
 
     equals: list[list[_Read]] = []  # the slowest first
     for read in sorted(group, key=lambda read: (epoch(read), read.progress, read.bar.ranks)):
@@ -276,7 +279,7 @@ class FinishedBars:
 
     def __init__(self) -> None:
         self._drawing_ranks: dict[Stream, set[int]] = {stream: set() for stream in Stream}
-        self._waiting: list[_SharedLine] = []  # the first is due first
+        self._waiting_lines: list[_SharedLine] = []  # the first is due first
         self._queues: dict[
             _Writer, list[_SharedLine | bytes]
         ] = {}  # of each rank and stream that waits, in order; none is empty
@@ -284,7 +287,7 @@ class FinishedBars:
     @property
     def deadline(self) -> float | None:
         """When to call flush; None: not before the next feed."""
-        return self._waiting[0].due if self._waiting else None
+        return self._waiting_lines[0].due if self._waiting_lines else None
 
     def feed(self, rank: int, stream: Stream, block: bytes, at: float, *, drawn: bool) -> list[Block]:
         """Take whole lines of a rank; return what to show now.
@@ -310,16 +313,17 @@ class FinishedBars:
 
     def _share(self, rank: int, stream: Stream, line: bytes, wording: str, at: float) -> _SharedLine:
         """Return the waiting line with this wording, to which the rank is added; else a new one, which waits for other ranks."""
-        of_rank = [index for index, line in enumerate(self._waiting) if line.stream is stream and rank in line.ranks]
+        of_stream = [waiting for waiting in self._waiting_lines if waiting.stream is stream]
+        of_rank = [index for index, waiting in enumerate(of_stream) if rank in waiting.ranks]
         # a line before the rank's last one would be shown before lines that the rank wrote earlier
         first = of_rank[-1] + 1 if of_rank else 0
-        for waiting in self._waiting[first:]:
-            if waiting.stream is stream and waiting.wording == wording:
+        for waiting in of_stream[first:]:
+            if waiting.wording == wording:
                 waiting.ranks.append(rank)
                 return waiting
         new = _SharedLine(stream, line, wording, at + WAIT)
         new.ranks.append(rank)
-        self._waiting.append(new)
+        self._waiting_lines.append(new)
         return new
 
     def end_stream(self, rank: int, stream: Stream, at: float) -> list[Block]:
@@ -332,16 +336,16 @@ class FinishedBars:
         return self._release_due(at)
 
     def _release_due(self, at: float) -> list[Block]:
-        """Return the lines that have waited long enough, or that all ranks have joined."""
+        """Return the lines that have waited long enough, or that all ranks with bars have joined, and what waited behind."""
         blocks: list[Block] = []
-        for line in self._waiting:
+        for line in self._waiting_lines:
             all_have_joined = self._drawing_ranks[line.stream].issubset(line.ranks)
             is_due = at >= line.due or all_have_joined
             if is_due and not line.is_released:  # a line that was due may have released this one, see `_release_line`
                 self._release_line(line, blocks)
-        self._waiting = [line for line in self._waiting if not line.is_released]
+        self._waiting_lines = [line for line in self._waiting_lines if not line.is_released]
         for writer in list(self._queues):
-            self._pass_on(writer, blocks)
+            self._add_unblocked(writer, blocks)
         return blocks
 
     def _release_line(self, line: _SharedLine, blocks: list[Block]) -> None:
@@ -354,19 +358,19 @@ class FinishedBars:
                 if isinstance(first, _SharedLine) and not first.is_released:
                     self._release_line(first, blocks)
                 else:
-                    self._pass_on_first(rank, line.stream, blocks)
+                    self._move_first(rank, line.stream, blocks)
         blocks.append((tuple(sorted(line.ranks)), line.stream, line.line))
 
-    def _pass_on(self, writer: _Writer, blocks: list[Block]) -> None:
-        """Add to `blocks` what no longer stands behind a line that waits."""
+    def _add_unblocked(self, writer: _Writer, blocks: list[Block]) -> None:
+        """Add to `blocks` what a rank wrote before its first line that still waits."""
         queue = self._queues[writer]
         while queue and (isinstance(queue[0], bytes) or queue[0].is_released):
-            self._pass_on_first(*writer, blocks)
+            self._move_first(*writer, blocks)
         if not queue:
             del self._queues[writer]
 
-    def _pass_on_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
-        """Take the first of a rank's queue; a block goes to `blocks`, where the line of a finished bar is already."""
+    def _move_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
+        """Move the first of a rank's queue to `blocks`, where the line of a finished bar is already."""
         first = self._queues[rank, stream].pop(0)
         if isinstance(first, bytes):
             blocks.append(((rank,), stream, first))

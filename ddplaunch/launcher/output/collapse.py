@@ -18,30 +18,30 @@ Group = tuple[Stream, tuple[int, ...], bytes]  # the ranks, ascending, that wrot
 class _Entry:
     """A line and the ranks that have written it; held until it is shown."""
 
-    __slots__ = ("at", "last_of", "line", "ranks", "stream")
+    __slots__ = ("at", "line", "number_here", "ranks", "stream")
 
     def __init__(self, stream: Stream, line: bytes, at: float, rank: int) -> None:
         self.stream = stream
         self.line = line
         self.at = at  # when the first of the ranks wrote it, monotonic seconds
         self.ranks = [rank]
-        self.last_of = 0  # how many live ranks have written no later line to the stream
+        self.number_here = 0  # how many live ranks stand here: they have written no later line to the stream
 
 
 class _Writers:
-    """The ranks that write to one stream. A live rank is one whose stream has not ended."""
+    """The ranks that write to one stream. A rank whose stream has not ended is live, and stands at the entry of its last line."""
 
-    __slots__ = ("last", "live", "number_behind")
+    __slots__ = ("last_entry", "live_ranks", "number_before_all")
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self.last = dict.fromkeys(ranks, _NEVER)  # by rank: the number of the entry of its last line
+        self.last_entry = dict.fromkeys(ranks, _NEVER)  # by rank: the number of the entry of its last line
         self.expect_all()
 
     def expect_all(self) -> None:
         """Wait for all of them; no line is held."""
-        self.live = set(self.last)
+        self.live_ranks = set(self.last_entry)
         # how many live ranks stand before the oldest entry that is held, and so may still join any; 0: none can join the oldest
-        self.number_behind = len(self.live)
+        self.number_before_all = len(self.live_ranks)
 
 
 class Collapse:
@@ -75,21 +75,21 @@ class Collapse:
         A line of a rank joins the same line of other ranks only behind the entry of its line before, so that order is kept.
         """
         writers = self._writers[stream]
-        number = writers.last[rank]
+        number = writers.last_entry[rank]
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
-        if rank in writers.live:  # it stands at its last entry now
-            self._leave_last_entry(writers, rank)
-            self._entries[number].last_of += 1
-        writers.last[rank] = number
+        if rank in writers.live_ranks:  # which stands at the entry of its last line
+            self._leave_entry(writers, rank)
+            self._entries[number].number_here += 1
+        writers.last_entry[rank] = number
         return self.flush(at)
 
-    def _leave_last_entry(self, writers: _Writers, rank: int) -> None:
+    def _leave_entry(self, writers: _Writers, rank: int) -> None:
         """Count a live rank no longer where it stood: at its last entry, or before all that are held."""
-        if (entry := self._entries.get(writers.last[rank])) is not None:
-            entry.last_of -= 1
+        if (entry := self._entries.get(writers.last_entry[rank])) is not None:
+            entry.number_here -= 1
         else:
-            writers.number_behind -= 1
+            writers.number_before_all -= 1
 
     def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
         """Add a rank to the first entry with the same line behind the entry number `after`, else to a new one.
@@ -116,11 +116,11 @@ class Collapse:
     def end_stream(self, rank: int, stream: Stream, at: float) -> list[Group]:
         """Wait for this rank no longer on this stream; return the groups that need no longer wait."""
         ended = self._writers[stream]
-        if rank in ended.live:
-            ended.live.remove(rank)
-            self._leave_last_entry(ended, rank)
+        if rank in ended.live_ranks:
+            ended.live_ranks.remove(rank)
+            self._leave_entry(ended, rank)
         groups = self.flush(at)
-        all_have_ended = not any(writers.live for writers in self._writers.values())
+        all_have_ended = not any(writers.live_ranks for writers in self._writers.values())
         if all_have_ended:
             for writers in self._writers.values():  # the workers may be restarted
                 writers.expect_all()
@@ -131,7 +131,7 @@ class Collapse:
         released: list[_Entry] = []
         while self._entries:
             entry = self._entries[self._oldest]
-            may_be_joined = self._writers[entry.stream].number_behind > 0  # by ranks that have written no later line
+            may_be_joined = self._writers[entry.stream].number_before_all > 0  # by ranks that stand before it
             if may_be_joined and at < entry.at + WAIT and self._held_bytes <= MAX_HELD:
                 break
             self._forget(entry)
@@ -147,7 +147,7 @@ class Collapse:
         same = (entry.stream, entry.line)
         if self._numbers[same][-1] == self._oldest:
             del self._numbers[same]
-        self._writers[entry.stream].number_behind += entry.last_of
+        self._writers[entry.stream].number_before_all += entry.number_here
         del self._entries[self._oldest]
         self._oldest += 1
         self._held_bytes -= len(entry.line) + 1

@@ -65,7 +65,7 @@ class Display:
     Where the screen has rows of --live below the lines, no byte comes before its line has ended: the rows would be drawn over it.
 
     A reader (of `_Reader`) makes blocks of whole lines of what one stream of a worker wrote. A block then passes three filters,
-    each of which is made when the job first needs it, and may keep lines back: `_tracebacks`, `_finished`, `_collapse`.
+    each of which is made when the job first needs it, and may keep lines back: `_tracebacks`, `_finished_bars`, `_collapse`.
     """
 
     def __init__(
@@ -96,24 +96,27 @@ class Display:
         # with more workers than those, other nodes write to the console too
         all_workers_are_here = world_size is None or len(ranks) >= world_size
         # one worker has the console for itself; a line with a time before it is no longer the worker's own
-        self._is_only = len(shown) == 1 and (mode == "rank0" or all_workers_are_here) and stamp is None
+        self._shows_one_alone = len(shown) == 1 and (mode == "rank0" or all_workers_are_here) and stamp is None
+        self._tells_ranks_apart = not self._shows_one_alone and not self._unprefixed  # by a prefix before each line
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # the readers that have a deadline
         # monotonic seconds; the first deadline of `_waiting` or earlier: to find the first for each piece would cost too much
         self._due: float | None = None
-        self._whole_lines = screen.has_rows
-        self._live = screen.live if screen.has_rows or not self._unprefixed else frozenset[Stream]()
+        self._has_rows_below = screen.has_rows
+        # the streams whose bars are shown in place, by the front
+        self._with_bars_in_place = screen.live if screen.has_rows or not self._unprefixed else frozenset[Stream]()
         self._bars: dict[_Writer, Lines] = {}  # the readers that have rows to be shown in place
-        self.bars_moved = False  # any of them has, since the caller has set this to False
-        self.bar_ended = False  # one is shown in place no more, since the caller has set this to False
+        # both since the caller has set them to False
+        self.bars_have_changed = False
+        self.bar_has_ended = False  # one is shown in place no more
         self._tracebacks: Tracebacks | None = None  # made with the first traceback that may be folded
-        self._folds_equal = folds_tracebacks and not self._is_only and not self._unprefixed
+        self._folds_equal = folds_tracebacks and self._tells_ranks_apart
         self._folds_following = self._folds_equal and Stream.ERR in screen.terminals
         # returns whether all that is shown is in logs too; the writer of the logs sets this
         self.logs_have_all: Callable[[], bool] = lambda: False
-        self._finished: FinishedBars | None = None  # made with the first bar
+        self._finished_bars: FinishedBars | None = None  # made with the first bar
         self._collapse: Collapse | None = None  # None: equal lines of several ranks are not joined
-        if mode == "collapse" and not self._is_only:
+        if mode == "collapse" and not self._shows_one_alone:
             from ddplaunch.launcher.output.collapse import Collapse  # few jobs ask for it
 
             self._collapse = Collapse((rank, stream) for rank, worker in shown.items() for stream in worker.streams)
@@ -151,8 +154,8 @@ class Display:
         chunks = self._pass_block(rank, stream, reader.end(), at, reader)
         if self._tracebacks is not None and stream is Stream.ERR:
             chunks += self._prefix_block(rank, stream, self._tracebacks.end_stream(rank, at), at)
-        if self._finished is not None:
-            chunks += self._prefix_blocks(self._finished.end_stream(rank, stream, at), at)
+        if self._finished_bars is not None:
+            chunks += self._prefix_blocks(self._finished_bars.end_stream(rank, stream, at), at)
         if self._collapse is not None:
             chunks += self._prefix_groups(self._collapse.end_stream(rank, stream, at), at)
         return chunks
@@ -183,18 +186,18 @@ class Display:
 
     def _make_tracebacks(self) -> Tracebacks | None:
         """Return what folds tracebacks, made at the first call; None where each traceback is shown."""
-        if self._tracebacks is None and not self._is_only and not self._unprefixed:
+        if self._tracebacks is None and self._tells_ranks_apart:
             with suppress(Exception):  # its file may be gone, or of another version: then each traceback is shown
                 from ddplaunch.launcher.output.tracebacks import Tracebacks  # most jobs end without a traceback
 
-                # an error that another rank has shown may differ in its numbers, which the logs alone will have
+                # an error that another rank has shown may differ in its numbers, which only the logs will have
                 folds_equal = self._folds_equal and self.logs_have_all()
                 self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=folds_equal)
         return self._tracebacks
 
     def deadline(self) -> float | None:
         """When to call flush, monotonic seconds; None: not before the next feed."""
-        parts = (self._collapse, self._finished, self._tracebacks)
+        parts = (self._collapse, self._finished_bars, self._tracebacks)
         return soonest(self._due, *(part.deadline for part in parts if part is not None))
 
     def flush(self, at: float) -> Chunks:
@@ -208,8 +211,8 @@ class Display:
             self._due = soonest(*(reader.deadline for reader in self._waiting.values()))
         if self._tracebacks is not None:
             chunks += self._prefix_blocks(_of_stderr(self._tracebacks.flush(at)), at)
-        if self._finished is not None:
-            chunks += self._prefix_blocks(self._finished.flush(at), at)
+        if self._finished_bars is not None:
+            chunks += self._prefix_blocks(self._finished_bars.flush(at), at)
         if self._collapse is not None:
             chunks += self._prefix_groups(self._collapse.flush(at), at)
         return chunks
@@ -244,9 +247,9 @@ class Display:
         """Note whether the reader of this stream has a bar now, or an open line, to be shown in place; None: the stream ends."""
         if isinstance(reader, Lines) and reader.is_bar:
             self._bars[rank, stream] = reader
-            self.bars_moved = True
+            self.bars_have_changed = True
         elif self._bars.pop((rank, stream), None) is not None:
-            self.bars_moved = self.bar_ended = True
+            self.bars_have_changed = self.bar_has_ended = True
 
     def _reader(self, rank: int, stream: Stream) -> _Reader | None:
         """Return the reader that makes lines of a worker's stream, made at the first call; None if the stream is not shown."""
@@ -263,12 +266,12 @@ class Display:
 
         `Lines` gives out whole lines alone, `LoneLines` a progress bar at once too, `_RawReader` every byte at once.
         """
-        is_live = stream in self._live
-        if self._whole_lines:
+        is_live = stream in self._with_bars_in_place
+        if self._has_rows_below:  # the front would draw these over a line that has not ended
             return Lines(live=is_live)
-        if self._is_only and self._unprefixed:
+        if self._shows_one_alone and self._unprefixed:
             return _RawReader(terminal=stream in self._terminals)
-        if self._is_only and not is_live:
+        if self._shows_one_alone and not is_live:
             return LoneLines(self._prefixes[stream].of((rank,)))
         if self._unprefixed and self._stamp is None:
             return LoneLines(_NO_PREFIX)
@@ -277,7 +280,7 @@ class Display:
     def _note_state(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note what has changed in a reader that has read or flushed: whether it draws bars, and when it is to be flushed."""
         self._note_drawn(rank, stream, reader)
-        if stream in self._live:
+        if stream in self._with_bars_in_place:
             self._note_bar(rank, stream, reader)
         if reader.deadline is None:
             self._forget_deadline(rank, stream)
@@ -293,10 +296,10 @@ class Display:
             block = without_torchs(rank, block)  # torch puts the rank before its tracebacks, as our prefix does
         if stream is Stream.ERR:
             block = self._fold_tracebacks(rank, block, at)
-        if self._finished is None or not block:
+        if self._finished_bars is None or not block:
             return self._prefix_block(rank, stream, block, at)
         drawn = isinstance(reader, Lines) and reader.drew  # these lines come from rows that were redrawn
-        return self._prefix_blocks(self._finished.feed(rank, stream, block, at, drawn=drawn), at)
+        return self._prefix_blocks(self._finished_bars.feed(rank, stream, block, at, drawn=drawn), at)
 
     def _fold_tracebacks(self, rank: int, block: bytes, at: float) -> bytes:
         """Return what to show now of lines of stderr: no traceback that is or may be folded, and not faulthandler's modules."""
@@ -308,13 +311,13 @@ class Display:
 
     def _note_drawn(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note that a rank draws bars, so that the lines that they leave wait for those of other ranks."""
-        if self._is_only or self._unprefixed or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
+        if not self._tells_ranks_apart or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
             return
-        if self._finished is None:
+        if self._finished_bars is None:
             from ddplaunch.launcher.output.bars import FinishedBars  # most jobs draw none
 
-            self._finished = FinishedBars()
-        self._finished.note_drawing(rank, stream)
+            self._finished_bars = FinishedBars()
+        self._finished_bars.note_drawing(rank, stream)
 
     def _prefix_blocks(self, blocks: list[Block], at: float) -> Chunks:
         """Return blocks with the prefix of their ranks; those of one rank may wait for other ranks to join."""
@@ -339,7 +342,7 @@ class Display:
         if self._collapse is not None:
             return self._prefix_groups(self._collapse.feed(rank, stream, block, at), at)
         time_of_day = self._stamp(at) if self._stamp is not None else b""
-        has_prefix = not (self._is_only or self._unprefixed)  # the reader of an only worker has added its prefix
+        has_prefix = self._tells_ranks_apart  # the reader of a worker alone has added its prefix
         if not has_prefix and not time_of_day:
             return [(stream, block)]  # as it came, which may be less than a line
         prefix = self._prefixes[stream].of((rank,)) if has_prefix else _NO_PREFIX

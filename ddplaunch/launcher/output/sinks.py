@@ -169,7 +169,7 @@ class Output:
         self._recent: dict[int, tuple[Stream, bytes]] = {}  # by rank: where it wrote last, and the end of that
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
-        self._hidden = False  # nothing is shown: a debugger has the terminal
+        self._debugger_has_terminal = False  # nothing is shown then
         self._status: tuple[Bar, ...] = ()  # shown in place until a worker writes
         # the worker that reads the terminal, -1: none; how to find out in which read(2) it waits there, None: in none
         self._terminal_rank = -1
@@ -196,7 +196,7 @@ class Output:
 
         The prompt has its answer when the worker no longer waits in the read(2) in which it waited at the prompt.
         """
-        if self._put_bars is None or self._find_awaited_read is None:
+        if self._put_bars is None or self._find_awaited_read is None:  # there are no bars, or no worker reads there
             return
         if not self._display.has_prompt(self._terminal_rank):
             self._read_at_prompt = None
@@ -206,10 +206,10 @@ class Output:
             from ddplaunch.launcher.output.bars import ANSWERED, Bar, pack
 
             self._read_at_prompt = None
-            answered = pack([Bar(ranks=(self._terminal_rank,), text="", row=ANSWERED)])
-            if not self._hidden and self._put_bars(answered):
+            answered = pack([Bar(ranks=(self._terminal_rank,), text="", row=ANSWERED)])  # tells the front
+            if not self._debugger_has_terminal and self._put_bars(answered):
                 self._display.answered(self._terminal_rank)
-                self._note_bars(at)
+                self._pass_bars_on(at)
 
     def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], log: Log) -> None:
         """Copy the lines of these workers that contain any of `needles` to one more log, each after its rank's header."""
@@ -224,7 +224,7 @@ class Output:
         self.written[rank] += len(data)
         self._keep_recent(rank, stream, data)
         if self._status:
-            self.show_status((), "", at)  # takes the status away
+            self.show_status((), "", at)  # an empty text takes it away: it is shown until a worker writes
         # what the worker drew for the terminal is too much for its log
         logged = self._plain_text(rank, stream).feed(data, at) if rank in self._on_terminal else data
         self._write(rank, stream, logged)
@@ -308,7 +308,7 @@ class Output:
     def deadline(self) -> float | None:
         """When to call flush."""
         deadline = soonest(self._display.deadline(), *(plain.deadline for plain in self._plain.values()))
-        return deadline if self._bars is None or self._hidden else soonest(deadline, self._bars.deadline)
+        return deadline if self._bars is None or self._debugger_has_terminal else soonest(deadline, self._bars.deadline)
 
     def flush(self, at: float) -> None:
         """Show what was held back long enough."""
@@ -316,12 +316,12 @@ class Output:
             self._write(rank, stream, plain.flush(at))
         self._show(self._display.flush(at), at)
         self._note_answer(at)
-        if self._bars is not None and not self._hidden:
+        if self._bars is not None and not self._debugger_has_terminal:
             self._bars.flush(at)
 
     def show_status(self, ranks: tuple[int, ...], text: str, at: float) -> None:
         """Show in place what these workers do, until any writes; an empty text takes it away."""
-        if self._hidden or not (text or self._status) or (feed := self._bar_feed()) is None:
+        if self._debugger_has_terminal or not (text or self._status) or (feed := self._bar_feed()) is None:
             return
         from ddplaunch.launcher.output.bars import Bar  # none without a terminal
 
@@ -330,37 +330,36 @@ class Output:
 
     def show_bars_again(self, at: float) -> None:
         """Pass the bars on once more: the terminal has another size, or another program has written to it."""
-        if self._bars is not None and not self._hidden:
+        if self._bars is not None and not self._debugger_has_terminal:
             self._bars.repeat(at)
 
     def hide(self, hidden: bool) -> None:
         """Show nothing, not even progress bars, or show again what comes; the logs have all."""
-        if hidden and not self._hidden and self._put_bars is not None and self._bars is not None:
+        if hidden and not self._debugger_has_terminal and self._put_bars is not None and self._bars is not None:
             self._put_bars(b"")
-        self._hidden = hidden
+        self._debugger_has_terminal = hidden
 
     def _show(self, chunks: Iterable[tuple[Stream, bytes]], at: float) -> None:
         """Send output to the front, unless output is muted or a debugger has the terminal."""
-        if self._hidden:
+        if self._debugger_has_terminal:
             return
-        bars_have_changed = self._display.bars_moved
-        if bars_have_changed:
-            self._note_bars(at)
+        if self._display.bars_have_changed:
+            self._pass_bars_on(at)  # before the lines, one of which a bar may have become
         for stream, shown in chunks:
             if self.muted:
                 self.dropped += len(shown)
             else:
                 self._put(stream, shown)
 
-    def _note_bars(self, at: float) -> None:
+    def _pass_bars_on(self, at: float) -> None:
         """Have bars that have changed passed on."""
         if (feed := self._bar_feed()) is None:
             return
-        if self._display.bar_ended:
+        if self._display.bar_has_ended:
             feed.update(at)  # now, for the line that the bar may have become is shown next
         else:
             feed.note_change(at)
-        self._display.bars_moved = self._display.bar_ended = False
+        self._display.bars_have_changed = self._display.bar_has_ended = False
 
     def _bar_feed(self) -> BarFeed | None:
         """Return what passes bars on, made at the first call; None where bars are ordinary lines."""

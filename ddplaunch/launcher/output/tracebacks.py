@@ -126,7 +126,7 @@ class Tracebacks:
     @property
     def deadline(self) -> float | None:
         """When to call flush; None: not before the next feed."""
-        to_fold = self._failed if self._knows_cause else ()
+        to_fold = self._failed if self._cause_is_known else ()
         times = [
             *(one.at + SETTLE for one in self._open.values()),
             *(one.at + (SETTLE if rank in to_fold else LONGEST) for rank, one in self._held.items()),
@@ -135,7 +135,7 @@ class Tracebacks:
         return min(times, default=None)
 
     @property
-    def _knows_cause(self) -> bool:
+    def _cause_is_known(self) -> bool:
         """Whether a failure is known from which the held tracebacks follow: a rank has failed that has no held traceback."""
         return self._cause_is_shown or not self._failed.issubset(self._held)
 
@@ -158,25 +158,25 @@ class Tracebacks:
     def _feed_line(self, rank: int, line: bytes, at: float) -> bytes:
         """Take one line of a rank; return what to show now: nothing while the line belongs to a traceback that may be folded."""
         text = line.rstrip(b"\r\n")
-        one = self._open.get(rank)
-        if one is None:
+        traceback = self._open.get(rank)
+        if traceback is None:
             if text == _BEGINS:
                 self._open[rank] = _Traceback(rank, line, at)
                 return b""
             return line
-        one.at = at
+        traceback.at = at
         # "During handling of the above exception, ..." and an empty line stand between two tracebacks of one error
-        is_chained = text == _BEGINS and one.exception and not one.lines[-1].strip()
+        is_chained = text == _BEGINS and traceback.exception and not traceback.lines[-1].strip()
         is_part = not text or text.startswith(_CHAINED) or _CPP.match(text)  # the last: what torch's C++ adds
-        is_after_end = text == _BEGINS or (one.exception and not is_part)
+        is_after_end = text == _BEGINS or (traceback.exception and not is_part)
         if is_chained:
-            one.exception = b""  # that of the next part is to come
+            traceback.exception = b""  # that of the next part is to come
         elif is_after_end:
             return self._decide(rank, at) + self._feed_after(rank, line, at)
-        elif not one.exception and not text.startswith(b" "):
-            one.exception = text
-        one.lines.append(line)
-        return self._open.pop(rank).text if len(one.lines) > _MOST_LINES else b""
+        elif not traceback.exception and not text.startswith(b" "):  # its frames are indented
+            traceback.exception = text
+        traceback.lines.append(line)
+        return self._open.pop(rank).text if len(traceback.lines) > _MOST_LINES else b""
 
     def _feed_after(self, rank: int, line: bytes, at: float) -> bytes:
         """Take the line behind a complete traceback, which waits with the traceback if that is held."""
@@ -187,16 +187,17 @@ class Tracebacks:
 
     def _decide(self, rank: int, at: float) -> bytes:
         """Decide about the open traceback, which is complete: fold it, hold it until its cause is known, or return it whole."""
-        one = self._open.pop(rank)
-        if self._was_interrupted and one.is_interrupt:
-            self._fold(one, b"interrupt", at)
-        elif self._folds_following and one.exception and _may_follow(one):
-            one.at = at  # it is held for so long from now on
-            self._held[rank] = one
-        elif self._folds_equal and one.exception and self._was_shown_by_another(one):
-            self._fold(one, one.error, at)
+        traceback = self._open.pop(rank)
+        has_exception = bool(traceback.exception)  # else it was cut off
+        if self._was_interrupted and traceback.is_interrupt:
+            self._fold(traceback, b"interrupt", at)
+        elif self._folds_following and has_exception and _may_follow(traceback):
+            traceback.at = at  # from which its time in `_held` counts
+            self._held[rank] = traceback
+        elif self._folds_equal and has_exception and self._was_shown_by_another(traceback):
+            self._fold(traceback, traceback.error, at)
         else:
-            return one.text
+            return traceback.text
         return b""
 
     def _was_shown_by_another(self, one: _Traceback) -> bool:
@@ -238,7 +239,7 @@ class Tracebacks:
         has_settled = any(at >= one.at + SETTLE for rank, one in self._held.items() if rank in self._failed)
         for rank, one in sorted(self._held.items(), key=lambda item: item[1].at):
             has_failed = rank in self._failed or at == inf
-            if self._knows_cause and has_failed and has_settled:
+            if self._cause_is_known and has_failed and has_settled:
                 del self._held[rank]
                 error = _summary(one.exception) + one.place
                 self._fold(one, re.sub(rb"\d+", b"#", error), one.at)
@@ -246,7 +247,8 @@ class Tracebacks:
                     shown.append(((rank,), b"".join(one.later)))
             elif at >= one.at + LONGEST:
                 del self._held[rank]
-                self._cause_is_shown = self._cause_is_shown or has_failed
+                if has_failed:  # no cause has come: the others may follow from this failure, which is shown whole
+                    self._cause_is_shown = True
                 shown.append(((rank,), one.text))
         return shown
 

@@ -36,7 +36,7 @@ class Loss(Struct, frozen=True):
     suspect: Suspect
     reason: str  # "silent for 10 s"
     while_running: bool  # else it may have been lost because the job was ending
-    silent: int  # how many other nodes were silent by then
+    also_silent: int  # how many other nodes had not answered lately either
     has_ended: bool  # as far as its kernel says so, over a network that works
 
 
@@ -59,15 +59,17 @@ def blamed(own: Suspect | None, others: int, losses: Sequence[Loss]) -> dict[Sus
     The lost nodes are at fault if fewer nodes are out of contact than in contact. If all others are out of contact, this one
     is at fault: its cable may be out. Of two nodes each has lost the other, unless one is known to have ended.
     """
-    out_of_contact = max(len(losses), 1 + losses[0].silent)  # at the first loss further nodes may have been silent
+    first = losses[0]
+    # after the first loss all workers are stopped: nodes that were silent then may not be reported as lost any more
+    out_of_contact = max(len(losses), 1 + first.also_silent)
     in_contact = 1 + others - out_of_contact  # this one too
-    other_of_two_has_ended = out_of_contact == in_contact == 1 and losses[0].has_ended
+    other_of_two_has_ended = out_of_contact == in_contact == 1 and first.has_ended
     if out_of_contact < in_contact or other_of_two_has_ended:
         return {loss.suspect: loss.reason for loss in losses if loss.while_running}
     lost_all_others = in_contact == 1 and out_of_contact > 1
     all_have_ended = out_of_contact == len(losses) and all(loss.has_ended for loss in losses)
     if own is not None and lost_all_others and not all_have_ended:
-        return {own: f"it lost all {out_of_contact} others: {losses[0].reason}"}
+        return {own: f"it lost all {out_of_contact} others: {first.reason}"}
     return {}
 
 
@@ -99,7 +101,8 @@ class Faults:
                 others = sum(id != SELF_ID for id in before.members)
                 losses = self._losses.setdefault(number, _Losses(others, []))
                 has_ended = lost.has_ended or lost.reason.startswith(CLOSED)
-                losses.lost.append(Loss(suspect, lost.reason, was_running, lost.silent, has_ended))
+                loss = Loss(suspect, lost.reason, was_running, also_silent=lost.silent, has_ended=has_ended)
+                losses.lost.append(loss)
 
     def at_end(self, state: State) -> Mapping[Suspect, Fault]:
         """Return the faults, now that the job has ended."""

@@ -77,7 +77,7 @@ def says_itself(pattern: str) -> Predicate:
 
     def fits(end: WorkerExit, _: Evidence) -> Found | None:
         error = end.error
-        if error is not None and error.type != "SystemExit":
+        if error is not None and error.type != "SystemExit":  # before sys.exit() the reason was printed
             last = error.traceback.rpartition(_WHILE_HANDLING)[2]
             return _search(pattern, f"{error.type}: {error.message}\n{last}", without=_FRAME_LINES)
         return _search(pattern, failure_text(end).rpartition(_WHILE_HANDLING)[2], without=_FRAME_LINES)

@@ -78,7 +78,7 @@ def render_stopping(grace_period: float, running: int, nnodes: int, *, is_ctrl_c
 
 def render_repeated(event: SignalReceived, front: int) -> str:
     """Return a line on which request to stop a signal repeats, and how to kill now; `front` is the pid of the command."""
-    again, first = signal_name(event.signum), signal_name(event.taken_for)
+    again, first = signal_name(event.signum), signal_name(event.repeats_request_of)
     sent = f"`kill -QUIT {front}`" if event.quit_kills else f"{again} once more"
     kills = f"{sent} kills the workers at once"
     if again == first:

@@ -32,7 +32,7 @@ _LONGEST_LATER = 120  # characters of a later failure's message
 # of torch 2.1 to 2.13: ProcessGroupNCCL.cpp
 _TIMED_OUT = r"WorkNCCL\(SeqNum=(\d{1,19}), OpType=(\w{1,40}).{0,200}?\) ran for (\d{1,15}) milliseconds"
 _FAILED_AT = r"detected by watchdog at work: (\d{1,19})"
-_DUMPED = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV)  # the signals at which faulthandler writes the stacks
+_DUMPS_STACKS = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV)  # the signals at which faulthandler writes the stacks
 _CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[^][\s]*\.(?:cc|cpp|hpp|h):\d+\] ")
 _PLAIN = Paint()
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
@@ -109,7 +109,7 @@ def _location_lines(report: FailureReport) -> list[Line]:
         if not found:
             return []
         where, *source = found
-        return [(Words(short(where, cwd), CODE, where.rpartition(":")[0]),), *_source_lines(source)]
+        return [(Words(short(where, cwd), CODE, file=where.rpartition(":")[0]),), *_source_lines(source)]
     own, inner = stack.relevant_frames(frames_of(error))  # in the user's code, and below it in a library
     if error.type == "SystemExit":
         # where a library calls sys.exit() explains nothing; what was printed before, as by argparse, does
@@ -157,7 +157,7 @@ def _crash_lines(first: WorkerExit, cwd: str) -> list[Line]:
     """
     is_abort = first.signal == SIGABRT
     before_stacks, _, _ = first.stderr_tail.rpartition(FATAL)  # FATAL begins what faulthandler writes
-    crash = parse_crash(first.stderr_tail) if first.signal in _DUMPED else Crash()
+    crash = parse_crash(first.stderr_tail) if first.signal in _DUMPS_STACKS else Crash()
     has_stack = bool(crash.current or crash.main)
     reason: list[Line] = _last_stderr(before_stacks) if is_abort or not has_stack else []
     if not (has_stack or reason):
@@ -227,7 +227,7 @@ def _process_lines(report: FailureReport) -> list[Line]:
     path = first.log or report.log_folder
     # a line of its own, since a path that wraps cannot be copied
     label = "logs " if first.log else "run  "  # a worker that has the terminal itself has no log
-    logs = [(Words(label, WEAK), Words(tilde(short(path, report.cwd), report.home), "", path))] if path else []
+    logs = [(Words(label, WEAK), Words(tilde(short(path, report.cwd), report.home), file=path))] if path else []
     others = [*describe_others(first, report.exits, report.cwd), *report.locations]
     if report.restarts:
         others.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
@@ -314,7 +314,7 @@ def _likeness(end: WorkerExit) -> tuple[object, ...]:
 
 def _last_words(end: WorkerExit) -> str:
     """Return the last line that a worker wrote to stderr before faulthandler did, without its numbers; "" if there is none."""
-    said = end.stderr_tail.rpartition(FATAL)[0] if end.signal in _DUMPED else ""
+    said = end.stderr_tail.rpartition(FATAL)[0] if end.signal in _DUMPS_STACKS else ""
     lines = _without_noise(said or end.stderr_tail)
     return _without_numbers(lines[-1]) if lines else ""
 
@@ -335,7 +335,7 @@ def _frame_of(end: WorkerExit) -> Frame | None:
     if end.error is not None:
         frames = frames_of(end.error)
     else:
-        crash = parse_crash(end.stderr_tail) if end.signal in _DUMPED else Crash()
+        crash = parse_crash(end.stderr_tail) if end.signal in _DUMPS_STACKS else Crash()
         frames = tuple(reversed(crash.current or crash.main))
     own, inner = stack.relevant_frames(frames)
     return own or inner

@@ -24,7 +24,7 @@ from ddplaunch.system.fields import piece
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration
 
-_WITHOUT_LOST = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
+_TO_GO_ON_WITHOUT = "to go on without a node that was lost, `--nnodes MIN:MAX` or `--spares`"
 _LONGEST_PROGRAM = 60  # characters of a program with its arguments, in a hint
 
 
@@ -61,7 +61,8 @@ class JobReporter:
         if isinstance(event, job.NodeEnded) and is_on_no_node:
             for end in event.exits:
                 self.story.note_exit(end)  # on a node, `Reporter` notes those of its own workers
-        is_stopped_for_good = after.why is Why.SIGNALLED or (after.end.no_restart and not before.end.no_restart)
+        was_to_restart = not before.end.no_restart
+        is_stopped_for_good = after.why is Why.SIGNALLED or (was_to_restart and after.end.no_restart)
         if is_stopped_for_good and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
             self._say_stopping(event, before)
         if before.policy.max_nodes > 1:
@@ -98,17 +99,19 @@ class JobReporter:
     def _emit_departures(self, event: job.Event, before: State, after: State) -> None:
         """Emit that nodes have left which were not lost, while the job goes on: `_emit_for_nodes` has the lost ones."""
         match event:
+            # nodes do not hear each other: those without workers leave at once
             case job.Unreached() | job.DeadlineReached():
                 for id in before.members.keys() - after.members.keys():
                     self._emit_left_behind(before.members[id])
             case job.NodeEnded(id) if id in before.members and id not in after.members:
-                if before.members[id].left_behind:
-                    self._emit_left_behind(before.members[id])
-                elif before.members[id].is_leaving:
-                    self._emit_left(before.members[id])
+                member = before.members[id]
+                if member.left_behind:
+                    self._emit_left_behind(member)
+                elif member.is_leaving:  # a signal to its agent alone has stopped its workers
+                    self._emit_left(member)
                 # else its workers failed too often, which `report_left_out` reports
             case job.NodeStopping(id) if id in before.members and id not in after.members:
-                self._emit_left(before.members[id])
+                self._emit_left(before.members[id])  # it has no workers, or its command is gone: its end is not awaited
 
     def _emit_left(self, member: Member) -> None:
         """Emit that a node has left by itself."""
@@ -136,6 +139,7 @@ class JobReporter:
                 # without a command that has started all agents, a next Ctrl-C here would be the first, and kill nothing
                 is_ctrl_c_here = signum == SIGINT and before.policy.dispatched
             case job.NodeStopping(_, Why.SIGNALLED, signum) if before.phase is job.Phase.STOPPING:
+                # it came to this node, whose workers the coordinator was stopping already: then `Reporter` is silent
                 is_ctrl_c_here = signum == SIGINT
             case _:
                 return
@@ -182,7 +186,7 @@ class JobReporter:
             from ddplaunch.launcher.tell import failure  # noqa: F401
 
     def report_failure(self, findings: Findings, wait: float) -> None:
-        """Report that a generation failed and another follows after `wait` seconds."""
+        """Report that another generation follows after `wait` seconds: one has failed, or nodes have come or gone."""
         state = findings.state
         if state.why in (Why.FAILED, Why.HUNG):
             number, failure = state.generation.number, state.generation.failure
@@ -197,9 +201,9 @@ class JobReporter:
                 closing.starting_again(wait, state.restarts.number, used, spec.max_restarts, spec.restart_window)
             )
             return
-        lacking = state.policy.min_nodes - len(state.members)
-        nodes = min(len(state.members) + max(0, lacking), state.policy.most_running)
-        when = f", once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else ""
+        missing = max(0, state.policy.min_nodes - len(state.members))
+        nodes = min(len(state.members) + missing, state.policy.most_running)
+        when = f", once {missing} more {'has' if missing == 1 else 'have'} joined" if missing else ""
         self.print(f"all workers start again on {count(nodes, 'node')}{when}")
 
     def report_end(self, findings: Findings) -> tuple[str, tuple[int, str] | None]:
@@ -226,7 +230,7 @@ class JobReporter:
         line = self._closing_line(state, findings.ending)
         if line is not None:
             stopped_by_user = state.why is Why.SIGNALLED and state.signum == SIGINT
-            if stopped_by_user or state.why is Why.TIMED_OUT:  # the job may have hung
+            if stopped_by_user or state.why is Why.TIMED_OUT:  # the job may have hung: say where its workers were
                 self.story.locations = found.locations
             if state.why in (Why.SIGNALLED, Why.TIMED_OUT):
                 # stacks are shown after Ctrl-C if the job was silent; a job at its time limit may just have been at work
@@ -240,7 +244,8 @@ class JobReporter:
         if state.why is Why.FAILED:
             self.story.first_failure = state.generation.start_failure or state.generation.failure
         self._say_end(report, is_report=True)
-        if state.why is not Why.FRONT_LOST:  # else nobody sees the report here
+        has_lost_terminal = state.why is Why.FRONT_LOST  # then only the other nodes can show the report
+        if not has_lost_terminal:
             report = report[: report.find("\n") + 1]  # the first line is enough for the other nodes
         return plain(report)  # their stderr may have no colours
 
@@ -270,6 +275,7 @@ class JobReporter:
         now, began, taking_part = self._reporter.clock(), self.story.began, state.members.taking_part
         exits = state.generation.exits
         requeue = state.end.requeue  # the notice after which the job is queued again; 0: it is not
+        # between generations `exits` are of the generation before
         stopped_now = () if state.end.between_generations else exits
         match state.why:
             case Why.FAILED | Why.FINISHED if requeue:
@@ -308,10 +314,10 @@ class JobReporter:
             return closing.render_start_failure(f"rank {start_failure.rank}{on}", start_failure)
         if state.generation.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
-        if first is None:
-            each_has_a_command = state.policy.nodes_may_leave  # a user started each node
+        if first is None:  # the front of a node was killed, without a failure
+            each_has_a_command = state.policy.nodes_may_leave  # a user typed one on each node
             whose = f"of {state.members[SELF_ID]}" if each_has_a_command else "that had started the job"
-            hint = f"\nhint: {_WITHOUT_LOST}\n" if each_has_a_command and not state.policy.is_elastic else ""
+            hint = f"\nhint: {_TO_GO_ON_WITHOUT}\n" if each_has_a_command and not state.policy.is_elastic else ""
             return f"error: the ddplaunch {whose} was killed\n{hint}"
         try:
             return self._full_report(first, findings, restarts)
@@ -337,8 +343,9 @@ class JobReporter:
         )
         cause = classify(first, facts)
         if cause is not None and cause.fault:  # the machine may be the cause
-            ids = [id for id, exits in state.generation.node_exits.items() if first in exits and id in state.members]
-            suspects = [suspect_of(state.members[id], state.policy.host_names) for id in ids]
+            node_exits = state.generation.node_exits
+            its_nodes = [id for id, exits in node_exits.items() if first in exits and id in state.members]
+            suspects = [suspect_of(state.members[id], state.policy.host_names) for id in its_nodes]
             self._faults.found.update(dict.fromkeys(suspects, Fault(cause.fault, cause.line or cause.name)))
         report = FailureReport(
             first=first,
@@ -390,11 +397,12 @@ def _node_lost(state: State) -> str:
         lines += ["", f"  {count(stopped, 'other worker')} of the job {'was' if stopped == 1 else 'were'} stopped"]
     is_out_of_contact = any(words in first for words in OUT_OF_CONTACT)
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if is_out_of_contact else ""
-    hint = f"hint: {slow}{_WITHOUT_LOST}"
+    hint = f"hint: {slow}{_TO_GO_ON_WITHOUT}"
     if state.policy.is_elastic and len(state.members) >= state.policy.min_nodes:
         hint = ""  # the loss alone did not end the job
     elif state.policy.is_elastic:
         hint = f"hint: {slow}{count(len(state.members), 'node')} left, and `--nnodes` wants {state.policy.min_nodes}"
-        if state.policy.command_elsewhere:  # users start the nodes
+        users_start_nodes = bool(state.policy.command_elsewhere)
+        if users_start_nodes:
             hint += ". Nodes that live wait for node 0: type its command again here"
     return "\n".join([*map(below, lines), *(["", hint] if hint else [])]) + "\n"

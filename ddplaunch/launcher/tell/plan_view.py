@@ -34,10 +34,11 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     """
     redactor = Redactor(known)
     plan = replace(plan, reasons=redactor.data(plan.reasons), notes=tuple(map(redactor.text, plan.notes)))
-    shared = _shared(plan.workers)
-    # without a control channel nodes have no term in common
-    changing = of_generation(plan, generation=0, term=None if spec.no_control and plan.nnodes > 1 else 0, port=0)
-    columns, holding = _columns(plan, shared, [*changing, *unknown_variables(plan.reasons)])
+    shared = _shared_variables(plan.workers)
+    have_no_term = spec.no_control and plan.nnodes > 1  # nodes without a control channel have none in common
+    term = None if have_no_term else 0  # any number: only the names of these variables are shown
+    set_at_start = of_generation(plan, generation=0, term=term, port=0)
+    columns, lines_on_variables = _columns(plan, shared, [*set_at_start, *unknown_variables(plan.reasons)])
     blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
     if plan.notes:
         blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
@@ -56,7 +57,7 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     )
     return [
         *blocks,
-        section(line(("variables of each worker:", NAME)), *holding),
+        section(line(("variables of each worker:", NAME)), *lines_on_variables),
         section(line(("variables of all workers:", NAME)), *variables),
     ]
 
@@ -143,12 +144,12 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> li
 
 
 def _columns(
-    plan: Plan, shared: Mapping[str, str], changing: Iterable[str]
+    plan: Plan, shared: Mapping[str, str], set_at_start: Iterable[str]
 ) -> tuple[dict[str, list[str]], list[Block]]:
     """Return the table of the workers by column, and lines on which of their variables have the same values as a column.
 
     A variable whose values differ from worker to worker, and are not those of a column, is a column itself. `shared` are the
-    variables of all workers, `changing` those that each start sets anew.
+    variables of all workers, `set_at_start` those that each start sets anew.
     """
     workers = plan.workers
     columns = {"rank": [str(worker.rank) for worker in workers]}
@@ -175,7 +176,10 @@ def _columns(
             columns[name] = values
         else:
             like_column.setdefault(same, []).append(name)
-    lines = {**{f"its {column}": names for column, names in like_column.items()}, "set at the start": sorted(changing)}
+    lines = {
+        **{f"its {column}": names for column, names in like_column.items()},
+        "set at the start": sorted(set_at_start),
+    }
     widest = max(map(len, lines))
     return columns, [sentence(f"  {label.ljust(widest)}  ", " ".join(names), COMMAND) for label, names in lines.items()]
 
@@ -195,7 +199,7 @@ def _found_elsewhere(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]
     return rows
 
 
-def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:
+def _shared_variables(workers: Sequence[WorkerPlan]) -> dict[str, str]:
     """Return the variables that have the same value in every worker."""
     first = workers[0].variables
     return {k: v for k, v in first.items() if all(worker.variables.get(k) == v for worker in workers)}

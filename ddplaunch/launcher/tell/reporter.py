@@ -167,8 +167,8 @@ class Reporter:
         """
         self._emit_row(event)
         match event:
-            case node.SignalReceived() if event.taken_for and (before.end.stop_signal or before.is_ending):
-                # it repeats a request to stop that has been obeyed already, and kills nobody
+            case node.SignalReceived() if event.repeats_request_of and (before.end.stop_signal or before.is_ending):
+                # that request has been obeyed already, and this signal kills nobody
                 self.print(render_repeated(event, os.getppid()))
             case node.SignalReceived() if event.escalates and event.signum in before.policy.stop_signals:
                 self._on_stop_signal(event, before)
@@ -307,8 +307,8 @@ class Reporter:
     def write_summary(self, ended: Ended, at: float) -> None:
         """Write how the job ended to the run folder, and report it to the readers and the caller."""
         story = self.story
-        if story.left_after is not None:
-            self.emit("left_after_notice", **story.left_after)
+        if story.left_after_notice is not None:
+            self.emit("left_after_notice", **story.left_after_notice)
         text = headline(ended.text or story.closing)
         self.emit("job_ended", status=ended.status, why=ended.why, seconds=round(at - story.began, 3), text=text)
         outcome = story.outcome(ended, at)
@@ -349,8 +349,11 @@ class Reporter:
         else:
             self.print(f"warning: {what}" if is_warning else what)
 
-    def report_folder(self, *, leaves: bool = False) -> None:
-        """Report news of the run folder that were not reported yet; `leaves`: what could not be written, at the run's end."""
+    def report_folder(self, *, leaves_rest: bool = False) -> None:
+        """Report news of the run folder that were not reported yet, such as a disk that hangs.
+
+        `leaves_rest`: this process ends, and leaves what is not written yet to the process that writes files.
+        """
         folder, plan = self._folder, self.story.plan
         if folder is None or plan is None:
             return
@@ -360,11 +363,11 @@ class Reporter:
             self.warn(folder.problem)
         while folder.notices:
             self.print(folder.notices.pop(0))
-        on = self._on_this_host(plan)
-        news = folder.leave(on) if leaves else folder.news(on)
+        on_host = self._on_this_host(plan)
+        news = folder.leave(on_host) if leaves_rest else folder.news(on_host)
         if news is None:
             return
-        if not leaves:
+        if not leaves_rest:  # else no event is written any more
             self.emit("notice", text=news)
         self.print(news)
 

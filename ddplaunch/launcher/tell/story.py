@@ -27,8 +27,8 @@ class Attempted(Struct, frozen=True, kw_only=True):
     """A generation (one start of all workers), and how far the workers of this node came. Times are of CLOCK_MONOTONIC."""
 
     began: float
-    farthest: Progress | None = None  # of the worker that came farthest; None: none has said its steps
-    farthest_ended: float = 0.0  # when that worker ended
+    farthest_progress: Progress | None = None  # of the worker that came farthest; None: none has said its steps
+    farthest_ended_at: float = 0.0  # when that worker ended
 
 
 class Ended(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,8 @@ class Story(Struct, kw_only=True):
     generations: list[Attempted] = []
     signalled_at: float | None = None  # when a signal ended the job, if the job's reporter has said so
     first_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
-    left_after: Mapping[str, Any] | None = None  # the notice after which all workers left, as the public record has it
+    # the notice (a signal of the cluster) after which all workers left, as the public record has it
+    left_after_notice: Mapping[str, Any] | None = None
     idle_why: str = ""  # why no worker makes progress, as was said last; "" where that is not known
     steps: int | None = None  # about how many the last generation has made, as the collectives show
     pace: float | None = None  # and how many in a second
@@ -71,12 +72,12 @@ class Story(Struct, kw_only=True):
         if exit.progress is None or not self.generations:
             return
         last = self.generations[-1]
-        if last.farthest is None or exit.progress.step > last.farthest.step:
-            self.generations[-1] = replace(last, farthest=exit.progress, farthest_ended=exit.at)
+        if last.farthest_progress is None or exit.progress.step > last.farthest_progress.step:
+            self.generations[-1] = replace(last, farthest_progress=exit.progress, farthest_ended_at=exit.at)
 
     def note_left_after(self, notice: int, intent: Intent | None = None, failed: str | None = None) -> None:
         """Note that all workers left after a notice, and whether the job was requeued; None: another process does that."""
-        self.left_after = {
+        self.left_after_notice = {
             "signal": signal_name(notice),
             "job": intent.job if intent else None,
             "sent": intent.requeues and failed is None if intent else None,
@@ -91,9 +92,11 @@ class Story(Struct, kw_only=True):
             from ddplaunch.record.time_spent import Attempt, attempt, time_spent  # most jobs have no restart
         except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
             return None
-        ends = [*(one.began for one in self.generations[1:]), now]
+        ends = [*(following.began for following in self.generations[1:]), now]
         attempts = [
-            attempt(one.began, end, one.farthest_ended, one.farthest) if one.farthest else Attempt(one.began, end)
+            attempt(one.began, end, one.farthest_ended_at, one.farthest_progress)
+            if one.farthest_progress is not None
+            else Attempt(one.began, end)  # no worker of this generation said its steps
             for one, end in zip(self.generations, ends, strict=True)
         ]
         return time_spent(attempts, self.began, now, self.queued)
@@ -104,7 +107,7 @@ class Story(Struct, kw_only=True):
         `at` is when this process knew.
         """
         first = self.first_failure
-        if first is None and ended.why == "failed" and self.left_after is None:
+        if first is None and ended.why == "failed" and self.left_after_notice is None:
             first = ended.failure  # no coordinator has said which was the first of all nodes
         return {
             "v": 1,
@@ -114,7 +117,7 @@ class Story(Struct, kw_only=True):
             "restarts": ended.restarts,
             "term": self.term,
             "first_failure": _first_failure(first),
-            "left_after": self.left_after,
+            "left_after": self.left_after_notice,
             "locations": list(self.locations),
             "workers": [
                 {
@@ -218,6 +221,6 @@ def _first_failure(first: WorkerExit | StartFailure | None) -> dict[str, Any] | 
     if isinstance(first, StartFailure):
         how = f"could not be started: {first.reason}"
         return {**dict.fromkeys(names), "rank": first.rank, "status": first.status, "how": how}
-    *of_exit, _, _ = names
+    *of_exit, _, _ = names  # the last two are made of the exit's error
     of_error = {"error": _error_text(first.error), "where": _where(first.error)}
     return {**{name: getattr(first, name) for name in of_exit}, **of_error}

@@ -47,13 +47,13 @@ class Forker:
         self._warm = warm  # the interpreter that is kept warm; None once it is not to be used any more
         self._output = output
         self._on_guard_over = on_guard_over
-        self._is_requested = True  # by the user; else nobody needs to know of a fork server that is lost
+        self._user_asked_for_server = True  # by an option; else nobody needs to know of a fork server that is lost
         self._server: ForkServer | Guard | None = None  # what forks the next workers; None: they are fresh processes
         self._guard: Guard | None = None  # the parent of workers, even where it forks no more
         # interpreter, modules and variables for which a server was started, or could not be; None before the first
         self._wanted_for: tuple[object, ...] | None = None
         self._start_server: Callable[[], ForkServer]
-        self._why_lost = ""  # why there is no server, until the user has read that; "": nothing to be read
+        self._why_lost = ""  # why there is no server, until that was printed; "": there is nothing to print
         self._late_timer = loop.timer(None, self._on_late)
 
     def prepare(self, plan: Plan, caller: Mapping[str, str], handled: Collection[int]) -> None:
@@ -64,7 +64,7 @@ class Forker:
         if plan.preload is None:  # workers are to be fresh processes
             self.close()
             return
-        self._is_requested = plan.preload_is_asked
+        self._user_asked_for_server = plan.preload_is_asked
         argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
         interpreter, modules = argv[0], plan.preload
         wanted = (interpreter, modules, env)
@@ -135,7 +135,7 @@ class Forker:
                 return self._server.fork(forks)
             except ServerLost as error:
                 self._end_server(str(error))
-        if self._why_lost and self._is_requested:
+        if self._why_lost and self._user_asked_for_server:
             self._note(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
         self._why_lost = ""
         return ()
@@ -157,7 +157,7 @@ class Forker:
             self._late_timer.cancel()
             if self._warm is not None:
                 self._guard = server  # type: ignore[assignment]  # with a warm interpreter the server is a guard
-        while server.notes and self._is_requested:
+        while server.notes and self._user_asked_for_server:
             self._note(f"not imported by the fork server: {server.notes.pop(0)}")
 
     def _do_without(self, why: str) -> None:

@@ -48,7 +48,7 @@ class Fork(Struct, frozen=True):
     def content(self) -> bytes:
         """The bytes that the server receives."""
         variables = (f"{name}={value}" for name, value in self.env.items())
-        return _joined([",".join(map(str, self.cpus)), str(len(self.argv) - 2), *self.argv[2:], *variables])
+        return _packed_fields([",".join(map(str, self.cpus)), str(len(self.argv) - 2), *self.argv[2:], *variables])
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ class ForkRequests:
             try:
                 # descriptors of each worker: its files, the end of the pipe, and the further one, if there is one
                 of_workers = [(*fork.descriptors, wait, *more[index : index + 1]) for index, fork in enumerate(forks)]
-                framed = [_number(len(of_workers[0])), *(_number(len(one)) + one for one in contents)]
+                framed = [_packed_number(len(of_workers[0])), *(_packed_number(len(one)) + one for one in contents)]
                 descriptors = [fd for of_one in of_workers for fd in of_one]
                 answer = self._ask(self._fork_prefix + b"".join(framed), *descriptors)
                 children.extend(map(adopt, _pids(answer, len(forks))))
@@ -148,7 +148,7 @@ class ForkRequests:
         """Send a request: its length with the descriptors, then its content."""
         deadline = clock.now() + ANSWER_TIMEOUT
         self._wait(selectors.EVENT_WRITE, deadline)
-        socket.send_fds(self._socket, [_number(len(content))], descriptors)
+        socket.send_fds(self._socket, [_packed_number(len(content))], descriptors)
         left = memoryview(content)
         while left:
             self._wait(selectors.EVENT_WRITE, deadline)
@@ -169,8 +169,9 @@ class ForkRequests:
             return []
         except ConnectionError:  # the server has ended without reading the request
             data = b""
-        is_no_line = len(self._received) > _LONGEST_LINE  # but what an imported module has written here
-        if not data or is_no_line:
+        # no line of the server is so long: an imported module has written here
+        is_from_module = len(self._received) > _LONGEST_LINE
+        if not data or is_from_module:
             raise ServerLost("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
@@ -194,9 +195,8 @@ class ForkServer(ForkRequests):
                 at_end.enter_context(theirs)
                 on_error.enter_context(ours)
                 read, write = os.pipe()  # stdout and stderr are pipes, as those of workers are
-                at_end.callback(
-                    os.close, read
-                )  # nobody reads it: the server sends what imports print to files of its own
+                # nobody reads it: the server sends what imports print to files of its own
+                at_end.callback(os.close, read)
                 at_end.callback(os.close, write)
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                 at_end.callback(os.close, devnull)
@@ -275,7 +275,7 @@ class Guard(ForkRequests):
                 sent.callback(os.close, folder)
                 mask = os.umask(0)  # it can only be read by setting it
                 os.umask(mask)
-                self._send(_joined(["agent", str(os.getpid()), str(mask)]), folder, self._output, life)
+                self._send(_packed_fields(["agent", str(os.getpid()), str(mask)]), folder, self._output, life)
             except OSError as error:
                 raise ServerLost(str(error.strerror)) from None
 
@@ -319,7 +319,7 @@ class Guard(ForkRequests):
         """Have the guard reap a worker; its usage is lost where the guard does not answer."""
         if not self.has_ended:
             with suppress(ServerLost, ValueError):
-                what, *fields = self._ask(_joined(["reap", str(pid)]))[-1].split(" ")
+                what, *fields = self._ask(_packed_fields(["reap", str(pid)]))[-1].split(" ")
                 if what == "usage":
                     return Usage(int(fields[0]) * 1024, float(fields[1]))
         return Usage(0, 0.0)
@@ -399,10 +399,10 @@ def _pids(answer: Sequence[str], number: int) -> list[int]:
     return [int(pid) for pid in pids]
 
 
-def _number(value: int) -> bytes:
+def _packed_number(value: int) -> bytes:
     return value.to_bytes(8, "big")
 
 
-def _joined(fields: Iterable[str]) -> bytes:
+def _packed_fields(fields: Iterable[str]) -> bytes:
     """Return fields as they are sent, each ended by a zero byte."""
     return b"".join(os.fsencode(field) + b"\0" for field in fields)

@@ -47,14 +47,17 @@ def state_of(name: str) -> WarmState | None:
 
 
 def show(env: Mapping[str, str], *, stop: bool) -> str:
-    """Return a table of the interpreters that are kept warm, or with `stop` sentences on how each ends: after its last run."""
+    """Return a table of the interpreters that are kept warm; with `stop` have each end after its last run, and say so of each.
+
+    One that does not answer has a sentence instead; with `stop` it is killed.
+    """
     rows: list[Sequence[str]] = []
     sentences = []
-    for name in warm.names():
+    for name in warm.socket_names():
         try:
             state = state_of(name)
             if state is not None and stop:
-                sentences.append(_end(name, state))
+                sentences.append(_have_end(name, state))
             elif state is not None:
                 rows.append(_row(state))
         except OSError:
@@ -87,7 +90,7 @@ def _row(state: WarmState) -> Sequence[str]:
     return str(state.pid), state.python, state.modules or "nothing", f"{state.runs}{running}", lasts
 
 
-def _end(name: str, state: WarmState) -> str:
+def _have_end(name: str, state: WarmState) -> str:
     """Have an interpreter end after its last run; return a sentence that says so."""
     after = f" after {count(state.running, 'run')}" if state.running else ""
     with suppress(FileNotFoundError, ConnectionRefusedError):  # it has ended meanwhile

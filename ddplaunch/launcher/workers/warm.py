@@ -68,7 +68,7 @@ class Interpreter(Struct, frozen=True):
 # --- the interpreters that there are
 
 
-def names() -> Iterator[str]:
+def socket_names() -> Iterator[str]:
     """Return the names of the sockets of all interpreters that are kept warm for this user."""
     with suppress(OSError):
         folder = run_socket.open_runtime_folder()
@@ -169,7 +169,7 @@ def _name_for(command: _Command, env: Mapping[str, str], modules: Sequence[str],
 
     worker = os.path.dirname(command.bootstrap)  # the folder of our files that run in workers
     ours = (f"{worker}/{name}" for name in sorted(os.listdir(worker)) if name.endswith(".py"))
-    files = map(_stamp, (command.interpreter, sys.executable, *ours))
+    files = map(_path_and_identity, (command.interpreter, sys.executable, *ours))
     # relative paths depend on the folder of the command: an interpreter has made them absolute when it started
     paths = [os.path.abspath(path) for path in env["PYTHONPATH"].split(os.pathsep)] if env.get("PYTHONPATH") else []
     is_beside = any(_lies_in(folder, name) for name in modules)
@@ -185,7 +185,7 @@ def _lies_in(folder: str, module: str) -> bool:
     return os.path.exists(stem) or os.path.exists(f"{stem}.py")
 
 
-def _stamp(path: str) -> str:
+def _path_and_identity(path: str) -> str:
     """Return the path with what changes once another file is there: time, size and inode."""
     try:
         found = os.stat(path)
@@ -248,13 +248,13 @@ def _lock() -> Iterator[None]:
 
 
 def _make_room() -> None:
-    """Make room for one more interpreter: remove sockets of those that were killed, and of MOST tell the least used to end.
+    """Make room for one more interpreter: remove sockets of those that were killed; if MOST are left, tell the oldest to end.
 
-    An interpreter that serves runs ends with the last of them.
+    The oldest is the one that was used least recently; where it serves runs, it ends with the last of them.
     """
     folder = run_socket.runtime_folder(os.getuid())
     used_at: dict[str, int] = {}  # by name: each run that connects to a socket sets its time, in nanoseconds
-    for name in names():
+    for name in socket_names():
         with suppress(OSError):
             try:
                 connect(name).close()

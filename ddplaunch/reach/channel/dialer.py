@@ -48,11 +48,7 @@ def target(address: str, port: int) -> Target:
 
 
 class Dialer:
-    """Attempts to reach one coordinator, in the loop.
-
-    `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called again.
-    `refused` gets each endpoint that failed, and why. Both are called from the loop only.
-    """
+    """Attempts to reach one coordinator, in the loop."""
 
     def __init__(
         self,
@@ -63,7 +59,11 @@ class Dialer:
         refused: Callable[[str, str], None],
         user_timeout: float,
     ) -> None:
-        """Prepare to dial; `set_targets` begins. `user_timeout`: see `prepare` in peer.py, seconds."""
+        """Prepare to dial; `set_targets` begins. `user_timeout` is TCP_USER_TIMEOUT of the connections, in seconds.
+
+        `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called
+        again. `refused` gets the endpoint of each attempt that failed, and why. Both are called from the loop only.
+        """
         self.loop = loop
         self.key = key
         self._opened = opened
@@ -169,7 +169,7 @@ class _Attempt:
     """One connection from connect() to the end of the handshake, which the dialer learns."""
 
     def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, timeout: float) -> None:
-        """Follow one connect() to its end; once connected, the target has `timeout` seconds to send its first bytes."""
+        """Follow one connect() to its end; the target's first bytes have to come within `timeout` seconds from now."""
         self.target = target
         self.timeout = timeout
         self.was_silent = False  # the other side has accepted the connection, and sent nothing in time
@@ -219,7 +219,7 @@ class _Attempt:
         if error := error_of(self._sock):
             self._fail(describe(error))
             return
-        keep_rejections(self._sock, False)  # a connection survives such messages
+        keep_rejections(self._sock, False)  # an ICMP message must not end a connection that is made
         self._loop.unwatch(self._sock)
         self._timer.set(self._began + self.timeout)
 

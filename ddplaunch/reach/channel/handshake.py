@@ -134,7 +134,7 @@ class Server:
         proofs = _Proofs(self._key, self._protocol, self._nonce, answer.nonce)
         if not hmac.compare_digest(proofs.of(_CLIENT), answer.proof):
             raise Refused(WRONG_KEY, _encode(_Verdict(refused="key")))
-        session = Session(proofs.session_key(_SERVER), proofs.session_key(_CLIENT))
+        session = Session(send_key=proofs.session_key(_SERVER), receive_key=proofs.session_key(_CLIENT))
         return Reply(_encode(_Verdict(proof=proofs.of(_SERVER))), session)
 
 
@@ -160,7 +160,8 @@ class Client:
             raise Refused(WRONG_KEY)
         if verdict.proof is None or not hmac.compare_digest(self._proofs.of(_SERVER), verdict.proof):
             raise Refused(UNPROVEN)
-        return Reply(session=Session(self._proofs.session_key(_CLIENT), self._proofs.session_key(_SERVER)))
+        session_key = self._proofs.session_key
+        return Reply(session=Session(send_key=session_key(_CLIENT), receive_key=session_key(_SERVER)))
 
     def _answer(self, payload: bytes) -> Reply:
         """Answer the server's challenge with the proof that this side knows the key."""

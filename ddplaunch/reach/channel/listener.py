@@ -21,12 +21,7 @@ MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
 
 
 class Listener:
-    """A listening socket in the loop, and the connections that are not authenticated yet.
-
-    `opened` gets each authenticated peer, which is its owner's from then on; it may close at once, if the other side connected
-    to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called from the
-    loop only.
-    """
+    """A listening socket in the loop, and the connections that are not authenticated yet."""
 
     def __init__(
         self,
@@ -41,7 +36,10 @@ class Listener:
     ) -> None:
         """Own a socket that listens already, as of `listen` in system/net/port.py; take what proves to know `key`.
 
-        `max_half_open`: how many connections may be unauthenticated at a time. `user_timeout`: see `prepare` in peer.py, seconds.
+        `opened` gets each authenticated peer, which is its owner's from then on; it may close at once, if the other side
+        connected to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called
+        from the loop only. At most `max_half_open` connections are unauthenticated at a time. `user_timeout` is their
+        TCP_USER_TIMEOUT, in seconds.
         """
         self._loop = loop
         self._key = key
@@ -52,7 +50,7 @@ class Listener:
         # the unauthenticated connections, and until when each may be so; in order of arrival, and therefore of these times
         self._half_open: dict[Greeting, float] = {}
         self._timer = loop.timer(None, self._drop_late)
-        self._origins = Origins()  # makes of an address, when it is looked up, what a connection from there counts as
+        self._origins = Origins()  # by address: the host or network that connections from there count for
         self._closed = False
         self._reported: set[tuple[str, str]] = set()  # to `refused`: the address and the reason
         self.port: int = sock.getsockname()[1]
@@ -112,9 +110,9 @@ class Listener:
         self._half_open[greeting] = self._loop.now() + HANDSHAKE_TIMEOUT
         self._timer.set_by(self._half_open[greeting])
         if len(self._half_open) > self._max_half_open:
-            greetings = list(self._half_open)
-            at = crowding([self._origins[greeting.address] for greeting in greetings])
-            self._drop(greetings[at], "too many unauthenticated connections")
+            oldest_first = list(self._half_open)
+            index = index_to_drop([self._origins[greeting.address] for greeting in oldest_first])
+            self._drop(oldest_first[index], "too many unauthenticated connections")
 
     def _drop(self, greeting: Greeting, reason: str) -> None:
         self._forget(greeting)
@@ -132,7 +130,7 @@ class Listener:
             self._refused(address, reason)
 
 
-def crowding(origins: Sequence[Hashable]) -> int:
+def index_to_drop(origins: Sequence[Hashable]) -> int:
     """Return the index of the connection to drop, given where each comes from, the oldest first.
 
     That is the oldest of the origin that has most, so that no origin crowds out others, nor silence somebody who speaks. Of

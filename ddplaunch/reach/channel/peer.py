@@ -47,12 +47,12 @@ class Peer:
         self._session = session
         self._decoder = decoder
         self._buffer = SendBuffer(sock.sendmsg)
-        self._broken = ""  # why nothing can be sent any more
-        self._open = True
+        self._why_broken = ""  # why nothing can be sent any more; "": it can
+        self._is_open = True
         loop.watch(sock, self._on_ready)
 
     def __repr__(self) -> str:
-        return f"<peer {self.address}, {'open' if self._open else 'closed'}>"
+        return f"<peer {self.address}, {'open' if self._is_open else 'closed'}>"
 
     def host_silence(self) -> float:
         """Return for how many seconds the kernel of the other side has sent nothing, not even an acknowledgement.
@@ -80,15 +80,15 @@ class Peer:
 
     def send(self, payload: bytes) -> None:
         """Send a payload of at most `handshake.LIMIT` bytes; drop the payload if the connection is broken or closed."""
-        if self._broken or not self._open:
+        if self._why_broken or not self._is_open:
             return
         try:
             self._buffer.put(self._session.seal(payload))
         except OSError as error:
-            self._break(describe(error))
+            self._give_up_sending(describe(error))
             return
         if self._buffer.size > MAX_QUEUED:
-            self._break(DOES_NOT_READ)
+            self._give_up_sending(DOES_NOT_READ)
         self._watch()
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Peer:
 
         To be sure that the last frames arrive, wait until the other side closes.
         """
-        if not self._open:
+        if not self._is_open:
             return
         self._flush()
         with suppress(OSError):
@@ -110,13 +110,13 @@ class Peer:
     def receive_rest(self) -> None:
         """Receive what has arrived by now: the other side sends nothing more."""
         with suppress(OSError):  # that is all
-            while self._open and (data := self._sock.recv(CHUNK)):
+            while self._is_open and (data := self._sock.recv(CHUNK)):
                 self._decoder.feed(data)
                 self.deliver()
 
     def deliver(self) -> None:
         """Pass to the owner all whole frames that have arrived."""
-        while self._open:
+        while self._is_open:
             try:
                 frame = self._decoder.take()
                 if frame is None:
@@ -129,7 +129,7 @@ class Peer:
 
     def _on_ready(self) -> None:
         """Send what waits, and deliver what has arrived. Called by the loop."""
-        if self._broken == DOES_NOT_READ:  # after any other reason, what has arrived is delivered first
+        if self._why_broken == DOES_NOT_READ:  # after any other reason, what has arrived is delivered first
             self._end(DOES_NOT_READ)
             return
         self._flush()
@@ -145,21 +145,21 @@ class Peer:
             self.deliver()
             return
         is_within_a_frame = bool(self._decoder.beginning)
-        self._end(self._broken or (CUT_SHORT if is_within_a_frame else CLOSED))
+        self._end(self._why_broken or (CUT_SHORT if is_within_a_frame else CLOSED))
 
     def _flush(self) -> None:
         try:
             self._buffer.flush()
         except OSError as error:
-            self._break(describe(error))
+            self._give_up_sending(describe(error))
         self._watch()
 
     def _watch(self) -> None:
         self._loop.watch(self._sock, self._on_ready, READ | WRITE if self._buffer.size else READ)
 
-    def _break(self, reason: str) -> None:
-        """Give up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
-        self._broken = reason
+    def _give_up_sending(self, reason: str) -> None:
+        """Send nothing more. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
+        self._why_broken = reason
         self._buffer.take()
         with suppress(OSError):  # the other side was faster
             self._sock.shutdown(socket.SHUT_RD)
@@ -171,7 +171,7 @@ class Peer:
         self.closed(reason)
 
     def _discard(self) -> None:
-        self._open = False
+        self._is_open = False
         self._buffer.take()
         self._loop.unwatch(self._sock)
         self._sock.close()
@@ -231,7 +231,7 @@ class Greeting:
             self._fail(refused.reason)
         else:
             if session:
-                self._open(session)
+                self._make_peer(session)
 
     def _receive(self) -> Session | None:
         """Read and answer what the other side has sent; return the session once both sides have proven the key."""
@@ -248,7 +248,7 @@ class Greeting:
                 return step.session
         return None
 
-    def _open(self, session: Session) -> None:
+    def _make_peer(self, session: Session) -> None:
         self._loop.unwatch(self._sock)
         # who connects to us may be one of many, and each frame is kept until it is whole
         self._decoder.trust(handshake.LIMIT_UNKNOWN if isinstance(self._handshake, Server) else handshake.LIMIT)
@@ -337,7 +337,7 @@ def keep_rejections(sock: socket.socket, keep: bool) -> None:
         sock.setsockopt(*_RECVERR[sock.family], int(keep))
 
 
-def _was_rejected(sock: socket.socket) -> bool:
+def _was_rejected_by_firewall(sock: socket.socket) -> bool:
     """Whether an ICMP message has ended this connect(): a firewall on the way sends one, where the host itself sends RST."""
     with suppress(OSError):
         sock.recvmsg(1, 0, socket.MSG_ERRQUEUE)
@@ -356,6 +356,6 @@ def error_of(sock: socket.socket) -> OSError | None:
             _reset_at_close(sock)
     except OSError as error:  # it is connected no more
         return error
-    if number == errno.ECONNREFUSED and _was_rejected(sock):
+    if number == errno.ECONNREFUSED and _was_rejected_by_firewall(sock):
         return OSError(number, REJECTED)
     return OSError(number, os.strerror(number)) if number else None

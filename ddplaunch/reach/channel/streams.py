@@ -55,7 +55,7 @@ class Streams:
     def add(self, number: int, sock: socket.socket, within: float | None = None, late: bytes = b"") -> None:
         """Begin a stream: what is read from this socket is sent, and what comes is written to it.
 
-        Unless the other side sends anything `within` seconds, the stream ends here with the words `late`.
+        Unless data, or the end, comes from the other side in `within` seconds, the stream ends here with the words `late`.
         """
         sock.setblocking(False)
         give_up = self._loop.timer(None, lambda: self.finish(number, late))
@@ -92,31 +92,32 @@ class _Stream:
     """One stream: what its socket here gives goes to the other side in chunks, and the other side's chunks to the socket."""
 
     def __init__(self, loop: Loop, owner: Streams, sock: socket.socket, number: int, give_up: Timer) -> None:
-        """Carry the bytes of `sock`; `give_up` ends the stream unless the other side sends anything before."""
+        """Carry the bytes of `sock`; `give_up` ends the stream unless data, or the end, comes from the other side before."""
         self._loop = loop
         self._owner = owner
         self._sock = sock
         self._number = number
         self._give_up = give_up
         self._buffer = SendBuffer(sock.sendmsg)
-        self._room = WINDOW  # chunks that the other side still takes
-        self._kept = 0  # chunks of the other side that wait in the buffer
+        self._credit = WINDOW  # chunks that may be sent before the other side says that it has taken some
+        self._unwritten = 0  # chunks of the other side that wait in the buffer
         self._has_ended = False  # the other side has ended the stream: what waits in the buffer is all there is
         self._watch()
 
     def take(self, chunk: Chunk) -> None:
-        """Write a chunk of the other side to the socket; end the stream if the other side overruns the window."""
-        self._room = min(WINDOW, self._room + chunk.taken)
-        if not chunk.taken:  # it has data, or is the end: a reply
+        """Write a chunk of the other side to the socket; end the stream if it is closed, or the window is overrun."""
+        self._credit = min(WINDOW, self._credit + chunk.taken)
+        is_reply = not chunk.taken  # data, or the end
+        if is_reply:
             self._give_up.cancel()
-        overruns_window = chunk.data and self._kept == WINDOW
+        overruns_window = chunk.data and self._unwritten == WINDOW
         if overruns_window:
             self._end()
             return
         self._has_ended = self._has_ended or chunk.ends
         try:
             if chunk.data:
-                self._kept += 1
+                self._unwritten += 1
                 self._buffer.put(chunk.data)
         except OSError:
             self._end()
@@ -128,14 +129,14 @@ class _Stream:
         if not self._buffer.size and self._has_ended:
             self.finish()
             return
-        if not self._buffer.size and self._kept:
-            taken, self._kept = self._kept, 0
+        if not self._buffer.size and self._unwritten:
+            taken, self._unwritten = self._unwritten, 0
             self._owner.send(Chunk(self._number, taken=taken))
         self._watch()
 
     def _on_ready(self) -> None:
-        """Write what waits to the socket; read a chunk from it and send that, if the other side has room. Called by the loop."""
-        reads = self._room and not self._has_ended
+        """Write what waits to the socket; read a chunk from it and send that, if there is credit. Called by the loop."""
+        reads = self._credit and not self._has_ended
         try:
             self._buffer.flush()
             data = self._sock.recv(CHUNK) if reads else None
@@ -147,14 +148,14 @@ class _Stream:
             self._end()
             return
         if data:
-            self._room -= 1
+            self._credit -= 1
             self._owner.send(Chunk(self._number, data))
         self._on_written()
 
     def _watch(self) -> None:
         if self._sock.fileno() < 0:
             return
-        reads = READ if self._room and not self._has_ended else 0
+        reads = READ if self._credit and not self._has_ended else 0
         if events := reads | (WRITE if self._buffer.size else 0):
             self._loop.watch(self._sock, self._on_ready, events)
         else:

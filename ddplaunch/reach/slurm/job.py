@@ -110,7 +110,8 @@ def query_job(env: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> JobRec
 def status_of(job: JobRecord, restarts: int) -> JobStatus:
     """Say what Slurm is doing with a job that had been restarted so many times when its processes were started.
 
-    The table at the top of this module shows which records mean what.
+    The table at the top of this module shows which records mean what. A preempted job may have some time until it is ended, its
+    grace.
     """
     states = job.states
     if job.restarts > restarts or states & {"PENDING", "REQUEUED", "REQUEUE_HOLD"}:
@@ -120,7 +121,7 @@ def status_of(job: JobRecord, restarts: int) -> JobStatus:
     if job.reason == "NodeDown" or "NODE_FAIL" in states:
         return JobStatus.NODE_LOST
     is_ending = not states <= {"RUNNING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT"}
-    was_cancelled_in_its_grace = is_ending and job.preempted_at < job.ends_at
+    was_cancelled_in_its_grace = is_ending and job.preempted_at < job.ends_at  # as texts, 2024-05-01T10:00:00
     if "PREEMPTED" in states or (job.preempted_at and not was_cancelled_in_its_grace):
         return JobStatus.PREEMPTED
     script_ended_by_signal = job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal")
@@ -180,7 +181,7 @@ def _describe_lost(env: Mapping[str, str], remaining: str, timeout: float) -> st
 # --- back into the queue
 
 
-def refusal(job: JobRecord, found: JobStatus) -> str | None:
+def why_not_requeued(job: JobRecord, found: JobStatus) -> str | None:
     """Return why ddplaunch does not requeue this job, to follow its name in a sentence; None if ddplaunch may requeue it."""
     match found:
         case JobStatus.REQUEUED:
@@ -249,7 +250,7 @@ class SlurmRequeue(Struct, frozen=True):
             )
         except ScontrolError as error:
             return f"job {job} cannot be requeued after {notice}: {error}"
-        if why := refusal(record, status_of(record, restarted)):
+        if why := why_not_requeued(record, status_of(record, restarted)):
             return f"job {job} {why}"
         if restarted >= self.max_requeues:
             limit = f"(--max-requeues {self.max_requeues})"

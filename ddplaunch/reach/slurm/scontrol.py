@@ -50,8 +50,8 @@ def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -
     from ddplaunch.system.process.ask import AskedEnded, ask  # few jobs need it
 
     try:
-        # the program may lie, or wait, on a file server that does not answer: then even SIGKILL does not end it. So another
-        # process runs it, which is left alone then
+        # the program scontrol may be read from a file server that does not answer: then even SIGKILL does not end it. So another
+        # process runs it, which is left behind then
         return ask(partial(_run, env, arguments, timeout), timeout + _MARGIN)
     except TimeoutError:
         raise ScontrolError(f"scontrol timed out after {timeout:g} s") from None

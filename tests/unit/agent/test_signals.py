@@ -34,7 +34,7 @@ def test_what_repeats_the_request_says_which_one_it_is_taken_for():
     repeats = SignalDeduplicator(STOPS)
     came = [(SIGINT, 1.0), (SIGTERM, 4.0), (SIGINT, 4.5)]
     events = [repeats.event_of(signum, at, FRONT) for signum, at in came]
-    assert [(event.escalates, event.taken_for) for event in events] == [(True, 0), (False, SIGINT), (True, 0)]
+    assert [(event.escalates, event.repeats_request_of) for event in events] == [(True, 0), (False, SIGINT), (True, 0)]
 
 
 def test_what_a_person_types_again_escalates():
@@ -50,7 +50,7 @@ def test_what_another_process_has_decided_is_decided_and_still_the_first_request
     )
     second, other = repeats.event_of(SIGINT, 1.4, FRONT, decided=True), repeats.event_of(SIGTERM, 1.6, FRONT)
     assert [event.escalates for event in (first, plain, second, other)] == [True, False, True, True]
-    assert [event.taken_for for event in (first, plain, second, other)] == [0, 0, 0, 0]
+    assert [event.repeats_request_of for event in (first, plain, second, other)] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

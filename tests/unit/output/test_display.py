@@ -272,19 +272,19 @@ def test_a_bar_that_stands_still_is_told_once() -> None:
 def test_live_bars_are_shown_in_place_and_their_ends_as_lines() -> None:
     display = Display(mode="prefix", ranks=workers(0, 1), screen=Screen(live=frozenset({ERR})))
     assert display.feed(0, OUT, b"\r10%", 0.0) == []
-    assert (display.bars_moved, display.bars()) == (False, [])
+    assert (display.bars_have_changed, display.bars()) == (False, [])
     display.feed(1, ERR, b"\r20%", 0.0)
-    assert (display.bars_moved, display.bar_ended) == (True, False)
+    assert (display.bars_have_changed, display.bar_has_ended) == (True, False)
     assert [(bar.ranks, bar.text) for bar in display.bars()] == [((1,), "20%")]
     assert display.end_stream(1, ERR, 1.0) == [(ERR, b"[1] 20%\n")]
-    assert (display.bar_ended, display.bars()) == (True, [])
+    assert (display.bar_has_ended, display.bars()) == (True, [])
 
 
 @pytest.mark.parametrize("mode", ["raw", "rank0"])
 def test_no_bar_is_live_in_raw_mode_or_of_rank_0_alone(mode: str) -> None:
     display = Display(mode=mode, ranks=workers(0, 1), screen=Screen(live=BOTH))
     assert text(display.feed(0, ERR, b"\r20%", 0.0), ERR).endswith(b"20%")
-    assert not display.bars_moved
+    assert not display.bars_have_changed
 
 
 @pytest.mark.parametrize("live", [BOTH, frozenset()], ids=["in place", "step of Slurm"])
@@ -299,7 +299,7 @@ def test_above_rows_only_whole_lines_are_written_and_a_bar_is_live_where_bars_ar
 def test_a_line_that_has_not_ended_is_shown_in_place_once_it_has_rested_and_is_written_when_it_ends() -> None:
     display = Display(mode="prefix", ranks=workers(0, 1), screen=Screen(live=BOTH))
     assert display.feed(0, OUT, b"start\nname? ", 1.0) == [(OUT, b"[0] start\n")]
-    assert (display.bars_moved, display.deadline()) == (False, 1.5)
+    assert (display.bars_have_changed, display.deadline()) == (False, 1.5)
     assert display.flush(1.5) == []
     assert [(bar.ranks, bar.text) for bar in display.bars()] == [((0,), "name? ")]
     assert display.feed(1, OUT, b"a line\n", 2.0) == [(OUT, b"[1] a line\n")]
@@ -307,7 +307,7 @@ def test_a_line_that_has_not_ended_is_shown_in_place_once_it_has_rested_and_is_w
     display.feed(0, OUT, b".", 2.0)
     assert [bar.text for bar in display.bars()] == ["name? ."]
     assert display.feed(0, OUT, b"hello\nnext", 3.0) == [(OUT, b"[0] name? .hello\n")]
-    assert (display.bar_ended, display.bars(), display.deadline()) == (True, [], 3.5)
+    assert (display.bar_has_ended, display.bars(), display.deadline()) == (True, [], 3.5)
 
 
 def test_of_a_prompt_that_was_answered_the_rest_of_the_line_is_shown() -> None:
@@ -326,7 +326,7 @@ def test_a_line_in_pieces_is_not_shown_before_it_has_rested_and_a_bar_may_follow
     for tick in range(10):
         assert display.flush(tick / 10) == []
         display.feed(0, OUT, b"half\nhalf", tick / 10)
-    assert not display.bars_moved
+    assert not display.bars_have_changed
     display.flush(1.4)
     assert [bar.text for bar in display.bars()] == ["half"]
     display.feed(0, OUT, b"\r50%", 1.5)

@@ -80,7 +80,7 @@ def test_what_was_printed_says_what_is_wrong(said, status, message):
     assert message in found.message
     assert found.hint
     assert found.status == 121
-    assert found.may_pass is (message == "ssh connection closed")
+    assert found.may_be_reached_later is (message == "ssh connection closed")
 
 
 def test_words_of_ssh_mean_nothing_where_it_was_the_remote_command_that_failed():
@@ -89,13 +89,13 @@ def test_words_of_ssh_mean_nothing_where_it_was_the_remote_command_that_failed()
 
 def test_hosts_with_one_trouble_are_named_together():
     found = [("ann@a", HostError("down", "ask {host}")), ("b", HostError("down")), ("c", HostError("odd"))]
-    assert diagnose.error(found).render() == "error: a, b: down\n  c: odd\n\nhint: ask ann@a\n"
+    assert diagnose.combined(found).render() == "error: a, b: down\n  c: odd\n\nhint: ask ann@a\n"
 
 
 def test_very_many_hosts_are_counted():
-    text = diagnose.error([(f"h{number}", HostError("down")) for number in range(20)]).message
+    text = diagnose.combined([(f"h{number}", HostError("down")) for number in range(20)]).message
     assert text == "h0, h1, h2, h3, h4, h5, h6, h7 and 12 more: down"
-    text = diagnose.error([(f"h{number}", HostError("down")) for number in range(20)], of=30).message
+    text = diagnose.combined([(f"h{number}", HostError("down")) for number in range(20)], number_of_hosts=30).message
     assert text == "h0, h1, h2, h3, h4, h5, h6, h7 and 12 more (20 of 30 hosts): down"
 
 

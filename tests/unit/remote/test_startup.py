@@ -76,11 +76,11 @@ def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:
 
 def test_nothing_is_killed_while_its_output_is_not_read() -> None:
     bed = Bed(HostPhase.CONNECTED)
-    bed.startup.is_shown = False
+    bed.startup.output_is_read = False
     bed.startup.end_within(5)
     bed.loop.pass_time(20)
     assert bed.said == []
-    bed.startup.is_shown = True
+    bed.startup.output_is_read = True
     bed.loop.pass_time(1)
     assert bed.said == ["node0 has not reported that its workers have ended"]
 
@@ -97,7 +97,7 @@ def test_a_host_that_was_lost_is_not_waited_for_longer_once_the_job_is_over(
     if ends:
         bed.startup.end_within(60)
     lost = bed.hosts[1]
-    lost._unanswered = 0  # it has answered
+    lost._unanswered_heartbeats = 0  # it has answered
     bed.loop.pass_time(seconds)
     assert not lost.fault
     bed.loop.pass_time(1.5)

@@ -23,11 +23,11 @@ def test_a_host_on_which_the_job_cannot_run_gives_the_error(statuses: HostStatus
 
 
 def test_others_are_tried_as_long_as_all_that_is_wrong_are_names(statuses: HostStatuses) -> None:
-    assert statuses.may_try_others
+    assert statuses.only_names_failed
     statuses.errors[1] = HostError(UNRESOLVED)
-    assert statuses.may_try_others
+    assert statuses.only_names_failed
     statuses.errors[2] = HostError("down")
-    assert not statuses.may_try_others
+    assert not statuses.only_names_failed
 
 
 def test_any_host_can_be_done_without_where_others_suffice(statuses: HostStatuses) -> None:

@@ -64,10 +64,10 @@ def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: C
     Raises LaunchError: it certainly is not.
     """
     job_id = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
-    above = processes_above(read)
-    if is_within(job_id, above or (), _text(read, "/proc/self/cgroup")):
+    names_above = processes_above(read) or ()  # None: /proc does not show them
+    if is_within(job_id, names_above, _text_or_empty(read, "/proc/self/cgroup")):
         return ""
-    answer = _ask(env, job_id)
+    answer = _ask_slurm(env, job_id)
     node = env.get("SLURMD_NODENAME")
     names: tuple[str, ...] = (hostname,)
     if node and answer.jobs and not endpoints.is_same_host(node, hostname):
@@ -127,7 +127,7 @@ def _is_any(node: str, names: Sequence[str]) -> bool:
     return node == "localhost" or any(endpoints.is_same_host(node, name) for name in names)
 
 
-def _ask(env: Mapping[str, str], job_id: str) -> Answer:
+def _ask_slurm(env: Mapping[str, str], job_id: str) -> Answer:
     """Ask Slurm's controller for the job; one of another cluster than the job's cannot say anything about it."""
     jobs: tuple[JobRecord, ...] = ()
     try:
@@ -156,7 +156,7 @@ def _is_container() -> bool:
         return True
 
 
-def _text(read: Callable[[str], str], path: str) -> str:
+def _text_or_empty(read: Callable[[str], str], path: str) -> str:
     try:
         return read(path)
     except (OSError, UnicodeDecodeError):

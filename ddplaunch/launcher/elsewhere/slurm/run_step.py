@@ -51,8 +51,9 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
     lead = _lead_job(allocated, signals, token=token, port=port)
     gpus = query_grants(allocated.public_env) if are_grants_uncertain(env) else {}
     screen = Screen.here(env, has_rows=spec.live)
-    mode = os.fstat(0).st_mode
-    is_stdin_for_job = stat.S_ISREG(mode) or stat.S_ISFIFO(mode)  # keyboard input is for the shell
+    stdin_mode = os.fstat(0).st_mode
+    is_stdin_for_job = stat.S_ISREG(stdin_mode) or stat.S_ISFIFO(stdin_mode)  # keyboard input is for the shell
+    limits_before = raise_open_files()  # which srun gets: this process alone has many connections
     step = srun.StepJob(
         argv=argv(allocation, sys.executable, components(env), gpus, mpi_type(env)),
         env={
@@ -61,14 +62,14 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
             **order(spec, allocation).variables(),
         },
         signals=signals,
-        open_files=raise_open_files(),
+        open_files=limits_before,
         read_by_watcher=_read_by_watcher(spec, allocation),
         reads_stdin=allocation.is_here and is_stdin_for_job,
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
-    return serve(
-        partial(run, lead, srun.start_step(step)), signals, spec.ending_signals, sent_again=allocation.sent_again
-    )
+    watch_step = partial(run, lead, srun.start_step(step))
+    # `sent_again`: signals that Slurm sends twice, which is no second request to stop
+    return serve(watch_step, signals, spec.ending_signals, sent_again=allocation.sent_again)
 
 
 def _read_by_watcher(spec: JobSpec, allocation: Allocation) -> tuple[int, ...]:
@@ -81,11 +82,15 @@ def _read_by_watcher(spec: JobSpec, allocation: Allocation) -> tuple[int, ...]:
 def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, port: int) -> LeadJob:
     """Return what this command needs to coordinate the agents of the step, which connect to `port` and prove `token`."""
     spec, env = allocated.spec, allocated.public_env
-    cluster = ClusterQuestions(why_ending=_ask(env, why_ending), time_in_queue=_ask(env, time_in_queue))
+    cluster = ClusterQuestions(
+        why_ending=_with_time_limit(env, why_ending), time_in_queue=_with_time_limit(env, time_in_queue)
+    )
     run_id = run_id_with_nodes(spec, env)
+    # as `endpoints.job_name` makes it of what the agents know
+    name_of_job = "\0".join(("", spec.rdzv_id or "", str(port)))
     return LeadJob(
         inputs=inputs_of_lead(allocated, run_id=run_id, python=sys.executable, cluster=cluster),
-        key=key(token, "\0".join(("", spec.rdzv_id or "", str(port)))),  # `job_name`, as the agents find it
+        key=key(token, name_of_job),
         ports=tuple(candidate for candidate in endpoints.ports_from(port) if candidate != spec.master_port),
         python=sys.executable,
         signals=signals,
@@ -95,7 +100,7 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
     )
 
 
-def _ask(
+def _with_time_limit(
     env: Mapping[str, str], query: Callable[[Mapping[str, str], float], ClusterEnding]
 ) -> Callable[[], ClusterEnding]:
     return lambda: query(env, CONTROLLER_TIMEOUT)

@@ -16,12 +16,11 @@ from typing import Any
 
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
-from ddplaunch.launcher.elsewhere.slurm.step_output import StepOutput
+from ddplaunch.launcher.elsewhere.slurm.step_output import StepOutput, TaskEnd
 from ddplaunch.launcher.job.orders import JobEnd
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.reach.slurm.srun import Srun, not_started
-from ddplaunch.reach.slurm.task_end import TaskEnd
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.outcome import ClusterEnding
 from ddplaunch.system import exitcodes
@@ -70,24 +69,26 @@ class Watcher(Lead):
         super().handle(event)
         match event:
             case node.SignalReceived(signum) if signum in self._spec.ending_signals:
-                is_second = was_stopped and event.escalates
-                self._end_step_in_time(at_once=is_second)
+                is_second_request = was_stopped and event.escalates
+                self._end_step_after_grace(at_once=is_second_request)
             case node.FrontLost():
-                self._context.writes_itself = True  # Slurm kills the front when the batch script has ended
+                # Slurm kills the front when the batch script has ended: from now on this process writes to the output itself
+                self._context.writes_itself = True
                 if self._output is not None:
                     self._output.writes_itself = True
-                self._end_step_in_time()
+                self._end_step_after_grace()
             case JobEnd():
-                self._end_within(QUIT_TIMEOUT)
+                self._limit_srun(QUIT_TIMEOUT)
 
-    def _end_step_in_time(self, *, at_once: bool = False) -> None:
-        """Have srun end the step after its workers have had the time to save, or, `at_once`, to be killed by their agents."""
+    def _end_step_after_grace(self, *, at_once: bool = False) -> None:
+        """Have srun end the step once its workers have had the time to save, or, `at_once`, to be killed by their agents."""
         if self._has_begun:
-            self._end_within(QUIT_TIMEOUT if at_once else self._spec.grace_period + QUIT_TIMEOUT)
+            self._limit_srun(QUIT_TIMEOUT if at_once else self._spec.grace_period + QUIT_TIMEOUT)
         else:  # the step may still wait for its nodes, and no worker runs
-            self._end_within(0.0 if at_once else HELLO_TIMEOUT)
+            self._limit_srun(0.0 if at_once else HELLO_TIMEOUT)
 
-    def _end_within(self, within: float) -> None:
+    def _limit_srun(self, within: float) -> None:
+        """Have srun end the step unless it has ended by itself in so many seconds."""
         self._end_by.set_by(self._loop.now() + within)
 
     def _end_step(self) -> None:
@@ -110,11 +111,12 @@ class Watcher(Lead):
         hint = f"Slurm says above why it ended. Each node needs {self._job.python}, and ddplaunch in it"
         for host in end.nodes:
             state, node_rank = self.coordinator.state, ranks.get(host)
-            if self._has_begun or self._decided_status is not None:
+            if self._has_begun or self._decided_status is not None:  # the node before this one may have ended the job
                 return
             if node_rank is None or node_rank in state.rendezvous.given_up_ranks:
                 continue
-            if state.members.with_fixed_rank(node_rank) is None:
+            has_joined = state.members.with_fixed_rank(node_rank) is not None
+            if not has_joined:
                 reason = f"its task ended before ddplaunch had joined there: {end.how}"
                 name = f"node {node_rank} ({host})"
                 self.coordinator.feed(job.Withdrawn(name, node_rank, reason, hint, self._loop.now()))
@@ -136,7 +138,7 @@ class Watcher(Lead):
             error = not_started(self._why_not_started)
             self.fail(error)
             return error.status
-        if self._front_lost:
+        if self._front_lost:  # by SIGKILL, and nobody reads a status any more
             return exitcodes.of_signal(signal.SIGKILL)
         if self._decided_status is not None:
             return self._decided_status

@@ -185,7 +185,7 @@ class Nodes:
             return
         error = diagnose.of_host(self._starter, self._python, host)
         is_lost = host.agent.node_rank in self.lost
-        if is_lost or not error.may_pass or not self._calls.repeat(host):
+        if is_lost or not error.may_be_reached_later or not self._calls.repeat(host):
             self._lose(host, error)
         self._calls.make_next()
 
