@@ -49,7 +49,7 @@ class End(Struct, frozen=True, kw_only=True):
 
     no_restart: bool = False  # no generation follows the one that runs, or is being stopped
     abandoned: bool = False  # the user has stopped the job: it is not queued again
-    cut_off: bool = False  # node 0 leaves since the command that started it is lost, not by a signal
+    front_of_node_0_is_lost: bool = False  # so node 0 leaves, and not by a signal
     status: int | None = None  # the exit status; None: the job has not ended
     requeue: int = 0  # the notice after which the job should go back into the queue
     between_generations: bool = False  # it has ended while no worker ran: `State.generation` is the one before
