@@ -244,7 +244,7 @@ class Generations:
         is_wanted = workers.may_have_joined or not action.if_in_group
         if not is_wanted or not self.call_or_warn(
             "stacks are missing",
-            lambda: self.inspection.capture_before_stop(action.within, ras=action.ras, silently=action.silently),
+            lambda: self.inspection.capture_before_stop(action.within, ras=action.asks_nccl, silently=action.silently),
         ):
             self._loop.post(node.StacksCaptured(self._loop.now()))
 

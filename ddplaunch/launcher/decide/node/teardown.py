@@ -91,22 +91,26 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
     state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed))
     # with --hang-timeout (its checks have an interval) the stacks are wanted anyway, else only where workers may wait for others
     if_in_group = shows_stacks and state.why in _STACKS_ONLY_IN_GROUP and not interval
-    ras = state.teardown.job_hangs
-    return state, (actions.CaptureStacks(within, if_in_group=if_in_group, ras=ras, silently=not shows_stacks),)
+    captures = actions.CaptureStacks(
+        within, if_in_group=if_in_group, asks_nccl=state.teardown.job_stands_still, silently=not shows_stacks
+    )
+    return state, (captures,)
 
 
 def stop_with_stacks(state: State, at: float) -> Result:
     """Ask the workers to end, now that their stacks are known or their time is up; the grace period begins.
 
-    A check follows soon whether workers whose stacks are known still stand there: all where --hang-timeout has ended the job
-    (`has_hung`), else only the waiting ones, where no handler of a signal runs; these after Ctrl-C, and where no worker has made
-    progress.
+    Some of them are killed before others if they do not move (`find_stuck`): any of known stacks if --hang-timeout has ended the
+    job; after Ctrl-C, or where the job or this node stands still, those that wait in a collective, where no signal handler runs.
     """
     state = _with_grace_period(state, at)
     before, delayed = state.teardown, state.teardown.delayed_stop
     assert delayed is not None
-    compares_waiting = delayed.signum == SIGINT or before.job_hangs or state.stands_still(at)
-    compared = delayed.known if before.has_hung else delayed.waiting if compares_waiting else frozenset[int]()
+    compared = frozenset[int]()
+    if before.hang_timeout_is_over:
+        compared = delayed.known
+    elif delayed.signum == SIGINT or before.job_stands_still or state.stands_still(at):
+        compared = delayed.waiting
     if compared and state.policy.grace_period > HANG_GRACE:
         state = replace(state, teardown=replace(before, compared=compared, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
@@ -139,7 +143,7 @@ def find_stuck(state: State, at: float) -> Result:
     if not ranks:
         return state, ()
     a_worker_has_ended = bool(state.exits) or teardown.others_ended  # here, or on another node
-    if not teardown.job_hangs and not a_worker_has_ended:
+    if not teardown.job_stands_still and not a_worker_has_ended:
         return replace(state, teardown=replace(teardown, stuck_deadline=at + HANG_GRACE)), ()
     if state.warning_deadline is not None:
         # the line that names the workers which still run waits until the stuck ones are killed
@@ -205,7 +209,7 @@ def sweep_if_all_ended(state: State, at: float) -> Result:
     return state, ()
 
 
-def halt(state: State) -> State:
+def with_no_restart(state: State) -> State:
     """Return the state after which no generation begins: the job ends with the one that is being stopped."""
     return replace(state, end=replace(state.end, no_restart=True))
 
@@ -213,7 +217,7 @@ def halt(state: State) -> State:
 def escalate(state: State, at: float) -> Result:
     """Wait no longer for a stop that has begun: SIGKILL."""
     if state.is_ending:
-        state = halt(state)
+        state = with_no_restart(state)
     if state.phase is Phase.STOPPING:
         return kill(state, at)
     if state.phase is Phase.SWEEPING:
