@@ -30,7 +30,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Why
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.errors import LaunchError, call_or_report
 from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.port import PortTaken, Reservation, reserve
@@ -140,7 +140,7 @@ class Coordinator:
                 self.order(first, node.StoreOrdered(now))
             case GroupMade():
                 if member.node_rank == 0:  # each node reports its own, and one report is enough
-                    expendable(self.on_process_group, self._say_without_stragglers)
+                    call_or_report(self.on_process_group, self._say_without_stragglers)
             case NodeEnd(number):
                 if number == self.state.generation.number and not member.has_ended:
                     self._explainer.add_traces(report.exits, report.traces)
@@ -341,7 +341,7 @@ class Coordinator:
         samples: list[Sample] = []
         decided_at = self.state.idleness.printed_at
         # what fails in this is no reason to end a job
-        guard = partial(expendable, failed=lambda _why: self._reporter.report_idle(seconds, ""))
+        guard = partial(call_or_report, failed=lambda _why: self._reporter.report_idle(seconds, ""))
 
         def on_answer(member: Member, answer: Answer) -> None:
             if isinstance(answer, NodeStacks):

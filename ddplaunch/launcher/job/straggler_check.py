@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.record.seen.stragglers import Clock, History, Steps, Straggler, compare
-from ddplaunch.system.errors import expendable
+from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
@@ -90,7 +90,7 @@ class StragglerCheck:
 
     def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call this; if it fails, warn, and look for stragglers no more: no job ends for that."""
-        expendable(partial(call, *arguments), self._give_up)
+        call_or_report(partial(call, *arguments), self._give_up)
 
     def _give_up(self, why: str) -> None:
         self.stop()

@@ -25,7 +25,7 @@ from ddplaunch.reach.other_host import job_in_slurm
 from ddplaunch.record.run_socket import uid_of
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import Answer
-from ddplaunch.system.errors import expendable
+from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.fields import Malformed, line, pace, piece, size
 from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.loop.loop import READ, WRITE, Loop
@@ -65,7 +65,7 @@ class Client:
         loop.watch(sock, self._on_ready)
 
     def _on_ready(self) -> None:
-        expendable(self._serve, lambda why: self._loop.post(ClientsFailed(why)))
+        call_or_report(self._serve, lambda why: self._loop.post(ClientsFailed(why)))
 
     def _serve(self) -> None:
         """Send what waits, and read the request. Called by `_on_ready`, when the socket can be read or written."""
@@ -184,7 +184,7 @@ class Clients:
         self._acceptor.start()
 
     def _guard(self, call: Callable[[], object]) -> None:
-        expendable(call, lambda why: self._loop.post(ClientsFailed(why)))
+        call_or_report(call, lambda why: self._loop.post(ClientsFailed(why)))
 
     def add(self, sock: socket.socket) -> Client:
         """Take a client at the other end of this connection."""

@@ -27,7 +27,7 @@ from ddplaunch.spec.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIP
 from ddplaunch.spec.job import RUNNER, ProgramKind
 from ddplaunch.spec.outcome import StartFailure, WorkerExit
 from ddplaunch.system.console.streams import Stream
-from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.errors import LaunchError, call_or_report
 from ddplaunch.system.exitcodes import USAGE
 from ddplaunch.system.loop.loop import Loop
 
@@ -388,7 +388,7 @@ class Generations:
         When it fails the user reads `warning`, which says what the job lacks from then on, and why.
         """
         if warning not in self._given_up:
-            expendable(call, partial(self._give_up, warning))
+            call_or_report(call, partial(self._give_up, warning))
         return warning not in self._given_up
 
     def _give_up(self, warning: str, why: str) -> None:

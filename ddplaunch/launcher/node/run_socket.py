@@ -17,7 +17,7 @@ from ddplaunch.launcher.node.context import AgentContext
 from ddplaunch.launcher.node.events import QuestionAnswered
 from ddplaunch.reach.pipes import SOCKET
 from ddplaunch.record.file_queue import LISTEN, pack
-from ddplaunch.system.errors import expendable
+from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.fields import line, text
 from ddplaunch.system.loop.loop import Loop
 
@@ -70,7 +70,7 @@ class RunSocket:
             return
         assert self._context.files.listener is not None
         self._listens = True
-        self._loop.watch(self._context.files.listener, lambda: expendable(self._on_first_connection, self.fail))
+        self._loop.watch(self._context.files.listener, lambda: call_or_report(self._on_first_connection, self.fail))
         if is_coordinator and self._context.inputs.spec.live:
             self._context.queue.put(SOCKET, os.fsencode(f"{reply['folder']}\0{reply['name']}"))
 
@@ -98,16 +98,16 @@ class RunSocket:
     def serve(self, number: int, call: Callable[[Client], object]) -> None:
         """Have `call` serve the client of this number, while its connection is there."""
         if (client := self.client(number)) is not None:
-            expendable(lambda: call(client), self.fail)
+            call_or_report(lambda: call(client), self.fail)
 
     def answer(self, client: int, request: Request) -> None:
         """Answer the request of a client."""
         if (clients := self._clients) is not None:
-            expendable(lambda: clients.answer(client, request), self.fail)
+            call_or_report(lambda: clients.answer(client, request), self.fail)
 
     def take(self, chunk: Chunk) -> None:
         """Take a chunk of what a client has sent to the coordinator, which needs this node to answer it."""
-        expendable(lambda: self._take_chunk(chunk), self.fail)
+        call_or_report(lambda: self._take_chunk(chunk), self.fail)
 
     def _take_chunk(self, chunk: Chunk) -> None:
         """Pass a chunk to the client here that stands for one of the coordinator's; with the first chunk that client is made.
@@ -134,7 +134,7 @@ class RunSocket:
     def forget(self, client: int) -> None:
         """Have nothing more found out for a client that has gone."""
         if (clients := self._clients) is not None:
-            expendable(lambda: clients.forget(client), self.fail)
+            call_or_report(lambda: clients.forget(client), self.fail)
 
     def fail(self, why: str) -> None:
         """Do without the socket, because something failed; the job goes on."""
@@ -149,7 +149,7 @@ class RunSocket:
         if (clients := self._clients) is not None:
             from ddplaunch.record.window.requests import RunEnded
 
-            expendable(lambda: clients.ended(RunEnded(end.status, end.why, text(end.text))), self.fail)
+            call_or_report(lambda: clients.ended(RunEnded(end.status, end.why, text(end.text))), self.fail)
 
     def close(self) -> None:
         """Take no connections any more, and drop those that there are; called a second time, do nothing."""
@@ -180,7 +180,7 @@ class ClientOrders:
 
         match order.order:
             case Ask(number) as ask:
-                expendable(lambda: self._answer(ask, plan, exits), partial(self._on_answer_failed, number))
+                call_or_report(lambda: self._answer(ask, plan, exits), partial(self._on_answer_failed, number))
             case Forget(number):
                 if self._questions is not None:
                     self._questions.forget(number)
