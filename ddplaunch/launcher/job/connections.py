@@ -135,13 +135,14 @@ class Connections:
         self._beat_at = loop.timer(None, self._send_heartbeats)
         self._next_beat = 0.0  # when the next round of pings is due
         self._unpinged: list[int] = []  # peers that the round which goes on has not come to
-        self._counts_silence = True  # in this round: it was due, and not only wanted by `ping_all`
-        self._all_asked_at = -inf  # when `ping_all` was last called, by time.monotonic
+        # whether this round was due; else `ping_all` wanted it, and no peer is lost by it
+        self._round_counts_silence = True
+        self._pinged_all_at = -inf  # when `ping_all` was last called, by time.monotonic
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
-        self._most = max(_LEAST_LIMIT, 2 * terms.keepalive.max_nodes)
+        self._most_peers = max(_LEAST_LIMIT, 2 * terms.keepalive.max_nodes)
         self._listener: Listener | None = None
-        if terms.ports is not None:
+        if terms.ports is not None:  # else something else carries all connections, which `adopt` takes
             self._listener = Listener(
                 loop,
                 terms.listening or listen(terms.listen, terms.ports),
@@ -149,7 +150,7 @@ class Connections:
                 opened=self._on_opened,
                 refused=receiver.on_refused,
                 user_timeout=terms.keepalive.user_timeout,
-                max_half_open=self._most,
+                max_half_open=self._most_peers,
             )
         self.port = 0 if self._listener is None else self._listener.port
 
@@ -170,18 +171,18 @@ class Connections:
 
     def ping_all(self) -> None:
         """Ping all peers now, out of turn: many who want that within a round trip make nobody look dead."""
-        self._all_asked_at = time.monotonic()
+        self._pinged_all_at = time.monotonic()
         if self._connections:
             self._beat_at.set(self._loop.now())
 
     @property
-    def all_answered(self) -> bool:
+    def all_answered_ping_all(self) -> bool:
         """Whether each peer has answered a ping that was sent since `ping_all` was last called."""
-        return all(map(self.has_answered, self._connections))
+        return all(map(self.has_answered_ping_all, self._connections))
 
-    def has_answered(self, id: int) -> bool:
+    def has_answered_ping_all(self, id: int) -> bool:
         """Return whether a peer has answered a ping that was sent since `ping_all` was last called."""
-        return id in self._connections and self._connections[id].answered >= self._all_asked_at
+        return id in self._connections and self._connections[id].answered >= self._pinged_all_at
 
     def offset(self, id: int) -> tuple[float, float]:
         """Return what has to be added to this peer's times to get ours, in seconds, and how wrong that may be."""
@@ -268,7 +269,7 @@ class Connections:
 
     def _add(self, peer: Peer) -> int | None:
         """Take a peer, and ask for its clock by a first ping; return its number, or None if there are too many."""
-        if len(self._connections) >= self._most:
+        if len(self._connections) >= self._most_peers:
             self._report_refusal(peer.address, _TOO_MANY)
             peer.send(messages.encode(messages.GivenUp(_TOO_MANY)))
             peer.close()
@@ -344,19 +345,19 @@ class Connections:
         for id in next_ones:
             if id not in self._connections:
                 continue  # it has gone since the round began
-            if self._counts_silence and self._is_silent_for_too_long(id):
+            if self._round_counts_silence and self._is_silent_for_too_long(id):
                 silent_for = self._connections[id].heartbeat.unanswered * self._beat
                 self.expel(id, self._silence.describe(silent_for), may_return=True)
                 continue
-            if self._counts_silence:
+            if self._round_counts_silence:
                 self._connections[id].heartbeat.unanswered += 1
             self._ping(id)
 
     def _begin_round(self, now: float) -> None:
         """Begin a round of pings; it is out of turn, and counts no silence, if `ping_all` wanted it before the next beat."""
         self._unpinged = list(self._connections)
-        self._counts_silence = now >= self._next_beat
-        if self._counts_silence:
+        self._round_counts_silence = now >= self._next_beat
+        if self._round_counts_silence:
             self._next_beat = now + self._beat
 
     def _is_silent_for_too_long(self, id: int) -> bool:

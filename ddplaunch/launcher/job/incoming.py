@@ -260,7 +260,7 @@ class Incoming:
         """Have waiting agents join whose node rank is free; if no rank becomes free, have all join: the job refuses the rest."""
         members = self._coordinator.state.members
         a_rank_becomes_free = any(member.is_leaving for member in members.values())
-        all_members_live = self._connections.all_answered
+        all_members_live = self._connections.all_answered_ping_all  # which `_admit` has called
         for id, member in list(self.agents.waiting.items()):
             if id not in self.agents.waiting:
                 return  # as the agent before joined, the job has ended

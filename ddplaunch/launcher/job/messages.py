@@ -361,7 +361,7 @@ class OrderSequence:
         self.runs = False  # a generation has begun whose end was not reported yet
         self.has_begun = False  # any generation, since the hello
 
-    def ended(self) -> None:
+    def on_generation_ended(self) -> None:
         """Note that the end of the generation was reported."""
         self.runs = False
 

@@ -82,9 +82,9 @@ class RemoteLink(Link):
         self._orders_of_last: OrderSequence | None = None  # of the orders of the last coordinator that was reached
         self._probe: Probe | None = None  # once this node had to reach, or be, the first node of a generation
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
-        self._ends_with: int | None = None  # the status of the job, once that is being stopped for good
-        # that this node is to end by a reason of its own, as it has reported
-        self._stopping: node.ReportStopping | None = None
+        self._status_of_ending_job: int | None = None  # None: the job is not being stopped for good, as far as is known
+        # what this node has reported once it was to end for a reason of its own, such as a signal
+        self._own_stop: node.ReportStopping | None = None
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
@@ -145,9 +145,9 @@ class RemoteLink(Link):
         # for a reason of its own: a failure of its workers is one of the whole job
         stopping = report if isinstance(report, node.ReportStopping) and report.why is not Why.FAILED else None
         if stopping is not None:
-            self._stopping = stopping
+            self._own_stop = stopping
         if isinstance(report, NodeEnd):
-            self._on_own_end(report)
+            self._on_generation_ended_here(report)
             if self._probe is not None:
                 self._probe.on_generation_ended()
         if self._peer is not None:
@@ -173,14 +173,15 @@ class RemoteLink(Link):
         self._note_message()
         try:
             message = messages.for_agent(payload)
-            if isinstance(message, Generation) and not self._lease.left:
+            if isinstance(message, Generation) and self._lease.is_over:
                 # this process did not run when the lease ended: it begins nothing, and takes its leave
                 self._check_lease()
                 return
             if self._orders_of_last is not None:
                 self._orders_of_last.check(message)
             if isinstance(message, messages.Ping):
-                self._lease.take_echo(message.answered)  # the last renewal that has reached the coordinator
+                last_renewal_there = message.answered
+                self._lease.extend(last_renewal_there)
         except Malformed as error:
             self._end(f"{self._coordinator} was lost: the coordinator sent a malformed message ({error})")
             return
@@ -193,7 +194,7 @@ class RemoteLink(Link):
             case messages.GivenUp(reason, may_return):
                 self._on_given_up(reason, may_return=may_return)
             case messages.Ending(status):
-                self._ends_with = status
+                self._status_of_ending_job = status
             case messages.LeftByNode0(signum, unfit):
                 self._on_left(signum, unfit)
             case Lead() | Reach():
@@ -251,7 +252,7 @@ class RemoteLink(Link):
         """Lose a coordinator that goes on without this node; `may_return`: as a new node this one may come back to it."""
         when_paused = self._loop.clock.paused(self._elsewhere.keepalive.timeout)
         if when_paused and self._lease.seconds < inf:
-            # by the clock of the lease it may last still: that of a simulated node stands while the machine is paused
+            # kill the workers now: the clock of a simulated node's lease stands still while the machine is paused
             self._loop.handle(node.LeaseOver(self._loop.now()))
         error = f"{self._coordinator} was lost: it goes on without this node: {reason}"
         if when_paused:
@@ -274,7 +275,7 @@ class RemoteLink(Link):
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
-        if self._lease.left:
+        if not self._lease.is_over:
             self._limit_workers()
             return
         self._loop.handle(node.LeaseOver(self._loop.now()))
@@ -301,12 +302,12 @@ class RemoteLink(Link):
             return
         self._send(messages.Dropped())  # so that a coordinator that lives knows why
         self._disconnect()
-        if self._ends_with is not None and self._stopping is None:
-            self._end(f"{loss.error}, while the job was being stopped", self._ends_with)
-        elif not self._elsewhere.how_back:
+        if self._status_of_ending_job is not None and self._own_stop is None:
+            self._end(f"{loss.error}, while the job was being stopped", self._status_of_ending_job)
+        elif not self._elsewhere.how_back:  # nothing brings node 0 back
             self._end(loss.error)
-        elif self._stopping is not None:
-            self._end_as_stopped(self._stopping)
+        elif self._own_stop is not None:
+            self._end_as_stopped(self._own_stop)
         else:
             self._wait_for_return(loss)
 
@@ -319,16 +320,16 @@ class RemoteLink(Link):
             then = f"looking for {self._place} for up to {within}"
         self._lost_at.set(now + self._elsewhere.rdzv_timeout)
         self._report_search_at.set(now + NEXT_NOTICE)
-        self._loop.handle(Waits(f"{self._lost}; {then}"))
+        self._loop.handle(Waits(f"{self._lost}; {then}"))  # at once: before the stop that follows from it
         self._loop.post(node.StopOrdered(SIGTERM, now))
         generation_runs = self._orders_of_last is not None and self._orders_of_last.runs
-        if not generation_runs:  # else `_on_own_end` looks
+        if not generation_runs:  # else `_on_generation_ended_here` looks for node 0
             self._look_again()
 
-    def _on_own_end(self, end: NodeEnd) -> None:
+    def _on_generation_ended_here(self, end: NodeEnd) -> None:
         """Note that nothing of the generation is left on this node; look for a coordinator that was lost meanwhile."""
         if self._orders_of_last is not None:
-            self._orders_of_last.ended()
+            self._orders_of_last.on_generation_ended()
         if not self._lost:
             return
         if end.leftovers:  # the next generation would run beside these processes
@@ -344,7 +345,7 @@ class RemoteLink(Link):
     def on_order(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
         if isinstance(order, Generation):
-            self._ends_with = None
+            self._status_of_ending_job = None
         super().on_order(order)
         if self._has_ended:
             self._stop_waiting()

@@ -34,9 +34,8 @@ class Search:
         self.places: tuple[Place, ...] = ()
         self._names: dict[str, _Name] = {}  # of the places, in their order
         self._targets: list[Target] = []  # the addresses that are being dialed
-        self._known_at = loop.timer(
-            None, self._dial
-        )  # set until the known addresses are dialed, or all names are known
+        # when to dial the addresses that are known by then; not set any more: each is dialed as soon as it is known
+        self._dial_known_at = loop.timer(None, self._dial)
         self._dialer = Dialer(loop, key, opened=self._on_opened, refused=self.refusals.add, user_timeout=user_timeout)
 
     def begin(self, places: Iterable[Place], *, moves_within: float = inf) -> None:
@@ -46,13 +45,13 @@ class Search:
         self._forget_names()
         hosts = dict.fromkeys(host for host, _ in self.places)
         self._names = {host: _Name(self._loop, host, self._on_answer, moves_within) for host in hosts}
-        self._known_at.set(self._loop.now() + KNOWN_AFTER)
+        self._dial_known_at.set(self._loop.now() + KNOWN_AFTER)
         for name in self._names.values():
             name.look_up()
 
     def stop(self) -> None:
         """Look for the node no longer."""
-        self._known_at.cancel()
+        self._dial_known_at.cancel()
         self._forget_names()
         self._dialer.stop()
         self._targets = []
@@ -66,8 +65,8 @@ class Search:
         if answer.error:
             self.refusals.add(answer.host, answer.error)
         if all(name.is_answered for name in self._names.values()):
-            self._known_at.cancel()
-        if not self._known_at.is_set:
+            self._dial_known_at.cancel()
+        if not self._dial_known_at.is_set:
             self._dial()
 
     def _dial(self) -> None:

@@ -484,6 +484,6 @@ def test_all_nodes_stop_once_the_last_one_has_read_the_stacks():
     read = [job.NodeStacksRead(id) for id in range(3)]
     hung = [*met(), *STILL]
     assert history(POLICY_OF_THREE, [*hung, *read[:2]])[1][-1] == StopNodes((0, 1, 2), SIGTERM, hangs=True)
-    assert history(POLICY_OF_THREE, [*hung, *read])[1][-1] == job.StopNow((0, 1, 2))
-    assert history(POLICY_OF_THREE, [*hung, *read, *read])[1].count(job.StopNow((0, 1, 2))) == 1
+    assert history(POLICY_OF_THREE, [*hung, *read])[1][-1] == job.TellAllStacksRead((0, 1, 2))
+    assert history(POLICY_OF_THREE, [*hung, *read, *read])[1].count(job.TellAllStacksRead((0, 1, 2))) == 1
     assert history(POLICY_OF_THREE, [*met(), *read])[0].why is None

@@ -304,7 +304,7 @@ def _on_node_stacks_read(state: State) -> Result:
     """
     unread = state.generation.unread
     state = replace(state, generation=replace(state.generation, unread=max(0, unread - 1)))
-    return state, (actions.StopNow(state.members.running),) if unread == 1 else ()
+    return state, (actions.TellAllStacksRead(state.members.running),) if unread == 1 else ()
 
 
 # --- time
