@@ -199,7 +199,7 @@ class Dispatcher(Lead):
         if self._front_lost:
             return exitcodes.of_signal(SIGKILL)
         if error := self._statuses.error():
-            self._context.last_words = ""  # that all hosts were cut off then
+            self._context.closing_lines = ""  # that all hosts were cut off then
             self.fail(error)
             return error.status
         return exitcodes.NODE_LOST if self._decided_status is None else self._decided_status

@@ -243,8 +243,8 @@ class Watch:
         loop_answered, answered = self._take_answers()
         self._has_begun = self._has_begun or loop_answered
         state = "" if loop_answered else self._agent.state
-        is_stopped = state == "T"
-        if not (self._has_begun or is_stopped) or loop_answered:
+        may_still_import = not self._has_begun and state != "T"  # T: it is stopped
+        if may_still_import or loop_answered:
             self._unanswered = self._without_loop = self.silent = 0.0
         else:
             weight = 1.0 if answered else _WEIGHTS.get(state, 1.0)
@@ -252,6 +252,7 @@ class Watch:
             self._unanswered = 0.0 if answered else self._unanswered + weight
             self._without_loop += weight
             self.silent += self._waited
+        # the handler's signal wakes the agent once more: only where its loop may be in a long call
         self._agent.ask(with_handler=not loop_answered)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 

@@ -48,7 +48,7 @@ class LiveOutput(FrontOutput):
         self._modes_before = modes()  # what the terminal gets back; None: it is not ours, so that there are no keys
         self._modes_for_keys: Modes | None = None  # in which each key comes at once; None: there are no keys
         self._viewer: socket.socket | None = None  # None before the run has a socket, and once the viewer is lost
-        self._place = b""  # of the run's socket, which the viewer asks, as `Draw` has it
+        self._socket_place = b""  # where the run's socket is, which the viewer asks, as `Draw` has it
         self._held: list[tuple[bytes, bytes]] = []  # what is to be written: stream and data
         self._held_size = 0  # bytes of that
         # times are CLOCK_MONOTONIC seconds
@@ -126,7 +126,8 @@ class LiveOutput(FrontOutput):
             parts.append((stream, shown))
         self._held, self._held_size = [], 0
         if draws and area is not None:
-            parts.append((self._terminals[-1], area.draw(size)))
+            stream_of_area = self._terminals[-1]
+            parts.append((stream_of_area, area.draw(size)))
             self._drawn_at, self._is_redraw_due = time.monotonic(), False
         for stream, pieces in groupby(parts, key=itemgetter(0)):
             self._write(stream, memoryview(b"".join(data for _, data in pieces)))
@@ -135,7 +136,7 @@ class LiveOutput(FrontOutput):
 
     def _on_socket_of_run(self, place: bytes) -> None:
         """Show rows about the run whose socket is at this place; after another place, the run is the same."""
-        self._place = place
+        self._socket_place = place
         if self._viewer is None:
             self._start_viewer()
 
@@ -164,7 +165,7 @@ class LiveOutput(FrontOutput):
         try:
             signal.set_wakeup_fd(-1)
             detach(requests.fileno(), _KEYBOARD)  # these become descriptors 3 and 4, and all others are closed
-            restore = partial(_restore, 4, self._modes_before, self._modes_for_keys)
+            restore = partial(_restore_unless_changed, 4, self._modes_before, self._modes_for_keys)
             _restore_at_end_of(front, restore)
             try:
                 self._view(socket.socket(fileno=3))
@@ -180,7 +181,7 @@ class LiveOutput(FrontOutput):
         if self._viewer is None or size is None:
             return
         try:
-            self._viewer.send(encode(Draw(self._place, size.columns, size.lines, snapshot)), socket.MSG_DONTWAIT)
+            self._viewer.send(encode(Draw(self._socket_place, size.columns, size.lines, snapshot)), socket.MSG_DONTWAIT)
         except OSError:  # the viewer reads too little; or it has ended, which `_on_reply` sees
             return
         if not snapshot:
@@ -278,9 +279,9 @@ def _for_keys(before: Modes | None) -> Modes | None:
     return [*before[:3], before[3] & ~(termios.ICANON | termios.ECHO), *before[4:6], chars]
 
 
-def _restore(terminal: int, before: Modes | None, keys: Modes | None) -> None:
-    """Give the terminal the modes of `before` if it has those of `keys`: any others are someone else's, as the shell's."""
-    if before is not None and termios.tcgetattr(terminal) == keys:
+def _restore_unless_changed(terminal: int, before: Modes | None, for_keys: Modes | None) -> None:
+    """Give the terminal the modes `before`, if it has those `for_keys`: any others are another program's, as the shell's."""
+    if before is not None and termios.tcgetattr(terminal) == for_keys:
         termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 

@@ -130,13 +130,13 @@ class File(Watched):
             what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
             return f"it is {what}, and only a file counts"
         why_not = why_not_ours(self._path, found)
-        if not why_not and self._is_new(found):
+        if not why_not and self._has_appeared_or_changed(found):
             return Look.NOTICE
         self._before, self._has_looked = found, True
         return why_not or Look.NOTHING_YET
 
-    def _is_new(self, found: os.stat_result) -> bool:
-        """Return whether the file was made, written or moved there: `chmod` and `ln` change the ctime alone."""
+    def _has_appeared_or_changed(self, found: os.stat_result) -> bool:
+        """Whether the file was made, written or moved there since the last look: `chmod` and `ln` change the ctime alone."""
         if not self._has_looked:
             return min(found.st_mtime_ns, found.st_ctime_ns) >= self._since
         before = self._before

@@ -65,10 +65,10 @@ class Errands:
         self._name = name  # the option, for the warning
         self._waiting: deque[Errand] = deque()
         self._pending: Pending[str] | None = None  # the errand that is being done, or was last
-        self.is_busy = False
-        self._is_stuck = False
-        self._hurries_at = loop.timer(None, self._hurry)
-        self._gives_up_at = loop.timer(None, self._give_up)
+        self.is_busy = False  # an errand is being done
+        self._is_stuck = False  # one could not be ended, as on a disk that hangs: no other is done
+        self._skip_to_last_at = loop.timer(None, self._skip_to_last)
+        self._give_up_at = loop.timer(None, self._give_up)
 
     def add(self, errand: Errand, *, most: int) -> None:
         """Do this after those that wait; of more than `most` that wait, the oldest are dropped."""
@@ -82,11 +82,11 @@ class Errands:
 
     def end_in_time(self) -> None:
         """Take AT_END for all that is left; the last of it, which tells of the end of the job, has at least half of that."""
-        self._hurries_at.set(self._loop.now() + AT_END / 2)
-        self._gives_up_at.set(self._loop.now() + AT_END)
+        self._skip_to_last_at.set(self._loop.now() + AT_END / 2)
+        self._give_up_at.set(self._loop.now() + AT_END)
 
-    def _hurry(self) -> None:
-        """Do the last that waits now, and nothing before it. Called by the loop."""
+    def _skip_to_last(self) -> None:
+        """Do the last that waits now, and nothing before it: half of the time at the end is over. Called by the loop."""
         if self._waiting and self._pending is not None:
             last = self._waiting.pop()
             self._give_up()
@@ -171,7 +171,7 @@ class JobProgress:
         self._context = context
         self._coordinator = coordinator
         self._progress: Progress | None = None  # None: no worker has said how far it is
-        self._moved_at = 0.0  # when a worker last made a step or wrote a line, by the clock of the epoch
+        self._progress_seen_at = 0.0  # when a worker last made a step or wrote a line, by the clock of the epoch
 
     def ask(self, done: Callable[[], None]) -> None:
         """Ask all nodes how their workers are; call `done` once all have answered, or the time for that is over."""
@@ -199,7 +199,7 @@ class JobProgress:
             self._progress = found
             ages = [*ages, found.age]
         if ages:
-            self._moved_at = max(self._moved_at, time.time() - min(ages))
+            self._progress_seen_at = max(self._progress_seen_at, time.time() - min(ages))
 
     def figures(self) -> Figures | None:
         """Return the figures for the file of --metrics-file, of what is known now; None before the workers are started."""
@@ -222,7 +222,7 @@ class JobProgress:
             nnodes=plan.nnodes,
             restarts=state.generation.number,
             started_at=started_at,
-            progressed_at=max(self._moved_at, busy_at),
+            progressed_at=max(self._progress_seen_at, busy_at),
             progress=self._progress or self._by_collectives(),
             status=state.end.status,
         )

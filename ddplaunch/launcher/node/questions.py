@@ -59,7 +59,7 @@ class Questions:
             convert=partial(answers.stacks, threads=question.threads),
             native=question.native,
             stacks=question.frames,
-            ras=question.frames,
+            ras=question.frames,  # and what NCCL's RAS service says of the job
         )
         self._keep(number, child)
 
@@ -84,7 +84,7 @@ class Questions:
         generations, folder, workers = self._generations, self._context.folder, self._generations.workers
         written = workers.written if workers is not None else {}
         progress = workers.progress if workers is not None else {}
-        debugged = generations.debugged.ranks if generations.debugged is not None else frozenset()
+        debugged = generations.made_debuggers.ranks if generations.made_debuggers is not None else frozenset()
         gpus = generations.sampler.gpus(generations.plan.workers)
         log_folder = (folder.path or "") if folder is not None else ""
         return answers.status(plan.workers, generations.running, exits, written, progress, debugged, gpus, log_folder)

@@ -56,8 +56,10 @@ class RunSocket:
             return
         files.listening = self._on_socket_named
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
-        in_folder = context.folder is not None and context.inputs.spec.log_dir is None  # not in a folder of the user's
-        files.put(LISTEN, pack({"name": name, "in_folder": in_folder}))
+        is_folder_ours = (
+            context.folder is not None and context.inputs.spec.log_dir is None
+        )  # then the socket lies in it
+        files.put(LISTEN, pack({"name": name, "in_folder": is_folder_ours}))
 
     def _on_socket_named(self, reply: Mapping[str, Any]) -> None:
         """Take the reply of the process that writes files: begin to listen, and tell --live where, or report why that failed."""

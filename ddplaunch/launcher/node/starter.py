@@ -238,7 +238,8 @@ class Starter:
 
             context = self._context
             output = context.queue.fileno()
-            on_guard_over = partial(self._loop.post, ChildEnded())  # a guard's workers are no children of the agent
+            # a guard is the parent of forked workers: their ends post nothing here
+            on_guard_over = partial(self._loop.post, ChildEnded())
             self._forker = Forker(self._loop, context.reporter.print, context.inputs.warm, output, on_guard_over)
         if self._forker is not None:
             self._forker.prepare(plan, caller, self._handled)

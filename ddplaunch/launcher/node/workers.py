@@ -90,14 +90,17 @@ class Workers:
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """How far each worker is, by rank: as its script says, else its progress bar; without those of which neither does."""
+        """How far each worker is, by rank: as its script says, else its progress bar; workers that show neither are left out."""
         setup = self._setup
         found: dict[int, Progress] = {}
         for rank in self.running:
             if (by_script := setup.error_files.progress(setup.generation, rank)) is not None:
                 found[rank] = by_script
         for rank, written in self.written.items():
-            if rank not in found and (by_bar := error_file.progress_of_bar(written.last, written.seconds)) is not None:
+            if rank in found:
+                continue
+            last_line, seconds_ago = written.last, written.seconds
+            if (by_bar := error_file.progress_of_bar(last_line, seconds_ago)) is not None:
                 found[rank] = by_bar
         return found
 
@@ -237,8 +240,9 @@ class Workers:
             running.signal(signum, members.get(running.pid))
 
     def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
-        """Send these workers a signal that is meant to end them, at this CLOCK_MONOTONIC time; also the groups of dead workers.
+        """Send the process groups of these workers a signal that is meant to end them, at this CLOCK_MONOTONIC time.
 
+        A group may outlive its worker, so dead workers count, too.
         `by_cluster`: the cluster has sent it to all processes that it listed, so only workers that have just started lack it.
         """
         if signum == signal.SIGINT:
