@@ -21,7 +21,7 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.port import listen
 
 _TOO_MANY = "too many connections"
-_KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
+_PONGS_KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
 
 
 class Heartbeat:
@@ -29,7 +29,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self.unanswered = 0  # pings since the last message, but for those out of turn
-        self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (round trip, offset), seconds
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_PONGS_KEPT)  # (round trip, offset), seconds
 
     def pong_received(self, sent: float, at: float, now: float) -> None:
         """Take a pong: the ping was sent at `sent` and answered at `at` by the other clock, the pong arrived at `now`."""
@@ -50,11 +50,11 @@ class Heartbeat:
         return min(self._samples)[0] / 2 if self._samples and self.offset else 0.0
 
 
-_SILENT_BEATS = 2  # from one ping to the next
-_PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
+_BEATS_UNTIL_SILENT = 2  # from one ping to the next
+_PINGS_PER_TURN = 256  # in one turn of the loop: what else there is does not wait for thousands
 # connections that there may be at once, in a job of few nodes; else twice as many as nodes, since an agent that was lost may be
 # back before its old connection has ended
-_LEAST_LIMIT = 64
+_PEERS_OF_SMALL_JOB = 64
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -140,7 +140,7 @@ class Connections:
         self._pinged_all_at = -inf  # when `ping_all` was last called, by time.monotonic
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
-        self._most_peers = max(_LEAST_LIMIT, 2 * terms.keepalive.max_nodes)
+        self._most_peers = max(_PEERS_OF_SMALL_JOB, 2 * terms.keepalive.max_nodes)
         self._listener: Listener | None = None
         if terms.ports is not None:  # else something else carries all connections, which `adopt` takes
             self._listener = Listener(
@@ -221,7 +221,7 @@ class Connections:
         """Return whether a peer has answered none of the last pings."""
         return (
             id not in self._connections
-            or self._loop.now() - self._connections[id].heard_at > _SILENT_BEATS * self._beat
+            or self._loop.now() - self._connections[id].heard_at > _BEATS_UNTIL_SILENT * self._beat
         )
 
     def expel(self, id: int, reason: str, *, may_return: bool = False) -> None:
@@ -337,7 +337,7 @@ class Connections:
         now = self._loop.now()
         if not self._unpinged:
             self._begin_round(now)
-        next_ones, self._unpinged = self._unpinged[:_PINGS], self._unpinged[_PINGS:]
+        next_ones, self._unpinged = self._unpinged[:_PINGS_PER_TURN], self._unpinged[_PINGS_PER_TURN:]
         if self._unpinged:
             self._beat_at.set(now)  # in the next turn of the loop
         else:

@@ -25,12 +25,12 @@ from ddplaunch.system.errors import indented
 from ddplaunch.system.loop.loop import Loop
 
 # first messages of agents that are taken in one job: so many for each node, and at least _LEAST_HELLOS in all; each is logged
-_HELLOS = 10
+_HELLOS_PER_NODE = 10
 _LEAST_HELLOS = 10_000
-_WARNINGS = 20  # that are taken from each connection
+_MOST_WARNINGS = 20  # that are taken from each connection
 _MOST_GENERATIONS = 1_000_000  # that a node may have begun before: the next has a number beyond those of all nodes
 # seconds by which the wall clock of an earlier node 0 may have been ahead: terms begin with it
-_MOST_AHEAD = 366 * 24 * 3600.0
+_LARGEST_CLOCK_ERROR = 366 * 24 * 3600.0
 
 
 class Incoming:
@@ -137,7 +137,7 @@ class Incoming:
                 self.on_part_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
             case Warned():
                 agent.warnings += 1
-                if agent.warnings <= _WARNINGS:
+                if agent.warnings <= _MOST_WARNINGS:
                     self._coordinator.on_report(id, report)
             case node.Escalate() | node.ReportStacksRead() | node.RequestStore() if not takes_part:
                 pass  # it may not have workers killed, or a store served, of a generation in which it has no part
@@ -184,11 +184,12 @@ class Incoming:
     def _why_expelled(self, hello: messages.Hello) -> str:
         """Return why an agent with this hello is expelled, as a predicate; "" if it is not."""
         max_nodes = self._terms.keepalive.max_nodes
-        if self._said_hello == max(_LEAST_HELLOS, _HELLOS * max_nodes):
+        if self._said_hello == max(_LEAST_HELLOS, _HELLOS_PER_NODE * max_nodes):
             return "too many agents have come and gone"
         if hello.last_generation > _MOST_GENERATIONS:
             return f"claims to have begun generation {hello.last_generation}"
-        if hello.last_term > first_term(time.time() + _MOST_AHEAD):  # terms begin with the wall clock of a node 0
+        # terms begin with the wall clock of a node 0
+        if hello.last_term > first_term(time.time() + _LARGEST_CLOCK_ERROR):
             return f"claims to have begun a generation of term {hello.last_term}, far ahead of the clock here"
         if hello.workers * max_nodes > fields.MAX_RANKS:
             return "has more workers than a job of so many nodes may have"

@@ -37,8 +37,8 @@ from ddplaunch.system.net.addresses import interface_of
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.remote_link import RemoteLink
 
-_WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
-_SILENT = 5.0  # seconds without a word from node 0 after which it is lost
+_WITHDRAWAL_WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
+_NODE_0_SILENT_WITHIN = 5.0  # seconds without a word from node 0 after which it is lost
 
 
 def prepare(
@@ -231,8 +231,8 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
     elsewhere = CoordinatorElsewhere(
         key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
         first_message=withdrawal,
-        keepalive=Keepalive(timeout=_SILENT),
-        rdzv_timeout=_WITHIN,
+        keepalive=Keepalive(timeout=_NODE_0_SILENT_WITHIN),
+        rdzv_timeout=_WITHDRAWAL_WITHIN,
     )
     link = RemoteLink(loop, elsewhere)
     link.aim(rendezvous.addresses, rendezvous.ports)

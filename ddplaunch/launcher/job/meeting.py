@@ -21,7 +21,7 @@ from ddplaunch.system.loop.loop import Loop
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.agents import Agents
 
-_ANSWERS_AGAIN = 0.2  # seconds from one look whether the first node has answered a ping to the next
+_LOOK_EVERY = 0.2  # seconds from one look whether the first node has answered a ping to the next
 
 
 class _Coordinator(Protocol):
@@ -147,14 +147,14 @@ class Meeting:
             return
         if self._unreached:
             self._agents.connections.ping_all()
-            self._report_parted_at.set(self._loop.now() + _ANSWERS_AGAIN)
+            self._report_parted_at.set(self._loop.now() + _LOOK_EVERY)
         else:
             self._begin_generation(self._ready_first.port)
 
     def _report_parted_if_first_lives(self) -> None:
         """Feed which nodes do not reach the first one, if it has answered; else look again soon. Called by the loop."""
         if self.is_first_silent:
-            self._report_parted_at.set(self._loop.now() + _ANSWERS_AGAIN)
+            self._report_parted_at.set(self._loop.now() + _LOOK_EVERY)
             return
         self._end()
         unreached = tuple((id, indented(why)) for id, why in self._unreached.items())

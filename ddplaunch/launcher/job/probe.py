@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.link import Link
 
 REACHED_WITHIN = 15.0  # seconds: names that are looked up, and a packet that is lost on the way, take a part of that
-_LEAST_PEERS = 64
+_PEERS_OF_SMALL_JOB = 64
 
 
 class Probe:
@@ -83,7 +83,7 @@ class _FirstNode:
     def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: Lead) -> None:
         """Reserve the port, and listen for the others at any other one. Raises PortTaken or LaunchError, as `reserve` does."""
         # twice: a node may reach this one again before its old connection has ended
-        self._most = max(_LEAST_PEERS, 2 * keepalive.max_nodes)
+        self._most = max(_PEERS_OF_SMALL_JOB, 2 * keepalive.max_nodes)
         self._peers: set[Peer] = set()
         self._reservation = reserve(order.port, order.origin, again=order.again)
         try:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import Order, Report
     from ddplaunch.launcher.job.probe import Probe
 
-FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
-NEXT_NOTICE = 30.0  # seconds from one such notice to the next
+FIRST_NOTICE_AFTER = 3.0  # seconds until it is first reported where node 0 is looked for
+NEXT_NOTICE_AFTER = 30.0  # seconds from one such notice to the next
 # seconds until the name of a node 0 that was lost is looked up again: it may come back at another address
-MOVED_WITHIN = 5.0
+MAY_HAVE_MOVED_AFTER = 5.0
 
 
 class CoordinatorElsewhere(Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class RemoteLink(Link):
         self._own_stop: node.ReportStopping | None = None
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
-        self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
+        self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
         user_timeout = elsewhere.keepalive.user_timeout
         self._search = Search(loop, elsewhere.key, self._on_opened, user_timeout=user_timeout)
 
@@ -319,7 +319,7 @@ class RemoteLink(Link):
         if loss.goes_on:
             then = f"looking for {self._place} for up to {within}"
         self._lost_at.set(now + self._elsewhere.rdzv_timeout)
-        self._report_search_at.set(now + NEXT_NOTICE)
+        self._report_search_at.set(now + NEXT_NOTICE_AFTER)
         self._loop.handle(Waits(f"{self._lost}; {then}"))  # at once: before the stop that follows from it
         self._loop.post(node.StopOrdered(SIGTERM, now))
         generation_runs = self._orders_of_last is not None and self._orders_of_last.runs
@@ -340,7 +340,7 @@ class RemoteLink(Link):
     def _look_again(self) -> None:
         """Look for node 0 where it was."""
         self._end_lease()
-        self._search.begin(self._search.places, moves_within=MOVED_WITHIN)
+        self._search.begin(self._search.places, moves_within=MAY_HAVE_MOVED_AFTER)
 
     def on_order(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
@@ -369,8 +369,8 @@ class RemoteLink(Link):
         self._search.stop()
 
     def _report_search(self) -> None:
-        """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
-        self._report_search_at.set(self._loop.now() + NEXT_NOTICE)
+        """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE_AFTER."""
+        self._report_search_at.set(self._loop.now() + NEXT_NOTICE_AFTER)
         text = f"looking for {self._name} at {self._places} ({self._search.refusals.text})"
         self._search.refusals.expire()
         if self._lost:

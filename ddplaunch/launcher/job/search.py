@@ -12,9 +12,9 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_numeric
 from ddplaunch.system.net.resolver import Answer, Resolver
 
-LOOK_UP_AGAIN = 1.0  # seconds until a name that was not known is looked up again
+LOOK_UP_AGAIN_AFTER = 1.0  # seconds until a name that was not known is looked up again
 # seconds until the addresses that are known are dialed, if a name is still being looked up: it may be the better one
-KNOWN_AFTER = 0.5
+DIAL_KNOWN_AFTER = 0.5
 _CONNECTION_REFUSED = "connection refused"
 
 Place = tuple[str, int]  # a name or an address of a host, and a port
@@ -45,7 +45,7 @@ class Search:
         self._forget_names()
         hosts = dict.fromkeys(host for host, _ in self.places)
         self._names = {host: _Name(self._loop, host, self._on_answer, moves_within) for host in hosts}
-        self._dial_known_at.set(self._loop.now() + KNOWN_AFTER)
+        self._dial_known_at.set(self._loop.now() + DIAL_KNOWN_AFTER)
         for name in self._names.values():
             name.look_up()
 
@@ -121,7 +121,7 @@ class _Name:
         self.is_answered = True
         self._targets = answer.targets or self._targets
         if answer.error:
-            self._again_at.set(self._loop.now() + LOOK_UP_AGAIN)
+            self._again_at.set(self._loop.now() + LOOK_UP_AGAIN_AFTER)
         elif self._moves_within < inf and not is_numeric(self._host):
             self._again_at.set(self._loop.now() + self._moves_within)
         self._answered(answer)

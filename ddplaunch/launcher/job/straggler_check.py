@@ -27,9 +27,11 @@ WITHIN = 2.0  # seconds that workers have
 ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
 _COMPARED_WITHIN = 20.0  # seconds, on a busy machine
 _NAMED_AGAIN_AFTER = 300.0  # seconds from one report to the next, and twice as long each time that the rank is the same
-_JUMP = 2_000_000  # nanoseconds: if a host's time of day has moved by more against its monotonic clock, it was set
-_DOUBLES = 1 << 17  # bytes of lines about collectives: after so many, and each time again, they are kept half as often
-_COMPARED = 128  # ranks of which all collectives are compared; of n times as many, only every n-th
+# nanoseconds: if a host's time of day has moved by more against its monotonic clock, it was set
+_LARGEST_DRIFT = 2_000_000
+# bytes of lines about collectives: after so many, and each time again, they are kept half as often
+_BYTES_TO_DOUBLING = 1 << 17
+_MOST_RANKS_READ_WHOLLY = 128  # ranks of which all collectives are compared; of n times as many, only every n-th
 
 
 class _LastReport(NamedTuple):
@@ -103,7 +105,7 @@ class StragglerCheck:
 
         reading = _Reading(self._history, len(members))
         ranks = sum(member.workers for member in members.values())
-        question = AskArrivals(within=WITHIN, every=max(1, ranks // _COMPARED))
+        question = AskArrivals(within=WITHIN, every=max(1, ranks // _MOST_RANKS_READ_WHOLLY))
         asker = Asker(
             answered=partial(self._guard, self._on_answer, reading),
             done=partial(self._guard, self._on_all_answered, reading),
@@ -123,7 +125,7 @@ class StragglerCheck:
         `wall` is by how many nanoseconds that time of day is ahead of the node's monotonic clock now.
         """
         last_wall, self._walls[member.id] = self._walls.get(member.id, wall), wall
-        if abs(wall - last_wall) > _JUMP:
+        if abs(wall - last_wall) > _LARGEST_DRIFT:
             return None
         offset, error = self._coordinator.clock_offset(member.id)
         return Clock(ahead=wall - round(offset * 1e9), error=round(error * 1e9))
@@ -155,7 +157,7 @@ class StragglerCheck:
         if not timings or time.monotonic() < self._keep_timings_from:
             return
         self._kept_bytes += sum(map(self._reporter.keep_collectives, timings))
-        doublings = self._kept_bytes // _DOUBLES
+        doublings = self._kept_bytes // _BYTES_TO_DOUBLING
         half = self._every / 2  # of the time to the next reading, which is kept too as long as nothing is doubled
         self._keep_timings_from = time.monotonic() + half * 2**doublings
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.node.health import HealthGate
     from ddplaunch.launcher.node.job import Connect
 
-_AT_WORK = (Phase.RUNNING, Phase.SETTLING)  # the workers are not being stopped
-
 
 class Agent(BehindFront):
     """Owns the agent's parts, which know the loop and the context, and nothing of each other; `handle` says what they do when."""
@@ -107,7 +105,7 @@ class Agent(BehindFront):
         match event:
             # the processes of this node
             case events.WorkerEnded(rank):
-                for found in generations.events_of_end(rank, names_causes=self._state.phase in _AT_WORK):
+                for found in generations.events_of_end(rank, names_causes=self._state.workers_go_on):
                     loop.post(found)
             case events.ChildEnded():
                 self._leftovers.on_child_ended()

@@ -35,7 +35,7 @@ from ddplaunch.system.redaction import Redactor
 
 REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
 READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies
-_CHUNK = 1 << 16  # bytes
+_MOST_READ_AT_ONCE = 1 << 16  # bytes
 MAX_CLIENTS = 32  # at once
 MAX_STREAMS = 256  # to workers of other nodes, of which none keeps more than its window
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
@@ -73,7 +73,7 @@ class Client:
         if self._sock.fileno() < 0:
             return
         try:
-            data = self._sock.recv(_CHUNK)
+            data = self._sock.recv(_MOST_READ_AT_ONCE)
         except BlockingIOError:
             return
         except OSError:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.output.area import StatusArea
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
-_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_STREAM_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 # errors of a pipe and of a terminal whose reader has left (`| head`): that is not worth a message, and workers do not die of it
 _READER_LEFT = (errno.EPIPE, errno.EIO)
 
@@ -348,7 +348,7 @@ class FrontOutput:
         from ddplaunch.launcher.output.area import StatusArea
 
         if self._area is None:
-            self._terminals = tuple(stream for stream in _NAMES if os.isatty(self._fds.get(stream, -1)))
+            self._terminals = tuple(stream for stream in _STREAM_NAMES if os.isatty(self._fds.get(stream, -1)))
             self._area = StatusArea(rewraps=self._rewraps) if self._terminals else None
 
     def _terminal_size(self) -> os.terminal_size | None:
@@ -372,7 +372,7 @@ class FrontOutput:
             del self._fds[stream]
             if stream != CONTROL and error.errno not in _READER_LEFT:
                 self.failed = (error.strerror or str(error)).lower()
-                print_now(f"error: cannot write to {_NAMES[stream]}: {self.failed}\n")
+                print_now(f"error: cannot write to {_STREAM_NAMES[stream]}: {self.failed}\n")
 
 
 def _write_some(fd: int, data: memoryview) -> int:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 STARTS_PER_ROUND = 8
 SAMPLE_AFTER = 1.0  # seconds: shorter jobs pay for no sample
 DESCRIBE_AFTER = 2.0  # seconds: when the workers have their imports behind them, and shorter jobs pay nothing
-_NOT_SAMPLED = "what the workers use is no longer recorded"
-_NOT_NAMED = "workers that do not end after their script are not named"
+_WARNING_NOT_SAMPLED = "what the workers use is no longer recorded"
+_WARNING_NOT_NAMED = "workers that do not end after their script are not named"
 
 
 class Generations:
@@ -270,7 +270,7 @@ class Generations:
             self._loop.post(GroupJoined())
         self.start_notice.note_imports(found.count(IMPORTING), found.count(IMPORTED))
         if SCRIPT_ENDED in found:
-            self.call_or_warn(_NOT_NAMED, self._note_ended_scripts)
+            self.call_or_warn(_WARNING_NOT_NAMED, self._note_ended_scripts)
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
@@ -296,7 +296,7 @@ class Generations:
                 self._context.reporter.tell(text)
 
         workers = [self.running[rank] for rank in ranks if rank in self.running]
-        self.call_or_warn(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert=tuple))
+        self.call_or_warn(_WARNING_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert=tuple))
 
     def events_of_end(self, rank: int, *, names_causes: bool) -> list[node.Event]:
         """Return the events of a worker's end, after reading all that the worker wrote before; none while the worker lives.
@@ -351,7 +351,7 @@ class Generations:
         """Record what the workers use, as long as that does not fail."""
         self._sample_at, workers = inf, self.workers
         if workers is not None and self.call_or_warn(
-            _NOT_SAMPLED,
+            _WARNING_NOT_SAMPLED,
             lambda: self.sampler.sample(self.plan.workers, self.running, workers.progress, self._number),
         ):
             self._sample_at = self.sampler.due
@@ -423,7 +423,7 @@ class Generations:
         self.output.release(self._loop.now())
         self._sample_at = inf
         if self._made_sampler is not None:
-            self.call_or_warn(_NOT_SAMPLED, self._made_sampler.flush)
+            self.call_or_warn(_WARNING_NOT_SAMPLED, self._made_sampler.flush)
         if workers is None:
             return []
         inspection = self.made_inspection
@@ -445,5 +445,5 @@ class Generations:
         if self.made_debuggers is not None:
             self.made_debuggers.close()
         if self._made_sampler is not None:
-            self.call_or_warn(_NOT_SAMPLED, self._made_sampler.close)
+            self.call_or_warn(_WARNING_NOT_SAMPLED, self._made_sampler.close)
         self.starter.close()

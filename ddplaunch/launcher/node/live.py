@@ -31,8 +31,8 @@ View = Callable[[socket.socket], None]  # draws the rows, until the socket ends;
 
 _ASKS_EVERY = 1.0  # seconds from one request for rows to the next
 _DRAWS_EVERY = 0.05  # seconds from one drawing to the next at least
-_MOST_HELD = 1 << 16  # bytes that are held so long
-_SILENT = 10.0  # seconds without rows after which the old ones are not shown any more
+_MOST_BYTES_HELD = 1 << 16  # bytes that are held so long
+_ROWS_TOO_OLD_AFTER = 10.0  # seconds without rows after which the old ones are not shown any more
 _KEYBOARD = 0  # stdin
 _HELP = "ddplaunch: t or Enter shows where the ranks are, Ctrl-C stops the job, Ctrl-Z pauses it, h shows these keys\n"
 _LOST = "ddplaunch: --live has ended, since the process that makes its rows is gone. The job goes on\n"
@@ -84,7 +84,7 @@ class LiveOutput(FrontOutput):
         """Wait until there is something to do; return the descriptors that can be read."""
         until = [self._next_request_at] if self._viewer is not None and self._asked_at is None else []
         if self._asked_at is not None:
-            until.append(self._asked_at + _SILENT)
+            until.append(self._asked_at + _ROWS_TOO_OLD_AFTER)
         if self._held or self._is_redraw_due:
             until.append(self._drawn_at + _DRAWS_EVERY)
         timeout = max(0.0, min(until) - time.monotonic()) * 1000 if until else None
@@ -109,11 +109,11 @@ class LiveOutput(FrontOutput):
             if has_replied and now >= self._next_request_at:
                 self._take_keyboard()
                 self._ask(now)
-            elif self._asked_at is not None and now >= self._asked_at + _SILENT:
+            elif self._asked_at is not None and now >= self._asked_at + _ROWS_TOO_OLD_AFTER:
                 self._show_rows([])
                 self._asked_at = now  # so that this is done again only after as long
         draws = bool(self._held or self._is_redraw_due) and now >= self._drawn_at + _DRAWS_EVERY
-        if draws or self._held_size >= _MOST_HELD:
+        if draws or self._held_size >= _MOST_BYTES_HELD:
             self._flush(draws=draws)
 
     def _flush(self, *, draws: bool) -> None:

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ddplaunch.system.loop.loop import Pending
 
 LIMIT = 10.0  # seconds that a command has, or a disk
-AT_END = 12.0  # seconds that all that is left to do has, once the job has ended
-MOST = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
+END_WITHIN = 12.0  # seconds that all that is left to do has, once the job has ended
+MOST_WAITING = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
 _ANSWER_WITHIN = 2.0  # seconds that the nodes have to say how their workers are
 EVERY = 15.0  # seconds from one writing of the figures to the next
 _MARGIN = 2.0  # seconds for the child itself
-_STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
-_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
+_WHY_STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
+_EVENTS_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
 
 Errand = Callable[[], str]  # returns why it failed, "" if it did not
 
@@ -81,9 +81,9 @@ class Errands:
             self._next()
 
     def end_in_time(self) -> None:
-        """Take AT_END for all that is left; the last of it, which tells of the end of the job, has at least half of that."""
-        self._skip_to_last_at.set(self._loop.now() + AT_END / 2)
-        self._give_up_at.set(self._loop.now() + AT_END)
+        """Take END_WITHIN for all that is left; the last of it, which tells of the end of the job, has at least half of that."""
+        self._skip_to_last_at.set(self._loop.now() + END_WITHIN / 2)
+        self._give_up_at.set(self._loop.now() + END_WITHIN)
 
     def _skip_to_last(self) -> None:
         """Do the last that waits now, and nothing before it: half of the time at the end is over. Called by the loop."""
@@ -101,13 +101,13 @@ class Errands:
     def _next(self) -> None:
         self.is_busy = bool(self._waiting)
         if self.is_busy:
-            self._pending = self._loop.ask(self._waiting.popleft(), _STUCK, self._done, within=LIMIT + _MARGIN)
+            self._pending = self._loop.ask(self._waiting.popleft(), _WHY_STUCK, self._done, within=LIMIT + _MARGIN)
 
     def _done(self, why: str) -> None:
         if why and self._warn is not None:
             self._warn(f"{self._name}: {why}")
             self._warn = None
-        if why == _STUCK:
+        if why == _WHY_STUCK:
             self._is_stuck = True
             self._waiting.clear()
         self._next()
@@ -131,9 +131,9 @@ class Notifier:
         if event.name == "job_started":
             run_id = event.fields["run_id"]
             self._run = {"run_id": run_id, "name": short(run_id), "program": event.fields["program"]}
-        if event.name in _TOLD and self._run:
+        if event.name in _EVENTS_TOLD and self._run:
             said = {"v": VERSION, "event": event.name, "at": time.time(), **self._run, **event.fields}
-            self.errands.add(partial(run_command, self._command, self._env, said), most=MOST)
+            self.errands.add(partial(run_command, self._command, self._env, said), most=MOST_WAITING)
 
 
 def run_command(command: str, env: Mapping[str, str], said: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.output.sinks import Output
 
 PATIENCE = 2.0  # seconds of silence before the row is shown
-_EACH_SECOND = 60.0  # seconds in which the row counts each of them; later it counts tens
+_COUNTS_SECONDS_UNTIL = 60.0  # seconds in which the row counts each of them; later it counts tens
 
 
 class StartNotice:
@@ -60,7 +60,7 @@ class StartNotice:
             return
         seconds = round(now - self._began)
         output.show_status(self._ranks, f"{self._what_goes_on()}, {duration(seconds)}", now)
-        self._timer.set(now + (1.0 if seconds < _EACH_SECOND else 10.0))
+        self._timer.set(now + (1.0 if seconds < _COUNTS_SECONDS_UNTIL else 10.0))
 
     def _what_goes_on(self) -> str:
         if self._workers.waiting:

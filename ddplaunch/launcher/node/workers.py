@@ -30,9 +30,9 @@ from ddplaunch.system.process.tree import HARMLESS, Process, descendants, others
 if TYPE_CHECKING:
     from ddplaunch.launcher.node.services import Mps
 
-_LAST_WORDS = 8192  # characters of stderr that the failure report gets
+_LONGEST_STDERR_TAIL = 8192  # characters of stderr that the failure report gets
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
-LISTED_WITHIN = 0.1
+LISTED_BY_CLUSTER_WITHIN = 0.1
 
 
 class Workers:
@@ -250,7 +250,7 @@ class Workers:
         addressed = [self.running[rank] for rank in ranks if rank in self.running]
         members = self._members_to_signal(signum, addressed)
         for running in addressed:
-            had_it = by_cluster and at - running.started_at > LISTED_WITHIN
+            had_it = by_cluster and at - running.started_at > LISTED_BY_CLUSTER_WITHIN
             running.end(signum, at, members.get(running.pid), had_it=had_it)
         for running in addressed:  # once all have the signal, since this takes time
             running.count_written()
@@ -322,10 +322,10 @@ def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
 
 def _shortened(stderr: str) -> str:
     """Return the end of what a worker wrote to stderr; after a crash, the lines that explain the crash."""
-    if len(stderr) <= _LAST_WORDS:
+    if len(stderr) <= _LONGEST_STDERR_TAIL:
         return stderr
     try:
         from ddplaunch.record.seen.dump import shortened  # few workers write so much
     except Exception:  # noqa: BLE001 - its file may be gone, or of another version: the job ends as ever
-        return stderr[-_LAST_WORDS:]
-    return shortened(stderr, _LAST_WORDS)
+        return stderr[-_LONGEST_STDERR_TAIL:]
+    return shortened(stderr, _LONGEST_STDERR_TAIL)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.node.live import View
     from ddplaunch.record.bad_nodes import Failure
 
-_LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
+_LONGEST_HOST_FILE = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
 # seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
 # ended, or to requeue it
-_GRACE_IN_ANOTHER = 25.0
+_GRACE_WITHIN_OUTER = 25.0
 _SIGNS_OF_OUTER_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
 _UNAUTHENTICATED = (
     "no token: any process that reaches node 0, or listens where node 0 should, can join, stop or take over the job; "
@@ -216,8 +216,8 @@ def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
     """Have the grace period end before Slurm or Kubernetes, if we run there, kills the agents too; one that was given stays."""
     if spec.origin("grace_period") != "default" or not any(map(env.get, _SIGNS_OF_OUTER_GRACE)):
         return spec
-    chosen = Given.chosen("grace_period", f"{_GRACE_IN_ANOTHER:g}s")
-    return replace(spec, grace_period=_GRACE_IN_ANOTHER, given=(*spec.given, chosen))
+    chosen = Given.chosen("grace_period", f"{_GRACE_WITHIN_OUTER:g}s")
+    return replace(spec, grace_period=_GRACE_WITHIN_OUTER, given=(*spec.given, chosen))
 
 
 def _lacks_srun(env: Mapping[str, str]) -> bool:
@@ -281,7 +281,7 @@ def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
 def _read(path: str) -> str:
     from ddplaunch.system.process.user_files import read_text  # few jobs have a file
 
-    return read_text(path, _LARGEST, errors="surrogateescape")
+    return read_text(path, _LONGEST_HOST_FILE, errors="surrogateescape")
 
 
 def _prepare_stdio() -> None:

@@ -53,7 +53,7 @@ import importlib.util
 sys.exit(importlib.util.find_spec("debugpy") is None)
 """
 _DEBUGPY_WITHIN = 30.0  # seconds
-_LOOK_WITHIN = 1.0  # seconds
+_DISK_ANSWERS_WITHIN = 1.0  # seconds
 
 
 def run(
@@ -188,7 +188,7 @@ def _is_folder(path: str) -> bool:
     from ddplaunch.system.process.ask import AskedEnded, ask  # few jobs need it
 
     try:
-        return ask(partial(os.path.isdir, path), _LOOK_WITHIN)
+        return ask(partial(os.path.isdir, path), _DISK_ANSWERS_WITHIN)
     except (OSError, AskedEnded):  # of which TimeoutError is one
         return False
 

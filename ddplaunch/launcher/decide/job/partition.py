@@ -12,7 +12,7 @@ from ddplaunch.launcher.decide.job import actions, events
 from ddplaunch.launcher.decide.job.ending import Result, end_job, go_on_if_ended, stop_nodes, with_no_restart
 from ddplaunch.launcher.decide.job.members import Member
 from ddplaunch.launcher.decide.job.starting import take_back_generation
-from ddplaunch.launcher.decide.job.state import SETTLE, Partition, State
+from ddplaunch.launcher.decide.job.state import REPORTED_WITHIN, Partition, State
 from ddplaunch.spec.outcome import Why
 
 _MOST_NAMED = 8  # nodes
@@ -31,7 +31,7 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
     While the first node is silent it may be lost itself: wait until it answers or is lost.
     """
     if is_first_silent:
-        return replace(state, partition=replace(state.partition, due=at + SETTLE)), ()
+        return replace(state, partition=replace(state.partition, due=at + REPORTED_WITHIN)), ()
     unheard = {id: reason for id, reason in state.partition.nodes if state.members.runs(id)}
     state = replace(state, partition=Partition())
     split = _split(state, unheard, "hear")

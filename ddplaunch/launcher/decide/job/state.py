@@ -14,7 +14,7 @@ from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import soonest
 
-SETTLE = 2.0  # seconds from the first report that the first node is not heard: those of other nodes are on their way
+REPORTED_WITHIN = 2.0  # seconds from the first report that the first node is not heard: others are on their way
 
 
 class Phase(Enum):
@@ -65,7 +65,8 @@ class Partition(Struct, frozen=True, kw_only=True):
         """Return the record after another node has reported that it does not hear the first one."""
         if id in dict(self.nodes):
             return self
-        return replace(self, nodes=(*self.nodes, (id, reason)), due=at + SETTLE if self.due is None else self.due)
+        due = at + REPORTED_WITHIN if self.due is None else self.due
+        return replace(self, nodes=(*self.nodes, (id, reason)), due=due)
 
 
 class State(Struct, frozen=True, kw_only=True):

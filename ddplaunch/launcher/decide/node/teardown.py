@@ -18,7 +18,7 @@ SWEEP_GRACE = 1.0  # seconds that processes left behind get after a clean end
 TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of shared memory ends 2 s after its users
 CLUSTER_SIGNALS_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
 SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that hangs
-SLOW_STOP = 5.0  # seconds of a long stop after which the workers that still run are named, and again
+NAMES_EVERY = 5.0  # seconds of a long stop after which the workers that still run are named, and again
 # seconds that Ctrl-C waits at most for stacks, which come in a tenth of one unless the machine is busy
 STACKS_WITHIN = 1.0
 # seconds from stop to SIGKILL for a worker that has not moved since: no handler of Python runs in a collective, for example
@@ -51,7 +51,7 @@ def stop(
     `stops_all`: a limit of time is over, and all nodes get this order; none sends a signal before all have captured the stacks.
     After Ctrl-C, and where no worker makes progress, they are always captured, to know later who stands where it stood.
     """
-    is_ordered = why in _ORDERED
+    is_ordered = why in _ORDERED  # by the coordinator, which needs no report
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
     state, resumes = resume(state, at)
     then = (*reports, *resumes)
@@ -126,9 +126,9 @@ def send_stop(state: State, *, by_cluster: bool = False) -> Result:
 
 def _with_grace_period(state: State, at: float) -> State:
     """Let the grace period begin at this time."""
-    warns = state.policy.grace_period > 2 * SLOW_STOP
+    warns = state.policy.grace_period > 2 * NAMES_EVERY
     deadline = at + state.policy.grace_period
-    return replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None)
+    return replace(state, phase_deadline=deadline, warning_deadline=at + NAMES_EVERY if warns else None)
 
 
 def find_stuck(state: State, at: float) -> Result:
@@ -147,7 +147,7 @@ def find_stuck(state: State, at: float) -> Result:
         return replace(state, teardown=replace(teardown, stuck_deadline=at + HANG_GRACE)), ()
     if state.warning_deadline is not None:
         # the line that names the workers which still run waits until the stuck ones are killed
-        state = replace(state, warning_deadline=at + SLOW_STOP)
+        state = replace(state, warning_deadline=at + NAMES_EVERY)
     return state, (actions.FindStuck(ranks),)
 
 
@@ -173,7 +173,7 @@ def on_deadline(state: State, at: float, *, warning_is_due: bool) -> Result:
     if is_due(state.teardown.stuck_deadline, at):
         return find_stuck(state, at)
     if warning_is_due and seconds_left > 0:
-        return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, seconds_left),)
+        return replace(state, warning_deadline=at + NAMES_EVERY), (actions.NameRunning(state.alive, seconds_left),)
     if state.terminal_holder and state.why is Why.FAILED:
         # the grace period is over for all but the rank in the debugger, which may stay there for as long as the user likes
         kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
