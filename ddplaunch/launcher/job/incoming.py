@@ -41,7 +41,7 @@ class Incoming:
         self._loop = loop
         self._terms = terms
         self._coordinator = coordinator
-        self._said_hello = 0  # how many agents have, the departed included
+        self._hellos = 0  # how many agents have, the departed included
         self._admit_at = loop.timer(None, self._admit_waiting)
         self._connections = Connections(loop, terms, self)
         self.agents = Agents(terms, self._connections, self)
@@ -173,7 +173,7 @@ class Incoming:
         if why := self._why_expelled(hello):
             self._connections.expel(id, why)
             return
-        self._said_hello += 1
+        self._hellos += 1
         self.agents.by_id[id] = Agent(hello)
         if self.agents.job_end is not None and self._coordinator.state.policy.dispatched:
             # the command started it with the others, so it ends as they do, and is not refused
@@ -184,7 +184,7 @@ class Incoming:
     def _why_expelled(self, hello: messages.Hello) -> str:
         """Return why an agent with this hello is expelled, as a predicate; "" if it is not."""
         max_nodes = self._terms.keepalive.max_nodes
-        if self._said_hello == max(_LEAST_HELLOS, _HELLOS_PER_NODE * max_nodes):
+        if self._hellos == max(_LEAST_HELLOS, _HELLOS_PER_NODE * max_nodes):
             return "too many agents have come and gone"
         if hello.last_generation > _MOST_GENERATIONS:
             return f"claims to have begun generation {hello.last_generation}"

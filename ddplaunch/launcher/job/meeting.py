@@ -64,7 +64,10 @@ class Meeting:
         self._agents.ask(self._order[0], Lead(self.number, port, origin, again))
 
     def on_report(self, id: int, report: MeetingReport) -> None:
-        """Take what a node answers; drop an answer to what this node was not asked for, since agents may send anything."""
+        """Take what a node answers; drop an answer to what this node was not asked for, since agents may send anything.
+
+        `Reached` without an address: the node does not reach the first one, or hears it no longer.
+        """
         is_of_first = id == self._order[0] and self._ready_first is None
         match report:
             case _ if report.meeting != self.number:

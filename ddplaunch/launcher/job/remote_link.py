@@ -72,7 +72,7 @@ class RemoteLink(Link):
         super().__init__(loop)
         self._elsewhere = elsewhere
         timeout = elsewhere.keepalive.timeout
-        self._silence = Silence(timeout, timeout)
+        self._silence = Silence(timeout, timeout)  # seconds without a word of the coordinator, and of its host
         self._heard_at = 0.0  # when the last message came
         self._lease = lease or Lease(inf, loop.now)  # which never ends
         self._lease_at = loop.timer(None, self._check_lease)
@@ -107,6 +107,7 @@ class RemoteLink(Link):
             self._on_opened(peer, peer.address)
 
         other_side = (self._elsewhere.command_host, 0)  # of no port
+        # each side proves the key to the other; then `opened` is called
         Greeting(self._loop, sock, other_side, Client(self._elsewhere.key), opened=opened, failed=failed)
 
     def _on_opened(self, peer: Peer, found_as: str) -> None:
@@ -142,10 +143,10 @@ class RemoteLink(Link):
 
     def send(self, report: Report) -> None:
         """Report to the coordinator. While there is none, a report that this node stops ends this node."""
-        # for a reason of its own: a failure of its workers is one of the whole job
-        stopping = report if isinstance(report, node.ReportStopping) and report.why is not Why.FAILED else None
-        if stopping is not None:
-            self._own_stop = stopping
+        # a failure of its workers is no reason of its own: it ends the generation on all nodes
+        own_stop = report if isinstance(report, node.ReportStopping) and report.why is not Why.FAILED else None
+        if own_stop is not None:
+            self._own_stop = own_stop
         if isinstance(report, NodeEnd):
             self._on_generation_ended_here(report)
             if self._probe is not None:
@@ -153,13 +154,13 @@ class RemoteLink(Link):
         if self._peer is not None:
             if not isinstance(report, node.Suspend | node.Resume):  # Ctrl-Z here does not suspend the whole job
                 self._send(messages.fitted(report))
-        elif stopping is not None:
-            self._end_as_stopped(stopping)
+        elif own_stop is not None:
+            self._end_as_stopped(own_stop)
 
-    def _end_as_stopped(self, stopping: node.ReportStopping) -> None:
-        """End this node, which is to stop by a reason of its own while no coordinator knows of it."""
-        status = exitcodes.of_signal(stopping.signum) if stopping.signum else exitcodes.NODE_LOST
-        self.on_order(JobEnd(status=status, why=stopping.why.value))
+    def _end_as_stopped(self, own_stop: node.ReportStopping) -> None:
+        """End this node, which is to stop for a reason of its own while no coordinator knows of it."""
+        status = exitcodes.of_signal(own_stop.signum) if own_stop.signum else exitcodes.NODE_LOST
+        self.on_order(JobEnd(status=status, why=own_stop.why.value))
 
     @property
     def address(self) -> str | None:
@@ -358,9 +359,9 @@ class RemoteLink(Link):
             self._probe = Probe(self._loop, self._elsewhere.key, self._elsewhere.keepalive, self)
         self._probe.on_order(order)
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Wait for the coordinator no longer."""
-        super().leave()
+        super().give_up()
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:

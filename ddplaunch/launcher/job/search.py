@@ -93,7 +93,7 @@ class _Name:
         self._answered = answered
         self._moves_within = moves_within
         self._targets: tuple[Target, ...] = ()  # with 0 for a port, as last known
-        self.is_answered = False
+        self.is_answered = False  # whether a look-up has ended, whatever it has found
         self._resolver: Resolver | None = None  # of the last look-up
         self._again_at = loop.timer(None, self.look_up)
 

@@ -351,9 +351,9 @@ class Agent(BehindFront):
         if self._state.why is Why.SIGNALLED:
             self._signals.was_asked_to_end = True  # the signal may have come to another node
         if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it
-            self._link.leave()
+            self._link.give_up()
         end = self._link.end = self._settled_end(status)
-        self._conclude(end)
+        self._report_end_of_job(end)
         self._run_socket.ended(end)
 
     def _settled_end(self, status: int) -> JobEnd:

@@ -207,7 +207,7 @@ class BehindFront(ABC):
 
     # --- the end
 
-    def _conclude(self, end: JobEnd) -> None:
+    def _report_end_of_job(self, end: JobEnd) -> None:
         """Report how the job ended, unless it is to be queued again from here, which is known later."""
         if end.requeue:
             self._reporter.story.note_left_after(end.requeue)

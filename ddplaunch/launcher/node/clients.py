@@ -224,7 +224,7 @@ class Clients:
 
 
 class RunClients(Clients):
-    """The clients of one agent: the coordinator's answers for the job; others attach debuggers for that, and say where it is."""
+    """The clients of one agent. The coordinator's agent answers for the job; others attach debuggers for it, or name its host."""
 
     def __init__(self, loop: Loop, context: AgentContext, link: Link) -> None:
         super().__init__(loop)

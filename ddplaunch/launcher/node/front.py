@@ -263,18 +263,17 @@ class _Front:
         """
         if question.has_answer():
             self._question = None
-        elif not question.repeat():
-            if self._workers_are_to_be_killed:
-                self.killed_agent = True
-                raise _Unresponsive(
-                    f"ddplaunch: the agent (pid {self._agent.pid}) did not respond and was killed, with the workers"
-                )
-            self._question = None
-            within = duration(self._watch.gives_up_after)
-            print_now(
-                f"ddplaunch: the agent (pid {self._agent.pid}) does not respond{self._agent.describe_silence()}. "
-                f"Without an answer for {within} it is killed, with the workers\n"
-            )
+            return
+        is_given_up = not question.repeat()
+        if not is_given_up:
+            return
+        agent = f"ddplaunch: the agent (pid {self._agent.pid})"
+        if self._workers_are_to_be_killed:
+            self.killed_agent = True
+            raise _Unresponsive(f"{agent} did not respond and was killed, with the workers")
+        self._question = None
+        state, within = self._agent.describe_silence(), duration(self._watch.gives_up_after)
+        print_now(f"{agent} does not respond{state}. Without an answer for {within} it is killed, with the workers\n")
 
 
 class FrontOutput:

@@ -56,9 +56,8 @@ class RunSocket:
             return
         files.listening = self._on_socket_named
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
-        is_folder_ours = (
-            context.folder is not None and context.inputs.spec.log_dir is None
-        )  # then the socket lies in it
+        # the socket lies in the folder of the run, unless that is the user's
+        is_folder_ours = context.folder is not None and context.inputs.spec.log_dir is None
         files.put(LISTEN, pack({"name": name, "in_folder": is_folder_ours}))
 
     def _on_socket_named(self, reply: Mapping[str, Any]) -> None:
@@ -67,7 +66,7 @@ class RunSocket:
             return
         is_coordinator = self._link.coordinator is not None
         if why := reply.get("why"):
-            if is_coordinator:  # the user asks that one
+            if is_coordinator:  # which is the one that users ask
                 self._warn(f"do not reach this run: {why}")
             return
         assert self._context.files.listener is not None
@@ -122,6 +121,7 @@ class RunSocket:
             from ddplaunch.reach.channel.streams import Streams
 
             self._streams = Streams(self._loop, self._link.send)
+        # a chunk without data belongs to a stream that has ended here
         is_first_chunk = chunk.number > self._newest_stream and bool(chunk.data)
         if is_first_chunk:
             import socket

@@ -52,7 +52,7 @@ class Workers:
         self._ended_ranks: set[int] = set()
         self._raised_ranks: set[int] = set()  # those whose exception `newly_raised` has returned
         self._pipes = WorkerPipes(loop, output, workers=len(self._plans))
-        self._mps = _mps(loop, setup)
+        self._mps = _start_mps(loop, setup)
         reader = next((worker.rank for worker in setup.plan.workers if worker.stdin), None)  # the rank with our stdin
         if reader is not None and os.isatty(0):  # it may ask its user something
             output.expect_prompts(reader, lambda: awaited_input(running[reader].pid) if reader in running else None)
@@ -248,11 +248,11 @@ class Workers:
         if signum == signal.SIGINT:
             self._output.note_interrupt()
         addressed = [self.running[rank] for rank in ranks if rank in self.running]
-        members = self._members_to_signal(signum, addressed)
+        members = self._members_to_signal(signum, addressed)  # of groups that do not get it whole
         for running in addressed:
             had_it = by_cluster and at - running.started_at > LISTED_BY_CLUSTER_WITHIN
             running.end(signum, at, members.get(running.pid), had_it=had_it)
-        for running in addressed:  # once all have the signal, since this takes time
+        for running in addressed:  # only once all have the signal, since this takes time
             running.count_written()
 
     def _members_to_signal(self, signum: int, addressed: Iterable[RunningWorker]) -> Mapping[int, tuple[Process, ...]]:
@@ -310,7 +310,7 @@ class Workers:
         return list(exit_of_rank.values())
 
 
-def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
+def _start_mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
     if setup.mps_control is None:
         return None
     from ddplaunch.launcher.node.services import Mps  # few jobs need it

@@ -231,7 +231,7 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
 
     Raises LaunchError: what was asked for contradicts what was found.
     """
-    failures, unusable = _remembered_failures(env)
+    failures, warnings_of_file = _remembered_failures(env)
     avoided = failures if spec.avoid_bad_nodes else []
     facts = ClusterFacts(
         spec=spec,
@@ -242,7 +242,7 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
         confirm_job=partial(_confirm_job, env),
     )
     found = discover(facts)
-    found = replace(found, warnings=(*found.warnings, *unusable, *_warning_of_failed(spec, found, failures)))
+    found = replace(found, warnings=(*found.warnings, *warnings_of_file, *_warning_of_failed(spec, found, failures)))
     is_typed = spec.origin("avoid_bad_nodes").startswith("--")  # not from a file or variable, which are for all jobs
     if is_typed and found.cluster in ("local", "static"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))

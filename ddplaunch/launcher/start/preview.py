@@ -128,9 +128,9 @@ def _describe_warm(plan: Plan, env: Mapping[str, str]) -> str:
 
 def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, `node`, and put all workers into one plan."""
-    run_id, number = run_id_of(spec), allocation.nnodes[1] - spec.spares
-    nodes = [assign.simulated(node, node_rank, number, spec.simulate) for node_rank in range(number)]
-    slots = [host.slots for host in allocation.start[:number]] or [None] * number
+    run_id, nnodes = run_id_of(spec), allocation.nnodes[1] - spec.spares
+    nodes = [assign.simulated(node, node_rank, nnodes, spec.simulate) for node_rank in range(nnodes)]
+    slots = [host.slots for host in allocation.start[:nnodes]] or [None] * nnodes  # as given for each host; None: not
     specs = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
     here = make_plan(specs[0], allocation, nodes[0], run_id=run_id)
     if any(given is not None for given in slots):
@@ -140,10 +140,9 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     is_per_rank = allocation.task is not None  # other ranks are other commands, of which this one knows nothing
     if is_per_rank or allocation.nnodes[1] == 1:
         return here
-    workers = [count_workers(one, allocation, like)[0] for one, like in zip(specs, nodes, strict=True)]
-    agents = tuple(
-        PlannedAgent(agent.host, number) for agent, number in zip(here.agents[:number], workers, strict=True)
-    )
+    workers = [count_workers(one, allocation, there)[0] for one, there in zip(specs, nodes, strict=True)]
+    hosts = [agent.host for agent in here.agents[:nnodes]]
+    agents = tuple(PlannedAgent(host, number) for host, number in zip(hosts, workers, strict=True))
     # what the coordinator of the job would tell each agent
     agreed = Agreed(
         run_id=run_id,
@@ -168,7 +167,7 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     ]
     return replace(
         here,
-        nnodes=number,
+        nnodes=nnodes,
         agents=agents,
         workers=tuple(worker for plan in plans for worker in plan.workers),
     )
