@@ -313,7 +313,7 @@ class Connections:
             return messages.for_coordinator(payload)
         except Malformed as error:
             try:
-                stand_in = messages.without_words(payload)
+                stand_in = messages.stand_in_for_malformed(payload)
             except Malformed:
                 raise error from None
             self._receiver.on_part_dropped(id, str(error))

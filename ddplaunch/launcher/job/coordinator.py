@@ -74,7 +74,7 @@ class Coordinator:
         self._meeting: Meeting | None = None  # the last one: before a generation begins that has none of its nodes here
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
-        self._over = loop.timer(None, lambda: None)  # while it is set, agents have the time to take note of the end
+        self._end_known_at = loop.timer(None, lambda: None)  # set while agents have the time to take note of the end
         # each of these from when it is first needed: most jobs need few
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
@@ -449,7 +449,7 @@ class Coordinator:
         if decided_by_cluster is not None:  # the cluster has ended the job, as when its time was up
             status, why = decided_by_cluster
         self._has_ended = True
-        self._over.set(self._loop.now() + QUIT_TIMEOUT)
+        self._end_known_at.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
             self._agents.end_job(replace(end, text=text), state.unneeded_spares)
@@ -473,7 +473,8 @@ class Coordinator:
     @property
     def is_over(self) -> bool:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
-        return self._has_ended and (self._agents is None or not self._agents.connections.ids or not self._over.is_set)
+        all_have_left = self._agents is None or not self._agents.connections.ids
+        return self._has_ended and (all_have_left or not self._end_known_at.is_set)
 
     @property
     def reached_at(self) -> str | None:

@@ -55,7 +55,7 @@ class Explainer:
         cluster_question = self._reporter.cluster_question(state)
         findings = Findings(state=state, traces=self._traces)
 
-        def ask_cluster(found: Whereabouts) -> None:
+        def ask_cluster_and_report(found: Whereabouts) -> None:
             with_whereabouts = replace(findings, found=found)
             if cluster_question is None:
                 report(with_whereabouts)
@@ -65,13 +65,13 @@ class Explainer:
             )
 
         if not self._samples:
-            ask_cluster(Whereabouts())
+            ask_cluster_and_report(Whereabouts())
             return
         samples = tuple(chain.from_iterable(self._samples.values()))
         # ranks that were not at work any more: they ended by themselves, or failed before they were stopped
         ended = frozenset(end.rank for end in state.generation.exits if end.stopped_with is None or failed_itself(end))
         explain = partial(_explain, samples, self._reporter.cwd, of_hang=state.why is Why.HUNG, ended=ended)
-        self._whereabouts = self._loop.ask(explain, Whereabouts(), ask_cluster, within=_EXPLAINED_WITHIN)
+        self._whereabouts = self._loop.ask(explain, Whereabouts(), ask_cluster_and_report, within=_EXPLAINED_WITHIN)
 
     def explain_hang(self, samples: Sequence[Sample], then: Callable[[Whereabouts], None]) -> None:
         """Call `then` with what is wrong in workers that make no progress."""

@@ -167,11 +167,11 @@ def _is_here(address: str, *, quiet: bool) -> bool:
         from ddplaunch.system.net.addresses import is_own
         from ddplaunch.system.net.resolver import look_up
 
-    def notify() -> None:
+    def say_that_it_takes_long() -> None:
         if not quiet:
             write_stderr(f"ddplaunch: looking up {address}, to see whether the rendezvous host is this one\n")
 
-    return any(is_own(str(sockaddr[0])) for _, sockaddr in look_up(address, notify).targets)
+    return any(is_own(str(sockaddr[0])) for _, sockaddr in look_up(address, say_that_it_takes_long).targets)
 
 
 def _digest(spec: JobSpec) -> str:

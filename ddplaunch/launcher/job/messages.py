@@ -164,7 +164,7 @@ class _UnreadStacks(Struct, tag="stacks_at_end"):
 _unread: Callable[[bytes], _UnreadAnswer | _UnreadStacks] = decoder(_UnreadAnswer | _UnreadStacks)
 
 
-def without_words(payload: bytes) -> Answered | None:
+def stand_in_for_malformed(payload: bytes) -> Answered | None:
     """Return what stands in for a malformed message that only tells of workers: for an answer a `NoAnswer`, else None.
 
     Raises Malformed: it is another message, one that a job cannot do without.
@@ -278,6 +278,7 @@ def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
     failed = end.start_failure
 
     def moved(exit: WorkerExit) -> WorkerExit:
+        """Return the end of one of its workers, so that its times are of our clock."""
         error, stopped_at = exit.error, exit.stopped_at
         return replace(
             exit,

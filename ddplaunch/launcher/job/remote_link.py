@@ -341,7 +341,7 @@ class RemoteLink(Link):
     def _look_again(self) -> None:
         """Look for node 0 where it was."""
         self._end_lease()
-        self._search.begin(self._search.places, moves_within=MAY_HAVE_MOVED_AFTER)
+        self._search.begin(self._search.places, again_after=MAY_HAVE_MOVED_AFTER)
 
     def on_order(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""

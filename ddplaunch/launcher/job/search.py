@@ -38,13 +38,13 @@ class Search:
         self._dial_known_at = loop.timer(None, self._dial)
         self._dialer = Dialer(loop, key, opened=self._on_opened, refused=self.refusals.add, user_timeout=user_timeout)
 
-    def begin(self, places: Iterable[Place], *, moves_within: float = inf) -> None:
+    def begin(self, places: Iterable[Place], *, again_after: float = inf) -> None:
         """Look for the node at these places, in this order; look names up again after so many seconds: it may have moved."""
         self.places = tuple(places)
         self.refusals.forget()
         self._forget_names()
         hosts = dict.fromkeys(host for host, _ in self.places)
-        self._names = {host: _Name(self._loop, host, self._on_answer, moves_within) for host in hosts}
+        self._names = {host: _Name(self._loop, host, self._on_answer, again_after) for host in hosts}
         self._dial_known_at.set(self._loop.now() + DIAL_KNOWN_AFTER)
         for name in self._names.values():
             name.look_up()
@@ -86,12 +86,12 @@ class Search:
 class _Name:
     """A name of the node, or an address: looked up until it is known, and again where the node may have moved."""
 
-    def __init__(self, loop: Loop, host: str, answered: Callable[[Answer], None], moves_within: float) -> None:
-        """`answered` gets each answer; a known name is looked up again after `moves_within` seconds."""
+    def __init__(self, loop: Loop, host: str, answered: Callable[[Answer], None], again_after: float) -> None:
+        """`answered` gets each answer; a known name is looked up again after `again_after` seconds."""
         self._loop = loop
         self._host = host
         self._answered = answered
-        self._moves_within = moves_within
+        self._again_after = again_after
         self._targets: tuple[Target, ...] = ()  # with 0 for a port, as last known
         self.is_answered = False  # whether a look-up has ended, whatever it has found
         self._resolver: Resolver | None = None  # of the last look-up
@@ -122,8 +122,8 @@ class _Name:
         self._targets = answer.targets or self._targets
         if answer.error:
             self._again_at.set(self._loop.now() + LOOK_UP_AGAIN_AFTER)
-        elif self._moves_within < inf and not is_numeric(self._host):
-            self._again_at.set(self._loop.now() + self._moves_within)
+        elif self._again_after < inf and not is_numeric(self._host):
+            self._again_at.set(self._loop.now() + self._again_after)
         self._answered(answer)
 
 

@@ -158,7 +158,7 @@ class Agent(BehindFront):
             case node.Sweep(signum, sparing):
                 self._sweep(signum, sparing=sparing)
             case node.ReportEnded():
-                self._report_end()
+                self._report_node_end()
             case node.Exit(status):
                 self._exit(status)
             case node.Suspend() | node.Resume():
@@ -262,7 +262,7 @@ class Agent(BehindFront):
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         event = self._with_what_agent_knows(event)
-        # (of Ctrl-C the output is told when the workers get it)
+        # not by Ctrl-C, of which the output is told when the workers get it
         is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._state.workers_go_on
         if is_ordered_stop and self._generations.plan.nnodes > 1:
             self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from a failure there
@@ -300,7 +300,7 @@ class Agent(BehindFront):
         assert self._link is not None
         self._link.send(report)
 
-    def _report_end(self) -> None:
+    def _report_node_end(self) -> None:
         """Report to the coordinator how the workers of this node have ended, and where they were if they had to end.
 
         With that go the traces of the machine: kills for want of memory, room in /dev/shm, the folder of the logs.

@@ -84,7 +84,7 @@ class BehindFront(ABC):
                 # from here on no event is for the subclass, whose decision needs a link
                 self._loop.handle = partial(BehindFront.handle, self)
                 self.fail(error)
-                self._leave()
+                self._finish_files_and_output()
                 return error.status
             opened.callback(link.close)
             self._run_socket.open(link)
@@ -102,7 +102,7 @@ class BehindFront(ABC):
             self._reporter.stderr.put(self._context.closing_lines)
         if (requeue := self._requeue_to_use) is not None:
             self._queue_again(requeue)
-        self._leave()
+        self._finish_files_and_output()
         return status
 
     # --- what a kind of such a process says
@@ -314,7 +314,7 @@ class BehindFront(ABC):
         tells.cancel()
         return reply
 
-    def _leave(self) -> None:
+    def _finish_files_and_output(self) -> None:
         """Have all files of the run written, and hand over all output."""
         self._end_files()
         self._hand_over_output()

@@ -255,6 +255,7 @@ class AgentContext:
         tag = OURS if inputs.allocation.start and not inputs.leads else STDERR
 
         def put(text: str) -> None:
+            # a worker may have left a line on the terminal without its end
             shown = (new_line(2) if self.shares_line else "") + visible(text)
             if self.writes_itself:
                 write_stderr(shown)

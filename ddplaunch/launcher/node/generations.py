@@ -140,12 +140,12 @@ class Generations:
     def _start_some(self) -> None:
         """Start a few workers. Called by the loop, which serves events between two such rounds, so no signal waits for all."""
         if self._ready_setup is not None and self._ready_setup.folder.is_settled:
-            if (
-                why := self._ready_setup.folder.refusal
-            ) is not None:  # the user has asked for a folder that cannot be had
+            why_refused = self._ready_setup.folder.refusal
+            if why_refused is not None:  # of a folder that the user has asked for
                 first = self._ready_setup.plan.workers[0]
                 self._ready_setup = None
-                self._loop.post(node.StartFailed(StartFailure(first.rank, first.host, why, USAGE), self._loop.now()))
+                failure = StartFailure(first.rank, first.host, why_refused, USAGE)
+                self._loop.post(node.StartFailed(failure, self._loop.now()))
                 return
             self._make_workers(self._ready_setup)
         workers = self.workers

@@ -56,7 +56,7 @@ class Questions:
             self._generations.running.values(),
             question.within,
             partial(self._on_answer, number),
-            convert=partial(answers.stacks, threads=question.threads),
+            convert=partial(answers.stacks, threads=question.threads),  # what the child sends of them
             native=question.native,
             stacks=question.frames,
             ras=question.frames,  # and what NCCL's RAS service says of the job
@@ -68,7 +68,7 @@ class Questions:
         running = self._generations.running
         recorders = {rank: worker.recorder for rank, worker in running.items() if worker.recorder}
         if not recorders:
-            self._reply(number, NodeArrivals(wall=0, series=()))
+            self._reply(number, NodeArrivals(wall=0, series=()))  # none has called any
             return
         until = time.monotonic() + question.within
         read = partial(answers.arrivals, recorders, until=until, every=question.every)

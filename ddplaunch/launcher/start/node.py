@@ -90,7 +90,7 @@ def run(
     if reports_job is None:
         reports_job = not allocation.has_front and (0 in draft.ranks or not allocation.has_one_screen)
     raise_open_files()  # before the interpreter is kept warm: it inherits the limit
-    warm, why_cold = _warm(draft, env)
+    warm, why_cold = _kept_warm(draft, env)
     inputs = JobInputs(
         spec=spec,
         env=env,
@@ -217,7 +217,7 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
         )
 
 
-def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]:
+def _kept_warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]:
     """Return the interpreter that is kept warm for such runs, or None, and a note for the user, or "".
 
     The note says that the interpreter is new, or why there is none; else, with a debugger around this command, why workers are

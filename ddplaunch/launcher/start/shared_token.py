@@ -22,7 +22,7 @@ _SHARED_FILE_SYSTEMS = frozenset((
     "afs", "beegfs", "ceph", "dvs", "fuse.ceph", "fuse.glusterfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
     "panfs", "wekafs",
 ))  # fmt: skip
-_LENGTH = 64  # bytes, as hexadecimal digits
+_HEX_DIGITS = 64  # bytes, as hexadecimal digits
 _KEPT_FOR = 90 * 24 * 3600.0  # seconds, longer than jobs run: a node that joins again needs it again
 
 
@@ -69,7 +69,7 @@ def _make(path: str) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as file:
-            file.write(os.urandom(_LENGTH // 2).hex())
+            file.write(os.urandom(_HEX_DIGITS // 2).hex())
         with suppress(FileExistsError):
             os.link(draft, path)
     finally:
@@ -82,8 +82,8 @@ def _read(path: str) -> str | None:
     with open(descriptor, "rb") as file:
         if not _is_ours_alone(os.fstat(descriptor), stat.S_IFREG, forbidden=0o077):
             return None
-        content = file.read(_LENGTH + 1)
-    return content.decode() if len(content) == _LENGTH else None
+        content = file.read(_HEX_DIGITS + 1)
+    return content.decode() if len(content) == _HEX_DIGITS else None
 
 
 def _remove_old(folder: str) -> None:

@@ -35,7 +35,7 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
     unheard = {id: reason for id, reason in state.partition.nodes if state.members.runs(id)}
     state = replace(state, partition=Partition())
     split = _split(state, unheard, "hear")
-    if split is None:
+    if split is None:  # the nodes that lost the first one have ended, or the first one has
         return state, ()
     generation = replace(state.generation, lost=(*state.generation.lost, *split.lost))
     state, releases = _leave_behind(replace(state, generation=generation), split)
@@ -56,7 +56,7 @@ def on_unreached(state: State, event: events.Unreached) -> Result:
     split = _split(state, {id: reason for id, reason in event.nodes if id in state.members}, "reach")
     rendezvous = state.rendezvous  # as it was: no port was taken, and the next generation waits for none
     state = replace(take_back_generation(state, event.at), rendezvous=rendezvous, phase_deadline=event.at)
-    if split is None:
+    if split is None:  # those nodes are lost, and the others begin again
         return state, ()
     if not split.left_behind:
         generation = replace(state.generation, lost=split.lost)
@@ -76,10 +76,9 @@ class _Split(Struct, frozen=True):
 
 
 def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None:
-    """Return how the nodes split of which those in `reasons` do not hear, or reach, the first one; None if these are gone.
+    """Return how the nodes split: the far part, those in `reasons`, does not hear, or reach, the first node; the near part does.
 
-    They are the far part; the first node and those that hear it are the near one. The larger part goes on; of equal ones, the
-    near.
+    The larger part goes on; of equal ones, the near. None: the far nodes are gone, or the first node has finished.
     """
     members = state.members.taking_part
     first = next((member for member in members if member.node_rank == 0), None)
@@ -104,14 +103,14 @@ def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None
 
 def _leave_behind(state: State, split: _Split) -> Result:
     """Have the agents of the smaller part end: now where no worker runs, elsewhere once the workers have been stopped."""
-    members, releases = state.members, []
+    members, ends_now = state.members, []
     for member in split.left_behind:
         if members.runs(member.id):
             members = members.with_member(replace(member, left_behind=split.text))
         else:
             members = members.without(member.id)
-            releases.append(actions.LeaveBehind(member.id, split.text))
-    return replace(state, members=members), tuple(releases)
+            ends_now.append(actions.LeaveBehind(member.id, split.text))
+    return replace(state, members=members), tuple(ends_now)
 
 
 def _names(members: Sequence[Member]) -> str:

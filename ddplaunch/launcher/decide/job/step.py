@@ -196,7 +196,7 @@ def _stop_all_nodes(state: State, event: events.NodeStopping) -> Result:
     if state.phase in BETWEEN_GENERATIONS:
         return end_job(replace(state, why=why, signum=signum))
     if state.why is Why.NODE_JOINED or (_was_to_start_again(state) and not is_failure):
-        state = replace(state, why=why, signum=signum)  # the worse reason counts
+        state = replace(state, why=why, signum=signum)  # the worse reason of the two
     return (state if is_failure else with_no_restart(state)), ()  # after a failure another generation may follow
 
 
@@ -272,8 +272,8 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     if state.phase is Phase.RUNNING:
         return _on_node_ended_unstopped(state, member, event)
     was_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT
-    is_first_node = len(generation.node_exits) == 1
-    if was_ctrl_c and is_first_node and not state.members.have_ended:
+    is_first_to_end = len(generation.node_exits) == 1
+    if was_ctrl_c and is_first_to_end and not state.members.have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
         return state, (actions.StopNodes(state.members.running, SIGINT, others_ended=True),)
     return go_on_if_ended(state, event.at)
