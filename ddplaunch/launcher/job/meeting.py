@@ -1,4 +1,4 @@
-"""A meeting, where the coordinator is on no node of a generation: before it begins, its nodes find out how they reach the first.
+"""A meeting: before a generation (a start of all workers) without the coordinator's node, its nodes find a way to the first one.
 
 The first node, node 0 of the generation, reserves MASTER_PORT and says where it is reached; then the others reach it, by a
 connection that they keep while the generation runs (`probe.py`). While they meet, no worker of the generation runs anywhere.

@@ -1,4 +1,4 @@
-"""What an agent does where the coordinator is on no node: it is the first node, which the others reach, or it reaches that one.
+"""What an agent does where the coordinator is on no node: its node is the first one, which the others reach, or reaches that one.
 
 The first node is node 0 of a generation. The nodes do not talk to each other through the coordinator there, so each other node
 keeps a connection to the first one while a generation runs, and reports when it hears the first one no longer. The coordinator
@@ -32,7 +32,7 @@ _PEERS_OF_SMALL_JOB = 64
 
 
 class Probe:
-    """This node's part in a meeting, before a generation begins, and in that generation; then in the next ones."""
+    """This node's part in a meeting (the nodes of a generation find a way to the first one), and while that generation runs."""
 
     def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, link: Link) -> None:
         """Take part in no meeting yet; `key` is that of the job, and `link` takes the reports on what comes of a meeting."""

@@ -51,7 +51,7 @@ def begin(loop: Loop, context: AgentContext, coordinator: Coordinator) -> list[E
     if spec.metrics_file:
         progress = JobProgress(loop, context, coordinator)
         file = MetricsFile(loop, os.path.abspath(spec.metrics_file), progress, reporter.warn)
-        reporter.add_reader(lambda event: file.write_end() if event.name == "job_ended" else None)
+        reporter.add_reader(file)
         errands.append(file.errands)
     return errands
 
@@ -235,7 +235,7 @@ class JobProgress:
 
 
 class MetricsFile:
-    """Writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
+    """A reader of events, which writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
 
     def __init__(self, loop: Loop, path: str, progress: JobProgress, warn: Callable[[str], None]) -> None:
         """Write the figures of `progress`, from now on."""
@@ -253,11 +253,12 @@ class MetricsFile:
             self.errands.add(partial(write_whole, self._path, render(figures)), most=1)
         self._due.set(self._loop.now() + (EVERY if figures is not None else 1.0))
 
-    def write_end(self) -> None:
+    def __call__(self, event: Event) -> None:
         """Write how the job has ended, and nothing after that."""
-        self._write()
-        self._has_ended = True
-        self._due.cancel()
+        if event.name == "job_ended":
+            self._write()
+            self._has_ended = True
+            self._due.cancel()
 
 
 def write_whole(path: str, text: str) -> str:

@@ -131,7 +131,7 @@ def test_figures_are_written_every_15_s_and_at_the_end():
         counts.append(len(loop.questions))
         if file.errands.is_busy:
             loop.questions[-1].answer_with("")
-    file.write_end()
+    file(Event("job_ended", 1.0, {}))
     assert counts == [0, 1, 1, 2]
     assert len(loop.questions) == 3
     assert found == []
