@@ -147,7 +147,7 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
 
 
 def _hello(request: JoinRequest) -> messages.Hello:
-    """Return the first message of this node's agent to the coordinator; a link puts in under which name it has reached that."""
+    """Return the first message of this agent to the coordinator; `reached`, by which name or address, is set again by a link."""
     task = request.allocation.task
     return messages.Hello(
         requested_rank=request.allocation.node_rank if task is None else task.rank,

@@ -51,7 +51,7 @@ def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, 
     agents = _listen_if_here(request, coordinator, loop)
     if agents is None:
         return None
-    loop.post(Listening(agents.port))  # for who starts the other agents
+    loop.post(Listening(agents.port))  # for a command that starts the other agents
     if request.allocation.cluster == "static" and request.allocation.endpoint.address is not None:
         _look_up_own_name(request.allocation.endpoint.address, loop, reporter)
     own = LocalLink(loop, coordinator)

@@ -81,7 +81,10 @@ class _FirstNode:
     """The first node: MASTER_PORT is reserved, and whoever reaches this node gets each of its pings back."""
 
     def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: Lead) -> None:
-        """Reserve the port, and listen for the others at any other one. Raises PortTaken or LaunchError, as `reserve` does."""
+        """Reserve the port, and listen for the others at any other one.
+
+        Raises LaunchError, or PortTaken if the coordinator tries again (`order.again`).
+        """
         # twice: a node may reach this one again before its old connection has ended
         self._most = max(_PEERS_OF_SMALL_JOB, 2 * keepalive.max_nodes)
         self._peers: set[Peer] = set()

@@ -202,7 +202,7 @@ class _Front:
         return not replies.has(GOES_ON)
 
     def on_sigchld(self, _signum: int, _frame: object) -> None:
-        """End what an agent that has ended left; look at an agent that was stopped sooner than at one that runs."""
+        """End what the agent left, if it has ended; if it was stopped, set the timer to look at it sooner than while it runs."""
         if self.is_done:
             return
         if self._agent.has_ended:

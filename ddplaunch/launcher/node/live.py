@@ -147,7 +147,7 @@ class LiveOutput(FrontOutput):
         self._modes_for_keys = _for_keys(self._modes_before)
         front = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the child
+        mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the child
         try:
             if fork() == 0:
                 self._be_viewer(front, theirs)
@@ -156,7 +156,7 @@ class LiveOutput(FrontOutput):
             return
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         self._viewer = ours
         self._poll.register(ours, select.POLLIN)
 

@@ -73,6 +73,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
             return True
         # the nodes of the highest ranks are the spares
         waited_for = set(range(policy.most_running)) - self.given_up_ranks
+        # those that were given up without a rank may be any of the absent ones
         absent = sum(members.with_fixed_rank(rank) is None for rank in waited_for)
         return absent <= self.given_up_unranked
 
