@@ -250,7 +250,7 @@ def _fitted_error(error: WorkerError) -> WorkerError:
             )
             for frame in error.frames[-_MOST_FRAMES:]
         ),
-        at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,
+        at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,  # else no clock has shown it
     )
 
 

@@ -124,7 +124,7 @@ class File(Watched):
             found = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
             self._has_looked = True
-            return what_lacks(self._path) or Look.NOTHING_YET
+            return why_it_cannot_appear(self._path) or Look.NOTHING_YET
         if not stat.S_ISREG(found.st_mode):
             self._has_looked = True
             what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
@@ -146,7 +146,7 @@ class File(Watched):
         return found.st_ino != before.st_ino and found.st_ctime_ns != before.st_ctime_ns
 
 
-def what_lacks(path: str) -> str:
+def why_it_cannot_appear(path: str) -> str:
     """Return why this file cannot appear as things are, so that it may be mistyped; "" where there is a folder for it."""
     folder = there = os.path.dirname(path)
     while not os.path.exists(there):

@@ -68,7 +68,7 @@ def run(
     Raises LaunchError: nothing was started.
     """
     _prepare_stdio()
-    spec = within_outer_grace(spec, env)
+    spec = within_outer_grace(spec, env)  # Slurm or Kubernetes, around this command, kills all after a time of its own
     if spec.live:  # only where there are rows, and a terminal for them
         spec = replace(spec, live=view is not None and Stream.ERR in Screen.here(env).live)
     # forks what serves the job, and is its front: the process that was typed, which owns the terminal and takes the signals
@@ -239,7 +239,7 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
         hostname=os.uname().nodename,
         read=_read,
         is_bad=partial(_has_failed, avoided),
-        confirm_job=partial(_confirm_job, env),
+        confirm_job=partial(_confirm_job, env),  # that the variables of a job are not those of another one
     )
     found = discover(facts)
     found = replace(found, warnings=(*found.warnings, *warnings_of_file, *_warning_of_failed(spec, found, failures)))

@@ -319,6 +319,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
     progress = replace(state.progress, idle_since=at)
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
     limits_go_on = (actions.PauseLimits(False),) if limits_waited and not state.limits_wait else ()
+    # by --debug, or in a debugger after it had failed
     had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
     died_of_ctrl_c = state.debugging.got_ctrl_c and had_terminal and exit.signal == SIGINT
     if died_of_ctrl_c and state.workers_go_on:

@@ -61,8 +61,8 @@ def stop(
     if by_cluster and is_ordered and state.alive:
         delayed = DelayedStop(signum=signum, until=at + CLUSTER_SIGNALS_WITHIN)
         return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), resumes
-    compares = signum == SIGINT or state.stands_still(at)
-    wants_stacks = (shows_stacks or compares) and why in _REPORTED_WITH_STACKS and not by_cluster
+    compares_stacks = signum == SIGINT or state.stands_still(at)
+    wants_stacks = (shows_stacks or compares_stacks) and why in _REPORTED_WITH_STACKS and not by_cluster
     is_at_prompt = bool(state.terminal_holder)  # a debugger has the terminal
     if wants_stacks and state.policy.stacks_timeout and state.alive and not is_at_prompt:
         all_at_once = stops_all and not state.is_only_node
