@@ -37,8 +37,8 @@ class LaunchError(Exception):
 
     def render(self) -> str:
         """The text for stderr, without secrets: a message names the value that is wrong, a hint what was typed."""
-        text = f"error: {below(self.message)}\n"
-        text = f"{text}\nhint: {below(self.hint)}\n" if self.hint else text
+        text = f"error: {indented(self.message)}\n"
+        text = f"{text}\nhint: {indented(self.hint)}\n" if self.hint else text
         return shown(text)
 
 
@@ -106,8 +106,8 @@ def shown(text: str) -> str:
     return visible(Redactor(literals(os.environ)).text(text))
 
 
-def below(text: str) -> str:
-    """Indent all lines but the first, so that none looks like a line of ours: those begin at the left edge."""
+def indented(text: str) -> str:
+    """Return the text with all lines but the first indented: lines of ours alone begin at the left edge."""
     return re.sub(r"\n(?=[^ \n])", "\n  ", text) if "\n" in text else text
 
 
@@ -131,7 +131,7 @@ def say(text: str) -> None:
     tell(f"ddplaunch: {text}\n")
 
 
-def expendable(call: Callable[[], object], failed: Callable[[str], None]) -> None:
+def call_or_report(call: Callable[[], object], failed: Callable[[str], None]) -> None:
     """Call what a job can do without: what fails in it, such as files of another version, goes to `failed` and ends no job."""
     try:
         call()

@@ -8,7 +8,7 @@ from ddplaunch.__main__ import main
 from ddplaunch.launcher.start import node
 
 if __name__ == "__main__":
-    node._AT_REST = 0.5
+    node._QUIET_CHECK_EVERY = 0.5
     vars(import_module("ddplaunch.launcher.decide.job.limits"))["IDLE_LINE_AFTER"] = 2.0
     vars(import_module("ddplaunch.launcher.node.ended_scripts"))["PATIENCE"] = 2.0
     main()

@@ -51,6 +51,6 @@ def test_what_the_cluster_sends_to_all_is_known_as_such_even_if_it_comes_while_t
     monkeypatch.setattr(os, "read", read)
     for _ in range(2):
         loop.turn()
-    os.close(source._direct)
+    os.close(source._own_signals_fd)
     came = [event for event in loop.events if isinstance(event, node.SignalReceived) and event.signum == signal.SIGTERM]
     assert [(event.by_cluster, event.is_copy) for event in came] == [(True, False), (False, True)]

@@ -176,7 +176,7 @@ class Agent:
                 self.link.send(end)
             case node.Exit(status):
                 if self.link.end is None:  # the arbiter did not answer
-                    self.link.leave()
+                    self.link.give_up()
                     self.link.end = JobEnd(status, "signalled")
             case _ if isinstance(action, SentReport):
                 self.world.note(self, f"reports {action}")

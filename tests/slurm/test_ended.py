@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.launcher.node.workers import LISTED_WITHIN
+from ddplaunch.launcher.node.workers import LISTED_BY_CLUSTER_WITHIN
 from tests.conftest import PROGRAMS, until
 from tests.slurm.cluster import Cluster, no_cgroups
 from tests.slurm.job import Batch, SlurmJob
@@ -34,7 +34,7 @@ def ready(job: SlurmJob, number: int, folder: str = "") -> None:
     """Wait until so many workers are ready, and old enough that a list of all processes has held them."""
     job.signs(f"{folder}ready", number)
     last = max(path.stat().st_mtime for path in (job.home / "signs").glob(f"{folder}ready-*"))
-    until(lambda: time.time() - last > LISTED_WITHIN, "the workers' age")
+    until(lambda: time.time() - last > LISTED_BY_CLUSTER_WITHIN, "the workers' age")
 
 
 def started(job: SlurmJob, script: str, nodes: int, *options: str) -> Batch:

@@ -18,8 +18,8 @@ from ddplaunch.launcher.decide.node.teardown import HANG_GRACE
 from ddplaunch.launcher.job.messages import ToAgent, ToCoordinator
 from ddplaunch.launcher.node.start_notice import PATIENCE
 from ddplaunch.launcher.output.collapse import WAIT
-from ddplaunch.launcher.start.dispatch import _GRACE_IN_ANOTHER
-from ddplaunch.launcher.start.node import _AT_REST
+from ddplaunch.launcher.start.dispatch import _GRACE_WITHIN_OUTER
+from ddplaunch.launcher.start.node import _QUIET_CHECK_EVERY
 from ddplaunch.plan.cluster.endpoints import STATIC_PORT, ports_beside, ports_of
 from ddplaunch.reach.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
 from ddplaunch.reach.startup import MAX_REPEATS, MAX_STARTING
@@ -48,10 +48,10 @@ NUMBERS = [
     ("concepts/output.md", f"holds each line back for up to {WAIT:g} s"),
     ("concepts/supervision.md", f"not even SIGKILL ends within {KILL_TIMEOUT:g} s"),
     ("concepts/supervision.md", f"One grace period for all, {default('grace_period'):g} s by default"),
-    ("design/inspection.md", f"Each agent looks every {_AT_REST:g} s."),
+    ("design/inspection.md", f"Each agent looks every {_QUIET_CHECK_EVERY:g} s."),
     ("design/inspection.md", f"is on, with {ENTRIES} entries"),
     ("guides/from-torchrun.md", f"The grace period is {default('grace_period'):g} s"),
-    ("guides/from-torchrun.md", f"It is {_GRACE_IN_ANOTHER:g} s in a Slurm job or a pod of Kubernetes"),
+    ("guides/from-torchrun.md", f"It is {_GRACE_WITHIN_OUTER:g} s in a Slurm job or a pod of Kubernetes"),
     ("guides/hangs.md", f"nothing before {LEAST_STEPS} steps"),
     ("guides/hangs.md", f"One that has not moved {HANG_GRACE:g} s later gets SIGKILL"),
     ("guides/network.md", f"{STATIC_PORT + 1} to {ports_beside(STATIC_PORT)[-1]} without it"),
@@ -60,8 +60,8 @@ NUMBERS = [
         f"one of 8 between {ports_of(0)[0]} and {ports_of(-1)[-1]}, by the number or name of the job",
     ),
     ("guides/several-nodes.md", f"Nodes wait for each other for {default('rdzv_timeout') / 60:g} minutes"),
-    ("recipes/kubernetes.md", f"workers have {_GRACE_IN_ANOTHER:g} s in a pod"),
-    ("recipes/slurm-time-limits.md", f"the grace period in a Slurm job is {_GRACE_IN_ANOTHER:g} s by default"),
+    ("recipes/kubernetes.md", f"workers have {_GRACE_WITHIN_OUTER:g} s in a pod"),
+    ("recipes/slurm-time-limits.md", f"the grace period in a Slurm job is {_GRACE_WITHIN_OUTER:g} s by default"),
     ("recipes/slurm-time-limits.md", f"`--max-requeues` times, {default('max_requeues')} by default"),
     ("recipes/ssh.md", f"ddplaunch calls {MAX_STARTING} at a time"),
     ("recipes/ssh.md", f"up to {MAX_REPEATS} times again"),

@@ -64,9 +64,8 @@ def first_failure(exits: Sequence[WorkerExit], raised: Mapping[int, WorkerError]
         replace(end, error=errors[end.rank]) if end.error is None and end.rank in errors else end for end in exits
     ]
     candidates = [end for end in complete if failed_itself(end) or ended_by_another_signal(end)]
-    uncertain: WorkerExit | None = (
-        None  # the first that ddplaunch had asked to end, but that a signal of another sender ended
-    )
+    # the first that ddplaunch had asked to end, but that a signal of another sender ended
+    uncertain: WorkerExit | None = None
     following: WorkerExit | None = None  # the first that failed because a peer had ended
     for end in sorted(candidates, key=lambda end: (failed_at(end), end.rank)):
         if follows_another(end):

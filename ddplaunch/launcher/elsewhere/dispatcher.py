@@ -44,7 +44,7 @@ from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.record.run_folder import run_id_with_nodes
 from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, below
+from ddplaunch.system.errors import LaunchError, indented
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
@@ -200,7 +200,7 @@ class Dispatcher(Lead):
         if self._front_lost:
             return exitcodes.of_signal(SIGKILL)
         if error := self._statuses.error():
-            self._context.last_words = ""  # that all hosts were cut off then
+            self._context.closing_lines = ""  # that all hosts were cut off then
             self.fail(error)
             return error.status
         return exitcodes.NODE_LOST if self._decided_status is None else self._decided_status
@@ -347,7 +347,7 @@ class Dispatcher(Lead):
             may_have_spare = bool(self.coordinator.state.spares) or any(not other.is_ready for other in others)
             has_lost_last_spare = self._has_begun and self._spec.spares and not may_have_spare
             no_spare = "; no spare is left" if has_lost_last_spare else ""
-            self._reporter.print(f"going on without {host}: {below(error.message)}{no_spare}")
+            self._reporter.print(f"going on without {host}: {indented(error.message)}{no_spare}")
             self.coordinator.feed(decide.NodeGivenUp(node_rank, self._loop.now()))
             return
         statuses.errors[node_rank] = error

@@ -220,7 +220,7 @@ class Lead(BehindFront):
         """Record how the job has ended, and tell those who wait for it."""
         self._report_pending()  # wherever the folder lies: what has ended has begun before
         if self._has_begun:
-            self._conclude(end)
+            self._report_end_of_job(end)
         elif self._signum in self._spec.requeue_on and not end.requeue:
             self._link.end = replace(end, requeue=self._signum)  # the notice came before any worker had begun
         self._run_socket.ended(end)

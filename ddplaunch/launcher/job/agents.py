@@ -1,4 +1,4 @@
-"""The agents of the other nodes, by connection: what they have in common, and the orders to them. Takes no reports."""
+"""The agents of the other nodes (one on each, parent of its workers): what they have in common, and the orders to them."""
 
 from __future__ import annotations
 

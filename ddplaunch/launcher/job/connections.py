@@ -21,7 +21,7 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.port import listen
 
 _TOO_MANY = "too many connections"
-_KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
+_PONGS_KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
 
 
 class Heartbeat:
@@ -29,7 +29,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self.unanswered = 0  # pings since the last message, but for those out of turn
-        self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (round trip, offset), seconds
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_PONGS_KEPT)  # (round trip, offset), seconds
 
     def pong_received(self, sent: float, at: float, now: float) -> None:
         """Take a pong: the ping was sent at `sent` and answered at `at` by the other clock, the pong arrived at `now`."""
@@ -50,11 +50,11 @@ class Heartbeat:
         return min(self._samples)[0] / 2 if self._samples and self.offset else 0.0
 
 
-_SILENT_BEATS = 2  # from one ping to the next
-_PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
+_BEATS_UNTIL_SILENT = 2  # from one ping to the next
+_PINGS_PER_TURN = 256  # in one turn of the loop: what else there is does not wait for thousands
 # connections that there may be at once, in a job of few nodes; else twice as many as nodes, since an agent that was lost may be
 # back before its old connection has ended
-_LEAST_LIMIT = 64
+_PEERS_OF_SMALL_JOB = 64
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -135,13 +135,14 @@ class Connections:
         self._beat_at = loop.timer(None, self._send_heartbeats)
         self._next_beat = 0.0  # when the next round of pings is due
         self._unpinged: list[int] = []  # peers that the round which goes on has not come to
-        self._counts_silence = True  # in this round: it was due, and not only wanted by `ping_all`
-        self._all_asked_at = -inf  # when `ping_all` was last called, by time.monotonic
+        # whether this round was due; else `ping_all` wanted it, and no peer is lost by it
+        self._round_counts_silence = True
+        self._pinged_all_at = -inf  # when `ping_all` was last called, by time.monotonic
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
-        self._most = max(_LEAST_LIMIT, 2 * terms.keepalive.max_nodes)
+        self._most_peers = max(_PEERS_OF_SMALL_JOB, 2 * terms.keepalive.max_nodes)
         self._listener: Listener | None = None
-        if terms.ports is not None:
+        if terms.ports is not None:  # else something else carries all connections, which `adopt` takes
             self._listener = Listener(
                 loop,
                 terms.listening or listen(terms.listen, terms.ports),
@@ -149,7 +150,7 @@ class Connections:
                 opened=self._on_opened,
                 refused=receiver.on_refused,
                 user_timeout=terms.keepalive.user_timeout,
-                max_half_open=self._most,
+                max_half_open=self._most_peers,
             )
         self.port = 0 if self._listener is None else self._listener.port
 
@@ -170,18 +171,18 @@ class Connections:
 
     def ping_all(self) -> None:
         """Ping all peers now, out of turn: many who want that within a round trip make nobody look dead."""
-        self._all_asked_at = time.monotonic()
+        self._pinged_all_at = time.monotonic()
         if self._connections:
             self._beat_at.set(self._loop.now())
 
     @property
-    def all_answered(self) -> bool:
+    def all_answered_ping_all(self) -> bool:
         """Whether each peer has answered a ping that was sent since `ping_all` was last called."""
-        return all(map(self.has_answered, self._connections))
+        return all(map(self.has_answered_ping_all, self._connections))
 
-    def has_answered(self, id: int) -> bool:
+    def has_answered_ping_all(self, id: int) -> bool:
         """Return whether a peer has answered a ping that was sent since `ping_all` was last called."""
-        return id in self._connections and self._connections[id].answered >= self._all_asked_at
+        return id in self._connections and self._connections[id].answered >= self._pinged_all_at
 
     def offset(self, id: int) -> tuple[float, float]:
         """Return what has to be added to this peer's times to get ours, in seconds, and how wrong that may be."""
@@ -220,7 +221,7 @@ class Connections:
         """Return whether a peer has answered none of the last pings."""
         return (
             id not in self._connections
-            or self._loop.now() - self._connections[id].heard_at > _SILENT_BEATS * self._beat
+            or self._loop.now() - self._connections[id].heard_at > _BEATS_UNTIL_SILENT * self._beat
         )
 
     def expel(self, id: int, reason: str, *, may_return: bool = False) -> None:
@@ -268,7 +269,7 @@ class Connections:
 
     def _add(self, peer: Peer) -> int | None:
         """Take a peer, and ask for its clock by a first ping; return its number, or None if there are too many."""
-        if len(self._connections) >= self._most:
+        if len(self._connections) >= self._most_peers:
             self._report_refusal(peer.address, _TOO_MANY)
             peer.send(messages.encode(messages.GivenUp(_TOO_MANY)))
             peer.close()
@@ -312,7 +313,7 @@ class Connections:
             return messages.for_coordinator(payload)
         except Malformed as error:
             try:
-                stand_in = messages.without_words(payload)
+                stand_in = messages.stand_in_for_malformed(payload)
             except Malformed:
                 raise error from None
             self._receiver.on_part_dropped(id, str(error))
@@ -336,7 +337,7 @@ class Connections:
         now = self._loop.now()
         if not self._unpinged:
             self._begin_round(now)
-        next_ones, self._unpinged = self._unpinged[:_PINGS], self._unpinged[_PINGS:]
+        next_ones, self._unpinged = self._unpinged[:_PINGS_PER_TURN], self._unpinged[_PINGS_PER_TURN:]
         if self._unpinged:
             self._beat_at.set(now)  # in the next turn of the loop
         else:
@@ -344,19 +345,19 @@ class Connections:
         for id in next_ones:
             if id not in self._connections:
                 continue  # it has gone since the round began
-            if self._counts_silence and self._is_silent_for_too_long(id):
+            if self._round_counts_silence and self._is_silent_for_too_long(id):
                 silent_for = self._connections[id].heartbeat.unanswered * self._beat
                 self.expel(id, self._silence.describe(silent_for), may_return=True)
                 continue
-            if self._counts_silence:
+            if self._round_counts_silence:
                 self._connections[id].heartbeat.unanswered += 1
             self._ping(id)
 
     def _begin_round(self, now: float) -> None:
         """Begin a round of pings; it is out of turn, and counts no silence, if `ping_all` wanted it before the next beat."""
         self._unpinged = list(self._connections)
-        self._counts_silence = now >= self._next_beat
-        if self._counts_silence:
+        self._round_counts_silence = now >= self._next_beat
+        if self._round_counts_silence:
             self._next_beat = now + self._beat
 
     def _is_silent_for_too_long(self, id: int) -> bool:

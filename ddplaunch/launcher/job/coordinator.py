@@ -30,7 +30,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Why
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.errors import LaunchError, call_or_report
 from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.port import PortTaken, Reservation, reserve
@@ -74,12 +74,12 @@ class Coordinator:
         self._meeting: Meeting | None = None  # the last one: before a generation begins that has none of its nodes here
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
-        self._over = loop.timer(None, lambda: None)  # while it is set, agents have the time to take note of the end
+        self._end_known_at = loop.timer(None, lambda: None)  # set while agents have the time to take note of the end
         # each of these from when it is first needed: most jobs need few
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
         self._warnings: Warnings | None = None
-        self._said: set[Warned] = set()  # what this process has said of itself: it is not repeated when agents say it
+        self._said_of_this_process: set[Warned] = set()  # not repeated when agents say the same of themselves
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def add_own_agent(self, take_order: Callable[[Order], None], member: Member, agents: Agents | None = None) -> None:
@@ -138,9 +138,9 @@ class Coordinator:
             case node.RequestStore():
                 first = [other.id for other in self.state.members.values() if other.node_rank == 0]
                 self.order(first, node.StoreOrdered(now))
-            case GroupMade():
+            case GroupMade():  # from now on ranks can be compared
                 if member.node_rank == 0:  # each node reports its own, and one report is enough
-                    expendable(self.on_process_group, self._say_without_stragglers)
+                    call_or_report(self.on_process_group, self._say_without_stragglers)
             case NodeEnd(number):
                 if number == self.state.generation.number and not member.has_ended:
                     self._explainer.add_traces(report.exits, report.traces)
@@ -190,24 +190,24 @@ class Coordinator:
 
     def say(self, text: str, is_warning: bool) -> None:
         """Print what holds for this process, in place of all agents that say the same of themselves."""
-        self._said.add(Warned(line(text), is_warning))
+        self._said_of_this_process.add(Warned(line(text), is_warning))
         self.print(f"warning: {text}" if is_warning else text)
 
     def _say_without_stragglers(self, why: str) -> None:
         warning = f"stragglers are no longer looked for: {why}"
-        if Warned(line(warning), is_warning=True) not in self._said:
+        if Warned(line(warning), is_warning=True) not in self._said_of_this_process:
             self.say(warning, is_warning=True)
 
     def _warn(self, member: Member, warned: Warned) -> None:
-        """Print what an agent warns of, together with the same of others, unless it was said of this process."""
-        if warned in self._said:
+        """Print what an agent warns of, a second later with the names of all that say it; not if it was said of this process."""
+        if warned in self._said_of_this_process:
             return
         if self._warnings is None:
             from ddplaunch.launcher.job.warnings import Warnings  # most jobs lack nothing
 
             self._warnings = Warnings(self._loop, self)
         self._warnings.add(member, warned)
-        if self._has_ended:  # nothing is gathered any more
+        if self._has_ended:  # there is no time to gather the names of others
             self._warnings.flush()
 
     @property
@@ -294,14 +294,14 @@ class Coordinator:
                 why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
                 more = {"others_ended": others_ended, "hangs": hangs}
                 self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, **more))
-            case job.StopNow(ids):
+            case job.TellAllStacksRead(ids):
                 self.order(ids, node.AllStacksRead(self._loop.now()))
             case job.KillNodes(ids):
                 self.order(ids, node.KillOrdered(self._loop.now()))
-            case job.Refuse(id, reason, status, hint, faulty):
+            case job.Refuse(id, reason, status, hint, unfit):
                 self.refuse(id, reason, status, hint)
-                if faulty is not None:  # a member, whose machine seems to be at fault
-                    self._reporter.report_left_out(faulty, reason, self.state.policy.host_names)
+                if unfit is not None:  # what it was as a member, before its machine seemed to be at fault
+                    self._reporter.report_left_out(unfit, reason, self.state.policy.host_names)
             case job.Release(id, signum):
                 self._has_ended = self._has_ended or id == SELF_ID  # the others wait for another coordinator
                 self.release(id, signum)
@@ -341,7 +341,7 @@ class Coordinator:
         samples: list[Sample] = []
         decided_at = self.state.idleness.printed_at
         # what fails in this is no reason to end a job
-        guard = partial(expendable, failed=lambda _why: self._reporter.report_idle(seconds, ""))
+        guard = partial(call_or_report, failed=lambda _why: self._reporter.report_idle(seconds, ""))
 
         def on_answer(member: Member, answer: Answer) -> None:
             if isinstance(answer, NodeStacks):
@@ -391,10 +391,12 @@ class Coordinator:
         self._meeting.begin(port, origin, again=self.state.may_wait_for_port)
 
     def order_to_begin(self, order: Sequence[int], port: int, address: str | None = None) -> None:
-        """Order these agents to begin the generation of the state; `address` is MASTER_ADDR, unless the user gave another.
+        """Order these agents, by node rank, to begin the generation of the state.
 
-        None in place of the address: all nodes reach this one, and `Agents.agree` finds where.
+        `address` is where they reach the first of them: MASTER_ADDR, unless the user gave another. None: the coordinator is in
+        that one, and `Agents.agree` finds where the others reach it.
         """
+        # None: this is the only node, and its draft is the plan
         agreed = self._agents.agree(order, address) if self._agents is not None else None
         generation = Generation(
             number=self.state.generation.number,
@@ -404,7 +406,7 @@ class Coordinator:
             # an agent has KILLED_WITHIN to kill its workers after its lease, for which the policy waits too
             lease=max(0.0, self.state.policy.lease - job.KILLED_WITHIN),
             agreed=agreed,
-            ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),  # of a job of one node
+            ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),
         )
         if self._agents is not None:
             self._agents.begin(order, generation)
@@ -440,13 +442,14 @@ class Coordinator:
             self.stragglers.stop()
             if not findings.error:  # which explains the end better than the pace of the workers
                 story, found = self._reporter.story, self.stragglers
-                story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.last_word
+                story.steps, story.pace, story.straggler = found.last_steps, found.last_pace, found.described_straggler
         state = findings.state
-        # by_cluster: the status and the reason, if the cluster decides them
-        text, by_cluster = self._reporter.report_end(findings)
-        status, why = by_cluster or (status, state.why.value if state.why is not None else "failed")
+        why = state.why.value if state.why is not None else "failed"
+        text, decided_by_cluster = self._reporter.report_end(findings)
+        if decided_by_cluster is not None:  # the cluster has ended the job, as when its time was up
+            status, why = decided_by_cluster
         self._has_ended = True
-        self._over.set(self._loop.now() + QUIT_TIMEOUT)
+        self._end_known_at.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
             self._agents.end_job(replace(end, text=text), state.unneeded_spares)
@@ -470,7 +473,8 @@ class Coordinator:
     @property
     def is_over(self) -> bool:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
-        return self._has_ended and (self._agents is None or not self._agents.connections.ids or not self._over.is_set)
+        all_have_left = self._agents is None or not self._agents.connections.ids
+        return self._has_ended and (all_have_left or not self._end_known_at.is_set)
 
     @property
     def reached_at(self) -> str | None:

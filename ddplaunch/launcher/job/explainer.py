@@ -19,7 +19,7 @@ from ddplaunch.system.loop.loop import Loop
 if TYPE_CHECKING:
     from ddplaunch.system.loop.loop import Pending
 
-_WITHIN = 5.0  # seconds that a child gets
+_EXPLAINED_WITHIN = 5.0  # seconds that a child gets
 
 
 class Explainer:
@@ -55,7 +55,7 @@ class Explainer:
         cluster_question = self._reporter.cluster_question(state)
         findings = Findings(state=state, traces=self._traces)
 
-        def ask_cluster(found: Whereabouts) -> None:
+        def ask_cluster_and_report(found: Whereabouts) -> None:
             with_whereabouts = replace(findings, found=found)
             if cluster_question is None:
                 report(with_whereabouts)
@@ -65,18 +65,18 @@ class Explainer:
             )
 
         if not self._samples:
-            ask_cluster(Whereabouts())
+            ask_cluster_and_report(Whereabouts())
             return
         samples = tuple(chain.from_iterable(self._samples.values()))
         # ranks that were not at work any more: they ended by themselves, or failed before they were stopped
         ended = frozenset(end.rank for end in state.generation.exits if end.stopped_with is None or failed_itself(end))
         explain = partial(_explain, samples, self._reporter.cwd, of_hang=state.why is Why.HUNG, ended=ended)
-        self._whereabouts = self._loop.ask(explain, Whereabouts(), ask_cluster, within=_WITHIN)
+        self._whereabouts = self._loop.ask(explain, Whereabouts(), ask_cluster_and_report, within=_EXPLAINED_WITHIN)
 
     def explain_hang(self, samples: Sequence[Sample], then: Callable[[Whereabouts], None]) -> None:
         """Call `then` with what is wrong in workers that make no progress."""
         explain = partial(_explain, tuple(samples), self._reporter.cwd, of_hang=True)
-        self._loop.ask(explain, Whereabouts(), then, within=_WITHIN)
+        self._loop.ask(explain, Whereabouts(), then, within=_EXPLAINED_WITHIN)
 
     def report_now(self) -> None:
         """Have what waits to be reported reported without what is not known yet."""

@@ -21,16 +21,16 @@ from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system import fields
-from ddplaunch.system.errors import below
+from ddplaunch.system.errors import indented
 from ddplaunch.system.loop.loop import Loop
 
 # first messages of agents that are taken in one job: so many for each node, and at least _LEAST_HELLOS in all; each is logged
-_HELLOS = 10
+_HELLOS_PER_NODE = 10
 _LEAST_HELLOS = 10_000
-_WARNINGS = 20  # that are taken from each connection
+_MOST_WARNINGS = 20  # that are taken from each connection
 _MOST_GENERATIONS = 1_000_000  # that a node may have begun before: the next has a number beyond those of all nodes
 # seconds by which the wall clock of an earlier node 0 may have been ahead: terms begin with it
-_MOST_AHEAD = 366 * 24 * 3600.0
+_LARGEST_CLOCK_ERROR = 366 * 24 * 3600.0
 
 
 class Incoming:
@@ -41,7 +41,7 @@ class Incoming:
         self._loop = loop
         self._terms = terms
         self._coordinator = coordinator
-        self._said_hello = 0  # how many agents have, the departed included
+        self._hellos = 0  # how many agents have, the departed included
         self._admit_at = loop.timer(None, self._admit_waiting)
         self._connections = Connections(loop, terms, self)
         self.agents = Agents(terms, self._connections, self)
@@ -131,13 +131,13 @@ class Incoming:
             case Answered():
                 self._pass_answer(id, agent, report)
             case Unfit(reason):
-                lost = below(f"its health check failed: {reason}")
+                lost = indented(f"its health check failed: {reason}")
                 self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
             case node.PauseLimits(True) if not self._may_hold_workers(id):
                 self.on_part_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
             case Warned():
                 agent.warnings += 1
-                if agent.warnings <= _WARNINGS:
+                if agent.warnings <= _MOST_WARNINGS:
                     self._coordinator.on_report(id, report)
             case node.Escalate() | node.ReportStacksRead() | node.RequestStore() if not takes_part:
                 pass  # it may not have workers killed, or a store served, of a generation in which it has no part
@@ -173,7 +173,7 @@ class Incoming:
         if why := self._why_expelled(hello):
             self._connections.expel(id, why)
             return
-        self._said_hello += 1
+        self._hellos += 1
         self.agents.by_id[id] = Agent(hello)
         if self.agents.job_end is not None and self._coordinator.state.policy.dispatched:
             # the command started it with the others, so it ends as they do, and is not refused
@@ -184,11 +184,12 @@ class Incoming:
     def _why_expelled(self, hello: messages.Hello) -> str:
         """Return why an agent with this hello is expelled, as a predicate; "" if it is not."""
         max_nodes = self._terms.keepalive.max_nodes
-        if self._said_hello == max(_LEAST_HELLOS, _HELLOS * max_nodes):
+        if self._hellos == max(_LEAST_HELLOS, _HELLOS_PER_NODE * max_nodes):
             return "too many agents have come and gone"
         if hello.last_generation > _MOST_GENERATIONS:
             return f"claims to have begun generation {hello.last_generation}"
-        if hello.last_term > first_term(time.time() + _MOST_AHEAD):  # terms begin with the wall clock of a node 0
+        # terms begin with the wall clock of a node 0
+        if hello.last_term > first_term(time.time() + _LARGEST_CLOCK_ERROR):
             return f"claims to have begun a generation of term {hello.last_term}, far ahead of the clock here"
         if hello.workers * max_nodes > fields.MAX_RANKS:
             return "has more workers than a job of so many nodes may have"
@@ -199,8 +200,8 @@ class Incoming:
         self._connections.drop(id)
         rank, host = withdrawal.requested_rank, withdrawal.host
         who = host if rank is None else f"node {rank} ({host})"
-        reason, hint = below(withdrawal.reason), below(withdrawal.hint)
-        self._coordinator.feed(job.Withdrawn(below(who), rank, reason, hint, self._loop.now()))
+        reason, hint = indented(withdrawal.reason), indented(withdrawal.hint)
+        self._coordinator.feed(job.Withdrawn(indented(who), rank, reason, hint, self._loop.now()))
 
     def _on_stop_of_waiting(self, id: int, report: node.ReportStopping) -> None:
         """Let a node go that is not admitted yet, and is to stop; a job that needs each of its nodes ends with it."""
@@ -260,7 +261,7 @@ class Incoming:
         """Have waiting agents join whose node rank is free; if no rank becomes free, have all join: the job refuses the rest."""
         members = self._coordinator.state.members
         a_rank_becomes_free = any(member.is_leaving for member in members.values())
-        all_members_live = self._connections.all_answered
+        all_members_live = self._connections.all_answered_ping_all  # which `_admit` has called
         for id, member in list(self.agents.waiting.items()):
             if id not in self.agents.waiting:
                 return  # as the agent before joined, the job has ended

@@ -37,8 +37,8 @@ from ddplaunch.system.net.addresses import interface_of
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.remote_link import RemoteLink
 
-_WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
-_SILENT = 5.0  # seconds without a word from node 0 after which it is lost
+_WITHDRAWAL_WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
+_NODE_0_SILENT_WITHIN = 5.0  # seconds without a word from node 0 after which it is lost
 
 
 def prepare(
@@ -147,7 +147,7 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
 
 
 def _hello(request: JoinRequest) -> messages.Hello:
-    """Return the first message of this node's agent to the coordinator; a link puts in under which name it has reached that."""
+    """Return the first message of this agent to the coordinator; `reached`, by which name or address, is set again by a link."""
     task = request.allocation.task
     return messages.Hello(
         requested_rank=request.allocation.node_rank if task is None else task.rank,
@@ -167,11 +167,11 @@ def _is_here(address: str, *, quiet: bool) -> bool:
         from ddplaunch.system.net.addresses import is_own
         from ddplaunch.system.net.resolver import look_up
 
-    def notify() -> None:
+    def say_that_it_takes_long() -> None:
         if not quiet:
             write_stderr(f"ddplaunch: looking up {address}, to see whether the rendezvous host is this one\n")
 
-    return any(is_own(str(sockaddr[0])) for _, sockaddr in look_up(address, notify).targets)
+    return any(is_own(str(sockaddr[0])) for _, sockaddr in look_up(address, say_that_it_takes_long).targets)
 
 
 def _digest(spec: JobSpec) -> str:
@@ -231,8 +231,8 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
     elsewhere = CoordinatorElsewhere(
         key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
         first_message=withdrawal,
-        keepalive=Keepalive(timeout=_SILENT),
-        rdzv_timeout=_WITHIN,
+        keepalive=Keepalive(timeout=_NODE_0_SILENT_WITHIN),
+        rdzv_timeout=_WITHDRAWAL_WITHIN,
     )
     link = RemoteLink(loop, elsewhere)
     link.aim(rendezvous.addresses, rendezvous.ports)

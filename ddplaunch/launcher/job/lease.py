@@ -41,8 +41,8 @@ class Lease:
         if self._runs_from == inf:
             self._runs_from = now
 
-    def take_echo(self, number: float) -> None:
-        """Extend the lease, since this renewal has come to the coordinator. Raises Malformed: it was never sent."""
+    def extend(self, number: float) -> None:
+        """Extend the lease, since the coordinator has echoed the renewal of this number. Raises Malformed: it was never sent."""
         if number == self._echoed:  # no other has come since
             return
         while self._sent and self._sent[0][0] < number:
@@ -52,6 +52,11 @@ class Lease:
         self._echoed, self._runs_from = self._sent.popleft()
 
     @property
+    def is_over(self) -> bool:
+        """Whether no worker of this node may live any more."""
+        return self.left == 0
+
+    @property
     def left(self) -> float:
-        """The seconds until the lease is over; 0.0: it is."""
+        """The seconds until the lease is over, at least 0.0."""
         return max(0.0, self._runs_from + self.seconds - self._clock())

@@ -71,7 +71,7 @@ class Link(ABC):
         """Whether nothing more is expected of this node."""
         return self._has_ended if self.coordinator is None else self.coordinator.is_over
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Wait for the coordinator no longer."""
         self._has_ended = True
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.tell.reporter import Reporter
 
 # options that other nodes need not have
-_OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run_id", "verbose")
+_OPTIONS_OF_ONE_NODE = ("local_addr", "log_dir", "metrics_file", "notify", "quiet", "run_id", "verbose")
 
 
 def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, reporter: Reporter) -> Link | None:
@@ -51,7 +51,7 @@ def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, 
     agents = _listen_if_here(request, coordinator, loop)
     if agents is None:
         return None
-    loop.post(Listening(agents.port))  # for who starts the other agents
+    loop.post(Listening(agents.port))  # for a command that starts the other agents
     if request.allocation.cluster == "static" and request.allocation.endpoint.address is not None:
         _look_up_own_name(request.allocation.endpoint.address, loop, reporter)
     own = LocalLink(loop, coordinator)
@@ -167,7 +167,7 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
         return ()
     import shlex  # only what users type on each node needs it
 
-    given = [one for one in spec.given if one.name not in _OF_ONE_NODE and one.source is not Source.DEFAULT]
+    given = [one for one in spec.given if one.name not in _OPTIONS_OF_ONE_NODE and one.source is not Source.DEFAULT]
     words = ["=".join(BY_NAME[one.name].words(one.text)) for one in given]  # as they were typed: --option=value
     words += [f"--env={name}={value}" for name, value in spec.env if name not in spec.secret]
     words += ["--", spec.program.target, *spec.program.args]

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import Report
 
 
-_SILENT = (
-    0.8  # of the heartbeat timeout: if the loop of node 0 does not come by for so long, the workers there are killed
-)
+# part of the heartbeat timeout: if the loop of node 0 does not come by for so long, the workers there are killed
+_SILENT_PART = 0.8
 
 
 class LocalLink(Link):
@@ -38,7 +37,7 @@ class LocalLink(Link):
         super().__init__(loop)
         self.coordinator = coordinator
         lease = coordinator.state.policy.lease if has_workers else 0.0
-        self._silent_for = _SILENT * (lease - job.KILLED_WITHIN)
+        self._silent_for = _SILENT_PART * (lease - job.KILLED_WITHIN)
         self._runs_at = loop.timer(loop.now() if lease else None, self._note_that_it_runs)
 
     def _note_that_it_runs(self) -> None:

@@ -1,4 +1,4 @@
-"""A meeting, where the coordinator is on no node of a generation: before it begins, its nodes find out how they reach the first.
+"""A meeting: before a generation (a start of all workers) without the coordinator's node, its nodes find a way to the first one.
 
 The first node, node 0 of the generation, reserves MASTER_PORT and says where it is reached; then the others reach it, by a
 connection that they keep while the generation runs (`probe.py`). While they meet, no worker of the generation runs anywhere.
@@ -15,13 +15,13 @@ from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.spec.outcome import StartFailure
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, below
+from ddplaunch.system.errors import LaunchError, indented
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.agents import Agents
 
-_ANSWERS_AGAIN = 0.2  # seconds from one look whether the first node has answered a ping to the next
+_LOOK_EVERY = 0.2  # seconds from one look whether the first node has answered a ping to the next
 
 
 class _Coordinator(Protocol):
@@ -47,50 +47,53 @@ class Meeting:
         self.number = number
         self._order = tuple(order)
         self._is_over = False  # the generation has begun, or does not begin with these nodes
-        self._tries_again = False  # the coordinator, by another meeting, if MASTER_PORT is taken
-        self._leads: Leads | None = None  # the answer of the first node, once it is ready
+        self._coordinator_tries_again = False  # by another meeting, if MASTER_PORT is taken
+        self._ready_first: Leads | None = None  # what the first node has answered once it was ready
         self._addresses: tuple[str, ...] = ()  # under which the others look for the first node, in this order
-        self._missing = set[int]()  # ids of the others that were asked and have not answered
+        self._not_answered = set[int]()  # ids of the others that were asked and have not answered
         self._reached: dict[int, str] = {}  # under which address each of the others has reached the first node, by id
         self._unreached: dict[int, str] = {}  # why each of the others has not, or hears it no longer, by id
-        self._part_at = loop.timer(None, self._part_if_first_lives)
+        self._report_parted_at = loop.timer(None, self._report_parted_if_first_lives)
 
     def begin(self, port: int, origin: str, *, again: bool) -> None:
         """Ask the first node to reserve this port as MASTER_PORT, 0 for any; `origin` is the option, or the reason, for it.
 
         `again`: the coordinator tries again if the port is taken.
         """
-        self._tries_again = again
+        self._coordinator_tries_again = again
         self._agents.ask(self._order[0], Lead(self.number, port, origin, again))
 
     def on_report(self, id: int, report: MeetingReport) -> None:
-        """Take what a node answers; drop an answer to what this node was not asked for, since agents may send anything."""
-        is_of_first = id == self._order[0] and self._leads is None
+        """Take what a node answers; drop an answer to what this node was not asked for, since agents may send anything.
+
+        `Reached` without an address: the node does not reach the first one, or hears it no longer.
+        """
+        is_of_first = id == self._order[0] and self._ready_first is None
         match report:
             case _ if report.meeting != self.number:
                 pass  # it answers an earlier meeting
             case Reached(address="", reason=reason) if self._is_over:  # while the generation runs
                 self._agents.connections.ping_all()  # does the first node live? See `is_first_silent`
-                self._coordinator.feed(job.Unheard(id, below(reason), self._loop.now()))
+                self._coordinator.feed(job.Unheard(id, indented(reason), self._loop.now()))
             case _ if self._is_over:
                 pass
             case CannotLead() if is_of_first:
                 self._on_refusal(report)
             case Leads() if is_of_first:
                 self._on_first_ready(report)
-            case Reached(address="", reason=reason) if id in self._missing or id in self._reached:
+            case Reached(address="", reason=reason) if id in self._not_answered or id in self._reached:
                 self._reached.pop(id, None)
                 self._note_unreached(id, reason)
-            case Reached(address=address) if id in self._missing and address in self._addresses:
+            case Reached(address=address) if id in self._not_answered and address in self._addresses:
                 self._reached[id] = address
                 self._on_answer(id)
-            case Reached(address=address) if id in self._missing:
+            case Reached(address=address) if id in self._not_answered:
                 self._note_unreached(id, f"at {address}, which is none of its addresses")
 
     @property
     def is_first_silent(self) -> bool:
         """Whether the first node has not answered since a node said that it does not hear it: it may be lost itself."""
-        return not self._agents.connections.has_answered(self._order[0])
+        return not self._agents.connections.has_answered_ping_all(self._order[0])
 
     def on_agent_lost(self, id: int, at: float) -> None:
         """End the meeting if an agent of it is lost, before the loss is decided on: no worker runs, so no lease is waited for."""
@@ -107,28 +110,29 @@ class Meeting:
 
     def _end(self) -> None:
         self._is_over = True
-        self._part_at.cancel()
+        self._report_parted_at.cancel()
 
     def _on_refusal(self, refusal: CannotLead) -> None:
         """Let the coordinator know that the generation cannot begin, since its first node cannot make ready for it."""
         self._end()
-        if refusal.is_taken and self._tries_again:
+        port_is_taken = refusal.is_taken
+        if port_is_taken and self._coordinator_tries_again:
             self._coordinator.feed(job.PortTaken(self._loop.now()))
             return
-        host, reason = self._coordinator.state.members[self._order[0]].host, below(refusal.reason)
-        hint, status = below(refusal.hint) or None, refusal.status or exitcodes.BUG  # 0 of an agent that lies
-        shown = LaunchError(f"{host}: {reason}", hint=hint, status=status)
+        host, reason = self._coordinator.state.members[self._order[0]].host, indented(refusal.reason)
+        status = refusal.status or exitcodes.BUG  # only an agent that lies fails with 0
+        shown = LaunchError(f"{host}: {reason}", hint=indented(refusal.hint) or None, status=status)
         self._coordinator.fail_to_begin(StartFailure(0, host, reason, status), shown)
 
     def _on_first_ready(self, leads: Leads) -> None:
         """Ask the others to reach the first node, at the port `heard_at` where it listens for them."""
-        self._leads = leads
+        self._ready_first = leads
         names = self._agents.names_of(self._order[0])
         self._addresses = tuple(dict.fromkeys((*names, *leads.addresses)))[:MAX_ADDRESSES]
-        self._missing.update(self._order[1:])
+        self._not_answered.update(self._order[1:])
         for id in self._order[1:]:
             self._agents.ask(id, Reach(self.number, self._addresses, leads.heard_at))
-        if not self._missing:  # the first node is alone
+        if not self._not_answered:  # the first node is alone
             self._begin_generation(leads.port)
 
     def _note_unreached(self, id: int, why: str) -> None:
@@ -136,27 +140,27 @@ class Meeting:
         self._on_answer(id)
 
     def _on_answer(self, id: int) -> None:
-        """Begin the generation once all nodes have answered that they reach the first one.
+        """Begin the generation once all other nodes have answered that they reach the first one.
 
-        If some do not, it is pinged, and only its answer shows that they have lost each other: a first node that is lost does not
-        answer, and its loss ends the meeting.
+        If some do not, all nodes are pinged: if the first one answers, those have lost each other; else it is lost itself, which
+        ends the meeting.
         """
-        self._missing.discard(id)
-        if self._missing or self._leads is None:
+        self._not_answered.discard(id)
+        if self._not_answered or self._ready_first is None:
             return
         if self._unreached:
             self._agents.connections.ping_all()
-            self._part_at.set(self._loop.now() + _ANSWERS_AGAIN)
+            self._report_parted_at.set(self._loop.now() + _LOOK_EVERY)
         else:
-            self._begin_generation(self._leads.port)
+            self._begin_generation(self._ready_first.port)
 
-    def _part_if_first_lives(self) -> None:
+    def _report_parted_if_first_lives(self) -> None:
         """Feed which nodes do not reach the first one, if it has answered; else look again soon. Called by the loop."""
         if self.is_first_silent:
-            self._part_at.set(self._loop.now() + _ANSWERS_AGAIN)
+            self._report_parted_at.set(self._loop.now() + _LOOK_EVERY)
             return
         self._end()
-        unreached = tuple((id, below(why)) for id, why in self._unreached.items())
+        unreached = tuple((id, indented(why)) for id, why in self._unreached.items())
         self._coordinator.feed(job.Unreached(unreached, self._loop.now()))
 
     def _begin_generation(self, port: int) -> None:

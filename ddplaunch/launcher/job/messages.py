@@ -35,7 +35,7 @@ from ddplaunch.record.window.questions import (
 )
 from ddplaunch.spec.outcome import Frame, WorkerError, WorkerExit
 from ddplaunch.system import fields
-from ddplaunch.system.errors import below
+from ddplaunch.system.errors import indented
 from ddplaunch.system.fields import (
     Backend,
     Duration,
@@ -56,12 +56,12 @@ from ddplaunch.system.fields import (
 )
 
 # characters of texts in the ends of workers, so that a message about thousands of them stays far below what the channel takes
-_MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception
-_TEXT = 20_000  # of each text of these
-_SHORT = 1000  # of a text of each other end,
-_SHORT_TEXTS = 100_000  # and of all texts of other ends
-_FRAMES = 100  # of an exception
-_PART = 250  # of each part of a frame
+_MOST_WHOLE_ENDS = 4  # ends of one node that are sent with their stderr output and exception
+_LONGEST_TEXT = 20_000  # of each text of these
+_LONGEST_SHORT_TEXT = 1000  # of a text of each other end,
+_ALL_SHORT_TEXTS = 100_000  # and of all texts of other ends
+_MOST_FRAMES = 100  # of an exception
+_LONGEST_PART_OF_FRAME = 250  # of each part of a frame
 _LONGEST_AGO = 1e12  # seconds on a monotonic clock: a time beyond that is none
 
 
@@ -164,7 +164,7 @@ class _UnreadStacks(Struct, tag="stacks_at_end"):
 _unread: Callable[[bytes], _UnreadAnswer | _UnreadStacks] = decoder(_UnreadAnswer | _UnreadStacks)
 
 
-def without_words(payload: bytes) -> Answered | None:
+def stand_in_for_malformed(payload: bytes) -> Answered | None:
     """Return what stands in for a malformed message that only tells of workers: for an answer a `NoAnswer`, else None.
 
     Raises Malformed: it is another message, one that a job cannot do without.
@@ -209,8 +209,8 @@ def fitted_ends(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
     ends = sorted(exits, key=failed_at)
     bad = [end for end in ends if end.status != 0 or end.error is not None]
     by_worth = [end for end in bad if failed_itself(end)] + [end for end in bad if not failed_itself(end)]
-    whole = {end.rank for end in by_worth[:_MOST_WHOLE]}
-    short = min(_SHORT, _SHORT_TEXTS // max(1, len(ends)))
+    whole = {end.rank for end in by_worth[:_MOST_WHOLE_ENDS]}
+    short = min(_LONGEST_SHORT_TEXT, _ALL_SHORT_TEXTS // max(1, len(ends)))
     return tuple(_fitted_end(end if end.rank in whole else _shortened_end(end, short)) for end in ends)
 
 
@@ -230,7 +230,7 @@ def _fitted_end(end: WorkerExit) -> WorkerExit:
         host="",  # the coordinator knows it from the connection
         device=line(end.device),
         error=end.error and _fitted_error(end.error),
-        stderr_tail=text(end.stderr_tail[-_TEXT:]),
+        stderr_tail=text(end.stderr_tail[-_LONGEST_TEXT:]),
         log=end.log and line(end.log),
     )
 
@@ -239,18 +239,18 @@ def _fitted_error(error: WorkerError) -> WorkerError:
     """Return an exception with its texts cut to what a message holds."""
     return WorkerError(
         type=piece(error.type),
-        message=text(error.message, _TEXT),
-        traceback=text(error.traceback[-_TEXT:]),
+        message=text(error.message, _LONGEST_TEXT),
+        traceback=text(error.traceback[-_LONGEST_TEXT:]),
         frames=tuple(
             Frame(
-                file=piece(frame.file[-_PART:]),
+                file=piece(frame.file[-_LONGEST_PART_OF_FRAME:]),
                 line=fields.number(frame.line),
-                function=piece(frame.function, _PART),
-                source=piece(frame.source, _PART),
+                function=piece(frame.function, _LONGEST_PART_OF_FRAME),
+                source=piece(frame.source, _LONGEST_PART_OF_FRAME),
             )
-            for frame in error.frames[-_FRAMES:]
+            for frame in error.frames[-_MOST_FRAMES:]
         ),
-        at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,
+        at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,  # else no clock has shown it
     )
 
 
@@ -269,7 +269,7 @@ def on_arrival(order: _O, at: float) -> _O:
             return replace(order, at=at)
         case JobEnd(text=text):
             error, separator, hint = text.partition("\n\nhint: ")
-            return replace(order, text=f"{below(error)}{separator}{below(hint)}")
+            return replace(order, text=f"{indented(error)}{separator}{indented(hint)}")
     return order
 
 
@@ -278,6 +278,7 @@ def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
     failed = end.start_failure
 
     def moved(exit: WorkerExit) -> WorkerExit:
+        """Return the end of one of its workers, so that its times are of our clock."""
         error, stopped_at = exit.error, exit.stopped_at
         return replace(
             exit,
@@ -361,7 +362,7 @@ class OrderSequence:
         self.runs = False  # a generation has begun whose end was not reported yet
         self.has_begun = False  # any generation, since the hello
 
-    def ended(self) -> None:
+    def on_generation_ended(self) -> None:
         """Note that the end of the generation was reported."""
         self.runs = False
 

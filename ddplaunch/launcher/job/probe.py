@@ -1,4 +1,4 @@
-"""What an agent does where the coordinator is on no node: it is the first node, which the others reach, or it reaches that one.
+"""What an agent does where the coordinator is on no node: its node is the first one, which the others reach, or reaches that one.
 
 The first node is node 0 of a generation. The nodes do not talk to each other through the coordinator there, so each other node
 keeps a connection to the first one while a generation runs, and reports when it hears the first one no longer. The coordinator
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.link import Link
 
 REACHED_WITHIN = 15.0  # seconds: names that are looked up, and a packet that is lost on the way, take a part of that
-_LEAST_PEERS = 64
+_PEERS_OF_SMALL_JOB = 64
 
 
 class Probe:
-    """This node's part in a meeting, before a generation begins, and in that generation; then in the next ones."""
+    """This node's part in a meeting (the nodes of a generation find a way to the first one), and while that generation runs."""
 
     def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, link: Link) -> None:
         """Take part in no meeting yet; `key` is that of the job, and `link` takes the reports on what comes of a meeting."""
@@ -81,9 +81,12 @@ class _FirstNode:
     """The first node: MASTER_PORT is reserved, and whoever reaches this node gets each of its pings back."""
 
     def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: Lead) -> None:
-        """Reserve the port, and listen for the others at any other one. Raises PortTaken or LaunchError, as `reserve` does."""
+        """Reserve the port, and listen for the others at any other one.
+
+        Raises LaunchError, or PortTaken if the coordinator tries again (`order.again`).
+        """
         # twice: a node may reach this one again before its old connection has ended
-        self._most = max(_LEAST_PEERS, 2 * keepalive.max_nodes)
+        self._most = max(_PEERS_OF_SMALL_JOB, 2 * keepalive.max_nodes)
         self._peers: set[Peer] = set()
         self._reservation = reserve(order.port, order.origin, again=order.again)
         try:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import Order, Report
     from ddplaunch.launcher.job.probe import Probe
 
-FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
-NEXT_NOTICE = 30.0  # seconds from one such notice to the next
+FIRST_NOTICE_AFTER = 3.0  # seconds until it is first reported where node 0 is looked for
+NEXT_NOTICE_AFTER = 30.0  # seconds from one such notice to the next
 # seconds until the name of a node 0 that was lost is looked up again: it may come back at another address
-MOVED_WITHIN = 5.0
+MAY_HAVE_MOVED_AFTER = 5.0
 
 
 class CoordinatorElsewhere(Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class RemoteLink(Link):
         super().__init__(loop)
         self._elsewhere = elsewhere
         timeout = elsewhere.keepalive.timeout
-        self._silence = Silence(timeout, timeout)
+        self._silence = Silence(timeout, timeout)  # seconds without a word of the coordinator, and of its host
         self._heard_at = 0.0  # when the last message came
         self._lease = lease or Lease(inf, loop.now)  # which never ends
         self._lease_at = loop.timer(None, self._check_lease)
@@ -82,12 +82,12 @@ class RemoteLink(Link):
         self._orders_of_last: OrderSequence | None = None  # of the orders of the last coordinator that was reached
         self._probe: Probe | None = None  # once this node had to reach, or be, the first node of a generation
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
-        self._ends_with: int | None = None  # the status of the job, once that is being stopped for good
-        # that this node is to end by a reason of its own, as it has reported
-        self._stopping: node.ReportStopping | None = None
+        self._status_of_ending_job: int | None = None  # None: the job is not being stopped for good, as far as is known
+        # what this node has reported once it was to end for a reason of its own, such as a signal
+        self._own_stop: node.ReportStopping | None = None
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
-        self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE, self._report_search)
+        self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
         user_timeout = elsewhere.keepalive.user_timeout
         self._search = Search(loop, elsewhere.key, self._on_opened, user_timeout=user_timeout)
 
@@ -107,6 +107,7 @@ class RemoteLink(Link):
             self._on_opened(peer, peer.address)
 
         other_side = (self._elsewhere.command_host, 0)  # of no port
+        # each side proves the key to the other; then `opened` is called
         Greeting(self._loop, sock, other_side, Client(self._elsewhere.key), opened=opened, failed=failed)
 
     def _on_opened(self, peer: Peer, found_as: str) -> None:
@@ -142,24 +143,24 @@ class RemoteLink(Link):
 
     def send(self, report: Report) -> None:
         """Report to the coordinator. While there is none, a report that this node stops ends this node."""
-        # for a reason of its own: a failure of its workers is one of the whole job
-        stopping = report if isinstance(report, node.ReportStopping) and report.why is not Why.FAILED else None
-        if stopping is not None:
-            self._stopping = stopping
+        # a failure of its workers is no reason of its own: it ends the generation on all nodes
+        own_stop = report if isinstance(report, node.ReportStopping) and report.why is not Why.FAILED else None
+        if own_stop is not None:
+            self._own_stop = own_stop
         if isinstance(report, NodeEnd):
-            self._on_own_end(report)
+            self._on_generation_ended_here(report)
             if self._probe is not None:
                 self._probe.on_generation_ended()
         if self._peer is not None:
             if not isinstance(report, node.Suspend | node.Resume):  # Ctrl-Z here does not suspend the whole job
                 self._send(messages.fitted(report))
-        elif stopping is not None:
-            self._end_as_stopped(stopping)
+        elif own_stop is not None:
+            self._end_as_stopped(own_stop)
 
-    def _end_as_stopped(self, stopping: node.ReportStopping) -> None:
-        """End this node, which is to stop by a reason of its own while no coordinator knows of it."""
-        status = exitcodes.of_signal(stopping.signum) if stopping.signum else exitcodes.NODE_LOST
-        self.on_order(JobEnd(status=status, why=stopping.why.value))
+    def _end_as_stopped(self, own_stop: node.ReportStopping) -> None:
+        """End this node, which is to stop for a reason of its own while no coordinator knows of it."""
+        status = exitcodes.of_signal(own_stop.signum) if own_stop.signum else exitcodes.NODE_LOST
+        self.on_order(JobEnd(status=status, why=own_stop.why.value))
 
     @property
     def address(self) -> str | None:
@@ -173,14 +174,15 @@ class RemoteLink(Link):
         self._note_message()
         try:
             message = messages.for_agent(payload)
-            if isinstance(message, Generation) and not self._lease.left:
+            if isinstance(message, Generation) and self._lease.is_over:
                 # this process did not run when the lease ended: it begins nothing, and takes its leave
                 self._check_lease()
                 return
             if self._orders_of_last is not None:
                 self._orders_of_last.check(message)
             if isinstance(message, messages.Ping):
-                self._lease.take_echo(message.answered)  # the last renewal that has reached the coordinator
+                last_renewal_there = message.answered
+                self._lease.extend(last_renewal_there)
         except Malformed as error:
             self._end(f"{self._coordinator} was lost: the coordinator sent a malformed message ({error})")
             return
@@ -193,7 +195,7 @@ class RemoteLink(Link):
             case messages.GivenUp(reason, may_return):
                 self._on_given_up(reason, may_return=may_return)
             case messages.Ending(status):
-                self._ends_with = status
+                self._status_of_ending_job = status
             case messages.LeftByNode0(signum, unfit):
                 self._on_left(signum, unfit)
             case Lead() | Reach():
@@ -251,7 +253,7 @@ class RemoteLink(Link):
         """Lose a coordinator that goes on without this node; `may_return`: as a new node this one may come back to it."""
         when_paused = self._loop.clock.paused(self._elsewhere.keepalive.timeout)
         if when_paused and self._lease.seconds < inf:
-            # by the clock of the lease it may last still: that of a simulated node stands while the machine is paused
+            # kill the workers now: the clock of a simulated node's lease stands still while the machine is paused
             self._loop.handle(node.LeaseOver(self._loop.now()))
         error = f"{self._coordinator} was lost: it goes on without this node: {reason}"
         if when_paused:
@@ -274,7 +276,7 @@ class RemoteLink(Link):
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
-        if self._lease.left:
+        if not self._lease.is_over:
             self._limit_workers()
             return
         self._loop.handle(node.LeaseOver(self._loop.now()))
@@ -301,12 +303,12 @@ class RemoteLink(Link):
             return
         self._send(messages.Dropped())  # so that a coordinator that lives knows why
         self._disconnect()
-        if self._ends_with is not None and self._stopping is None:
-            self._end(f"{loss.error}, while the job was being stopped", self._ends_with)
-        elif not self._elsewhere.how_back:
+        if self._status_of_ending_job is not None and self._own_stop is None:
+            self._end(f"{loss.error}, while the job was being stopped", self._status_of_ending_job)
+        elif not self._elsewhere.how_back:  # nothing brings node 0 back
             self._end(loss.error)
-        elif self._stopping is not None:
-            self._end_as_stopped(self._stopping)
+        elif self._own_stop is not None:
+            self._end_as_stopped(self._own_stop)
         else:
             self._wait_for_return(loss)
 
@@ -318,17 +320,17 @@ class RemoteLink(Link):
         if loss.goes_on:
             then = f"looking for {self._place} for up to {within}"
         self._lost_at.set(now + self._elsewhere.rdzv_timeout)
-        self._report_search_at.set(now + NEXT_NOTICE)
-        self._loop.handle(Waits(f"{self._lost}; {then}"))
+        self._report_search_at.set(now + NEXT_NOTICE_AFTER)
+        self._loop.handle(Waits(f"{self._lost}; {then}"))  # at once: before the stop that follows from it
         self._loop.post(node.StopOrdered(SIGTERM, now))
         generation_runs = self._orders_of_last is not None and self._orders_of_last.runs
-        if not generation_runs:  # else `_on_own_end` looks
+        if not generation_runs:  # else `_on_generation_ended_here` looks for node 0
             self._look_again()
 
-    def _on_own_end(self, end: NodeEnd) -> None:
+    def _on_generation_ended_here(self, end: NodeEnd) -> None:
         """Note that nothing of the generation is left on this node; look for a coordinator that was lost meanwhile."""
         if self._orders_of_last is not None:
-            self._orders_of_last.ended()
+            self._orders_of_last.on_generation_ended()
         if not self._lost:
             return
         if end.leftovers:  # the next generation would run beside these processes
@@ -339,12 +341,12 @@ class RemoteLink(Link):
     def _look_again(self) -> None:
         """Look for node 0 where it was."""
         self._end_lease()
-        self._search.begin(self._search.places, moves_within=MOVED_WITHIN)
+        self._search.begin(self._search.places, again_after=MAY_HAVE_MOVED_AFTER)
 
     def on_order(self, order: Order) -> None:
         """Take an order; after the end of the job nothing is waited for any more."""
         if isinstance(order, Generation):
-            self._ends_with = None
+            self._status_of_ending_job = None
         super().on_order(order)
         if self._has_ended:
             self._stop_waiting()
@@ -357,9 +359,9 @@ class RemoteLink(Link):
             self._probe = Probe(self._loop, self._elsewhere.key, self._elsewhere.keepalive, self)
         self._probe.on_order(order)
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Wait for the coordinator no longer."""
-        super().leave()
+        super().give_up()
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
@@ -368,8 +370,8 @@ class RemoteLink(Link):
         self._search.stop()
 
     def _report_search(self) -> None:
-        """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE."""
-        self._report_search_at.set(self._loop.now() + NEXT_NOTICE)
+        """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE_AFTER."""
+        self._report_search_at.set(self._loop.now() + NEXT_NOTICE_AFTER)
         text = f"looking for {self._name} at {self._places} ({self._search.refusals.text})"
         self._search.refusals.expire()
         if self._lost:

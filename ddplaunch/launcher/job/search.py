@@ -12,9 +12,9 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import is_numeric
 from ddplaunch.system.net.resolver import Answer, Resolver
 
-LOOK_UP_AGAIN = 1.0  # seconds until a name that was not known is looked up again
+LOOK_UP_AGAIN_AFTER = 1.0  # seconds until a name that was not known is looked up again
 # seconds until the addresses that are known are dialed, if a name is still being looked up: it may be the better one
-KNOWN_AFTER = 0.5
+DIAL_KNOWN_AFTER = 0.5
 _CONNECTION_REFUSED = "connection refused"
 
 Place = tuple[str, int]  # a name or an address of a host, and a port
@@ -34,25 +34,24 @@ class Search:
         self.places: tuple[Place, ...] = ()
         self._names: dict[str, _Name] = {}  # of the places, in their order
         self._targets: list[Target] = []  # the addresses that are being dialed
-        self._known_at = loop.timer(
-            None, self._dial
-        )  # set until the known addresses are dialed, or all names are known
+        # when to dial the addresses that are known by then; not set any more: each is dialed as soon as it is known
+        self._dial_known_at = loop.timer(None, self._dial)
         self._dialer = Dialer(loop, key, opened=self._on_opened, refused=self.refusals.add, user_timeout=user_timeout)
 
-    def begin(self, places: Iterable[Place], *, moves_within: float = inf) -> None:
+    def begin(self, places: Iterable[Place], *, again_after: float = inf) -> None:
         """Look for the node at these places, in this order; look names up again after so many seconds: it may have moved."""
         self.places = tuple(places)
         self.refusals.forget()
         self._forget_names()
         hosts = dict.fromkeys(host for host, _ in self.places)
-        self._names = {host: _Name(self._loop, host, self._on_answer, moves_within) for host in hosts}
-        self._known_at.set(self._loop.now() + KNOWN_AFTER)
+        self._names = {host: _Name(self._loop, host, self._on_answer, again_after) for host in hosts}
+        self._dial_known_at.set(self._loop.now() + DIAL_KNOWN_AFTER)
         for name in self._names.values():
             name.look_up()
 
     def stop(self) -> None:
         """Look for the node no longer."""
-        self._known_at.cancel()
+        self._dial_known_at.cancel()
         self._forget_names()
         self._dialer.stop()
         self._targets = []
@@ -66,8 +65,8 @@ class Search:
         if answer.error:
             self.refusals.add(answer.host, answer.error)
         if all(name.is_answered for name in self._names.values()):
-            self._known_at.cancel()
-        if not self._known_at.is_set:
+            self._dial_known_at.cancel()
+        if not self._dial_known_at.is_set:
             self._dial()
 
     def _dial(self) -> None:
@@ -87,14 +86,14 @@ class Search:
 class _Name:
     """A name of the node, or an address: looked up until it is known, and again where the node may have moved."""
 
-    def __init__(self, loop: Loop, host: str, answered: Callable[[Answer], None], moves_within: float) -> None:
-        """`answered` gets each answer; a known name is looked up again after `moves_within` seconds."""
+    def __init__(self, loop: Loop, host: str, answered: Callable[[Answer], None], again_after: float) -> None:
+        """`answered` gets each answer; a known name is looked up again after `again_after` seconds."""
         self._loop = loop
         self._host = host
         self._answered = answered
-        self._moves_within = moves_within
+        self._again_after = again_after
         self._targets: tuple[Target, ...] = ()  # with 0 for a port, as last known
-        self.is_answered = False
+        self.is_answered = False  # whether a look-up has ended, whatever it has found
         self._resolver: Resolver | None = None  # of the last look-up
         self._again_at = loop.timer(None, self.look_up)
 
@@ -122,9 +121,9 @@ class _Name:
         self.is_answered = True
         self._targets = answer.targets or self._targets
         if answer.error:
-            self._again_at.set(self._loop.now() + LOOK_UP_AGAIN)
-        elif self._moves_within < inf and not is_numeric(self._host):
-            self._again_at.set(self._loop.now() + self._moves_within)
+            self._again_at.set(self._loop.now() + LOOK_UP_AGAIN_AFTER)
+        elif self._again_after < inf and not is_numeric(self._host):
+            self._again_at.set(self._loop.now() + self._again_after)
         self._answered(answer)
 
 

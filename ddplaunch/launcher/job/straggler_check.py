@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.record.seen.stragglers import Clock, History, Steps, Straggler, compare
-from ddplaunch.system.errors import expendable
+from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
@@ -26,10 +26,12 @@ if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the work
 WITHIN = 2.0  # seconds that workers have
 ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
 _COMPARED_WITHIN = 20.0  # seconds, on a busy machine
-_AGAIN = 300.0  # seconds from one report to the next, and twice as long each time that the rank is the same
-_JUMP = 2_000_000  # nanoseconds: if a host's time of day has moved by more against its monotonic clock, it was set
-_DOUBLES = 1 << 17  # bytes of lines about collectives: after so many, and each time again, they are kept half as often
-_COMPARED = 128  # ranks of which all collectives are compared; of n times as many, only every n-th
+_NAMED_AGAIN_AFTER = 300.0  # seconds from one report to the next, and twice as long each time that the rank is the same
+# nanoseconds: if a host's time of day has moved by more against its monotonic clock, it was set
+_LARGEST_DRIFT = 2_000_000
+# bytes of lines about collectives: after so many, and each time again, they are kept half as often
+_BYTES_TO_DOUBLING = 1 << 17
+_MOST_RANKS_READ_WHOLLY = 128  # ranks of which all collectives are compared; of n times as many, only every n-th
 
 
 class _LastReport(NamedTuple):
@@ -37,7 +39,7 @@ class _LastReport(NamedTuple):
 
     rank: int
     at: float  # monotonic seconds
-    enough_for: float  # seconds in which the same rank is not named again
+    pause_if_same: float  # seconds in which the same rank is not named again
 
 
 class _Coordinator(Protocol):
@@ -59,30 +61,30 @@ class StragglerCheck:
         self._coordinator = coordinator
         self._reporter = reporter
         self._kept_bytes = 0  # of the lines about collectives in the record of the run
-        self._keeps_again_at = 0.0  # monotonic seconds
+        self._keep_timings_from = 0.0  # monotonic seconds: of readings before, the record gets no lines
         self._history = History()  # what the readings of this generation have shown
         self._hosts: dict[int, str] = {}  # by rank, where there are several
         # by how many nanoseconds a node's time of day was last ahead of its monotonic clock, by member
         self._walls: dict[int, int] = {}
         self._is_reading = False  # a question is not answered by all, or the answers are being compared
-        self._last_report = _LastReport(-1, 0.0, 0.0)
+        self._last_report = _LastReport(-1, 0.0, 0.0)  # none: the first one waits for no time
         self.last_pace: float | None = None  # also of a job that has made its last step
         self.last_steps: int | None = None  # about how many this generation has made
-        # for the next reading; not set: no generation has a process group, or the check has failed
-        self._next = loop.timer(None, self._on_time, may_rest=True)
+        # not set: no generation has a process group, or the check has failed
+        self._next_reading_at = loop.timer(None, self._on_time, may_rest=True)
 
     def begin(self) -> None:
         """Begin: a worker of this generation has a process group."""
         self._history, self._hosts, self.last_steps = History(), {}, None
-        self._next.set(self._loop.now() + self._every)
+        self._next_reading_at.set(self._loop.now() + self._every)
 
     def stop(self) -> None:
         """Read no more; what was found is kept."""
-        self._next.cancel()
+        self._next_reading_at.cancel()
 
     def _on_time(self) -> None:
         """Read now, unless the last reading goes on or no node is to be asked. Called by the loop."""
-        self._next.set(self._loop.now() + self._every)
+        self._next_reading_at.set(self._loop.now() + self._every)
         members = self._coordinator.members_at_work()
         if members is not None and not self._is_reading:
             self._is_reading = True
@@ -90,7 +92,7 @@ class StragglerCheck:
 
     def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call this; if it fails, warn, and look for stragglers no more: no job ends for that."""
-        expendable(partial(call, *arguments), self._give_up)
+        call_or_report(partial(call, *arguments), self._give_up)
 
     def _give_up(self, why: str) -> None:
         self.stop()
@@ -103,7 +105,7 @@ class StragglerCheck:
 
         reading = _Reading(self._history, len(members))
         ranks = sum(member.workers for member in members.values())
-        question = AskArrivals(within=WITHIN, every=max(1, ranks // _COMPARED))
+        question = AskArrivals(within=WITHIN, every=max(1, ranks // _MOST_RANKS_READ_WHOLLY))
         asker = Asker(
             answered=partial(self._guard, self._on_answer, reading),
             done=partial(self._guard, self._on_all_answered, reading),
@@ -123,7 +125,7 @@ class StragglerCheck:
         `wall` is by how many nanoseconds that time of day is ahead of the node's monotonic clock now.
         """
         last_wall, self._walls[member.id] = self._walls.get(member.id, wall), wall
-        if abs(wall - last_wall) > _JUMP:
+        if abs(wall - last_wall) > _LARGEST_DRIFT:
             return None
         offset, error = self._coordinator.clock_offset(member.id)
         return Clock(ahead=wall - round(offset * 1e9), error=round(error * 1e9))
@@ -141,7 +143,7 @@ class StragglerCheck:
         """Take the result of the child: keep the timings, and report a straggler."""
         self._is_reading = False
         self._keep(compared.timings)
-        has_generation_ended = reading.history is not self._history or not self._next.is_set
+        has_generation_ended = reading.history is not self._history or not self._next_reading_at.is_set
         if has_generation_ended:
             return
         self._history.add(compared.steps, time.monotonic())
@@ -152,12 +154,12 @@ class StragglerCheck:
 
     def _keep(self, timings: list[dict[str, Any]]) -> None:
         """Have the record of the run keep these lines about collectives; the more bytes it has, the longer it gets no more."""
-        if not timings or time.monotonic() < self._keeps_again_at:
+        if not timings or time.monotonic() < self._keep_timings_from:
             return
         self._kept_bytes += sum(map(self._reporter.keep_collectives, timings))
-        doublings = self._kept_bytes // _DOUBLES
+        doublings = self._kept_bytes // _BYTES_TO_DOUBLING
         half = self._every / 2  # of the time to the next reading, which is kept too as long as nothing is doubled
-        self._keeps_again_at = time.monotonic() + half * 2**doublings
+        self._keep_timings_from = time.monotonic() + half * 2**doublings
 
     def _report_straggler(self) -> None:
         """Report the straggler, unless the same rank was reported not long ago: the more often it was, the longer ago."""
@@ -165,10 +167,10 @@ class StragglerCheck:
         if straggler is None:
             return
         is_same = straggler.rank == last.rank
-        silent_for = last.enough_for if is_same else min(last.enough_for, _AGAIN)
-        if now - last.at < silent_for:
+        pause = last.pause_if_same if is_same else min(last.pause_if_same, _NAMED_AGAIN_AFTER)
+        if now - last.at < pause:
             return
-        self._last_report = _LastReport(straggler.rank, now, 2 * last.enough_for if is_same else _AGAIN)
+        self._last_report = _LastReport(straggler.rank, now, 2 * last.pause_if_same if is_same else _NAMED_AGAIN_AFTER)
         self._reporter.report_straggler(str(straggler), asdict(straggler), self.pace)
 
     @property
@@ -178,7 +180,7 @@ class StragglerCheck:
         return None if found is None else replace(found, host=self._hosts.get(found.rank, ""))
 
     @property
-    def last_word(self) -> tuple[str, dict[str, Any]] | None:
+    def described_straggler(self) -> tuple[str, dict[str, Any]] | None:
         """The same in a sentence and as data."""
         found = self.straggler
         return None if found is None else (str(found), asdict(found))
@@ -217,12 +219,12 @@ class _Reading:
         self.hosts |= {each.rank: member.host for each in answer.series}
 
     def compare_answers(self) -> _Compared:
-        """Compare all that was answered. Runs in a child, where a failure finds nothing: in the loop it would be raised again."""
+        """Compare all that was answered. Runs in a child, and catches what fails: the loop would raise it again."""
         try:
             from ddplaunch.record.seen.arrivals import of_arrivals
 
             found = [each for answer, _ in self._answers for each in answer.series]
             clocks = {each.rank: clock for answer, clock in self._answers for each in answer.series}
             return _Compared(compare(found, clocks), of_arrivals(found, clocks))
-        except Exception:  # noqa: BLE001 - as of a file of this package that is gone
+        except Exception:  # noqa: BLE001 - whatever it is, such as a module of ours that was removed meanwhile
             return _Compared([], [])

@@ -8,11 +8,11 @@ from typing import Protocol
 from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.job.orders import Warned
 from ddplaunch.plan.cluster.hostlist import compress
-from ddplaunch.system.errors import below
+from ddplaunch.system.errors import indented
 from ddplaunch.system.loop.loop import Loop
 
-GATHERED = 1.0  # seconds in which nodes say the same
-MOST = 50  # texts that are said in a job
+GATHERED_FOR = 1.0  # seconds in which nodes say the same
+MOST_TEXTS = 50  # texts that are said in a job
 _NAMED = 16  # nodes that are named with a text
 
 
@@ -35,13 +35,13 @@ class Warnings:
         self._due = loop.timer(None, self.flush)
 
     def add(self, member: Member, warned: Warned) -> None:
-        """Gather what a node warns of, and print it GATHERED seconds after the first such text."""
-        if warned not in self._known and len(self._known) == MOST:
+        """Gather what a node warns of, and print it GATHERED_FOR seconds after the first such text."""
+        if warned not in self._known and len(self._known) == MOST_TEXTS:
             return
         self._known.add(warned)
         self._gathered.setdefault(warned, {})[member.id] = member
         if not self._due.is_set:
-            self._due.set(self._loop.now() + GATHERED)
+            self._due.set(self._loop.now() + GATHERED_FOR)
 
     def flush(self) -> None:
         """Print what was gathered, now."""
@@ -49,7 +49,7 @@ class Warnings:
         gathered, self._gathered = self._gathered, {}
         for warned, members in gathered.items():
             label = "warning: " if warned.is_warning else ""
-            self._coordinator.print(f"{label}on {self._named(members.values())}: {below(warned.text)}")
+            self._coordinator.print(f"{label}on {self._named(members.values())}: {indented(warned.text)}")
 
     def _named(self, members: Collection[Member]) -> str:
         """Return the hosts of these members as in a sentence: "node[1-3]", "all 40 nodes"."""

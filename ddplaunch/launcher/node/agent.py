@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.node.health import HealthGate
     from ddplaunch.launcher.node.job import Connect
 
-_AT_WORK = (Phase.RUNNING, Phase.SETTLING)  # the workers are not being stopped
-
 
 class Agent(BehindFront):
     """Owns the agent's parts, which know the loop and the context, and nothing of each other; `handle` says what they do when."""
@@ -107,7 +105,7 @@ class Agent(BehindFront):
         match event:
             # the processes of this node
             case events.WorkerEnded(rank):
-                for found in generations.events_of_end(rank, names_causes=self._state.phase in _AT_WORK):
+                for found in generations.events_of_end(rank, names_causes=self._state.workers_go_on):
                     loop.post(found)
             case events.ChildEnded():
                 self._leftovers.on_child_ended()
@@ -152,15 +150,15 @@ class Agent(BehindFront):
             case events.AttachAsked(client, asked):
                 self._run_socket.serve(client, lambda visitor: generations.debuggers.attach(asked, visitor))
             case events.ClientGone(client):
-                if generations.debugged is not None:
-                    generations.debugged.forget(client)
+                if generations.made_debuggers is not None:
+                    generations.made_debuggers.forget(client)
             # actions of the decision
             case node.StartWorkers():
                 generations.begin()
             case node.Sweep(signum, sparing):
                 self._sweep(signum, sparing=sparing)
             case node.ReportEnded():
-                self._report_end()
+                self._report_node_end()
             case node.Exit(status):
                 self._exit(status)
             case node.Suspend() | node.Resume():
@@ -210,7 +208,7 @@ class Agent(BehindFront):
         if self._has_stopped_all_nodes:
             coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))  # kill: not one node asks, but the user
         else:
-            self._has_stopped_all_nodes = self._signals.end_asked = True
+            self._has_stopped_all_nodes = self._signals.was_asked_to_end = True
             coordinator.feed(job.StopRequested(Why.SIGNALLED, signum, now))
 
     # --- the begin of a generation
@@ -246,7 +244,7 @@ class Agent(BehindFront):
         self._begin(generation)
         self._step(node.StartFailed(self._health.start_failure(generation, why_unfit), self._loop.now()))
 
-    def _begin_unchecked(self) -> None:
+    def _begin_without_health_check(self) -> None:
         """Begin the generation that waits for the health check, if one does: what comes next cannot wait."""
         if self._health is not None and (generation := self._health.give_up()) is not None:
             self._begin(generation)
@@ -260,10 +258,11 @@ class Agent(BehindFront):
     def _step(self, event: node.Event) -> None:
         """Let the decision take an event, and carry out the actions that follow."""
         if isinstance(event, (node.StopOrdered, node.KillOrdered, node.JobEnded)):
-            self._begin_unchecked()  # the order is about that generation
+            self._begin_without_health_check()  # the order is about the generation that waits for the check
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
         event = self._with_what_agent_knows(event)
+        # not by Ctrl-C, of which the output is told when the workers get it
         is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._state.workers_go_on
         if is_ordered_stop and self._generations.plan.nnodes > 1:
             self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from a failure there
@@ -277,7 +276,7 @@ class Agent(BehindFront):
             self._reporter.on_action(action)
             self.handle(action)
         if self._state.end.stop_signal or self._state.end.front_lost:
-            self._begin_unchecked()  # and that generation ends at once
+            self._begin_without_health_check()  # a generation that waits for the check begins, and ends at once
 
     def _with_what_agent_knows(self, event: node.Event) -> node.Event:
         """Return a signal or an order with what its maker cannot know: where the coordinator is, how long workers are silent."""
@@ -301,7 +300,7 @@ class Agent(BehindFront):
         assert self._link is not None
         self._link.send(report)
 
-    def _report_end(self) -> None:
+    def _report_node_end(self) -> None:
         """Report to the coordinator how the workers of this node have ended, and where they were if they had to end.
 
         With that go the traces of the machine: kills for want of memory, room in /dev/shm, the folder of the logs.
@@ -346,15 +345,17 @@ class Agent(BehindFront):
     def _exit(self, status: int) -> None:
         """Conclude the job on this node, where nothing is left: settle how it ended, report that, and tell waiting clients."""
         assert self._link is not None
-        self._reporter.tell_all = None  # the coordinator says nothing more
+        self._reporter.tell_all = (
+            None  # what holds for all nodes is printed here from now on: the coordinator prints no more
+        )
         self._exits = self._generations.reap(self._state) or self._exits
         self._reporter.report_dropped_output(self._generations.output.dropped)
         if self._state.why is Why.SIGNALLED:
-            self._signals.end_asked = True  # the signal may have come to another node
+            self._signals.was_asked_to_end = True  # the signal may have come to another node
         if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it
-            self._link.leave()
+            self._link.give_up()
         end = self._link.end = self._settled_end(status)
-        self._conclude(end)
+        self._report_end_of_job(end)
         self._run_socket.ended(end)
 
     def _settled_end(self, status: int) -> JobEnd:

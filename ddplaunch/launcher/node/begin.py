@@ -89,9 +89,11 @@ def _be_writer(agent: int, sock: socket.socket, progress: int, listener: socket.
         _collect_garbage()
         file_writer.run(3, 4, 5)
     except ImportError as error:
-        os.write(3, reply(none=not_imported(error).message))
+        why_no_writer = not_imported(error).message
+        os.write(3, reply(none=why_no_writer))
     except OSError as error:  # of `detach`: `sock` is still open
-        sock.send(reply(none=f"{error.strerror}{of_open_files(error.errno)}"))
+        why_no_writer = f"{error.strerror}{of_open_files(error.errno)}"
+        sock.send(reply(none=why_no_writer))
     finally:
         os._exit(0)  # the agent sees the end of the socket
 

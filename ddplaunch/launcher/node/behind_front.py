@@ -84,7 +84,7 @@ class BehindFront(ABC):
                 # from here on no event is for the subclass, whose decision needs a link
                 self._loop.handle = partial(BehindFront.handle, self)
                 self.fail(error)
-                self._leave()
+                self._finish_files_and_output()
                 return error.status
             opened.callback(link.close)
             self._run_socket.open(link)
@@ -92,17 +92,17 @@ class BehindFront(ABC):
             if self._context.inputs.reports_job and link.coordinator is not None:
                 self._serve_whole_job(link.coordinator)
             self.begin(opened)
-            opened.callback(self._loop.give_up_questions)
+            opened.callback(self._loop.give_up_questions)  # to children, whose answers nobody needs at the end
             while not self.is_over:
                 self.before_sleep()
                 self._loop.run_once()
             status = self.status()
             self._wait_for_errands()
-        if self._context.last_words:
-            self._reporter.stderr.put(self._context.last_words)
+        if self._context.closing_lines:
+            self._reporter.stderr.put(self._context.closing_lines)
         if (requeue := self._requeue_to_use) is not None:
             self._queue_again(requeue)
-        self._leave()
+        self._finish_files_and_output()
         return status
 
     # --- what a kind of such a process says
@@ -207,7 +207,7 @@ class BehindFront(ABC):
 
     # --- the end
 
-    def _conclude(self, end: JobEnd) -> None:
+    def _report_end_of_job(self, end: JobEnd) -> None:
         """Report how the job ended, unless it is to be queued again from here, which is known later."""
         if end.requeue:
             self._reporter.story.note_left_after(end.requeue)
@@ -227,10 +227,10 @@ class BehindFront(ABC):
 
     def _wait_for_errands(self) -> None:
         """Wait until all is told to programs outside, as long as there is time for that and the user waits."""
-        before = self._signals.stop_signals
+        before = self._signals.stops_by_user
         for one in self._errands:
             one.end_in_time()
-        while any(one.is_busy for one in self._errands) and self._signals.stop_signals == before:
+        while any(one.is_busy for one in self._errands) and self._signals.stops_by_user == before:
             self._loop.run_once()
 
     @property
@@ -245,7 +245,7 @@ class BehindFront(ABC):
         return self._requeue if self._coordinator is not None or end.why == "lost" else None
 
     def _queue_again(self, requeue: Requeue) -> None:
-        """Have the cluster queue the job again if it may be, which may end this process, too; report that and the job's end."""
+        """Have the cluster queue the job again if it may be, which may end this process; report that and the end of the job."""
         assert self._link is not None
         assert self._link.end is not None
         end = self._link.end
@@ -259,7 +259,7 @@ class BehindFront(ABC):
         self._reporter.write_summary(self.ended(), decided_at)
 
     def _submit(self, requeue: Requeue) -> str | None:
-        """Have the job queued again, which ends this process, too; return the reason if that failed. The output goes first."""
+        """Hand over all output, then have the job queued again, which ends this process; return why that failed, or None."""
         self._keep_progress()
         self._hand_over_output()
         if not self._context.inputs.leads:
@@ -280,12 +280,14 @@ class BehindFront(ABC):
 
         def on_answer(known: requeued.Requeued | None) -> None:
             if known is not None:
-                coordinator.feed(job.ProgressKnown(known.best_step, known.count_at(start)))
+                without_new_step = known.count_at(start)  # generations in a row, up to this start of the job
+                coordinator.feed(job.ProgressKnown(known.best_step, without_new_step))
 
         self._loop.ask(partial(requeued.read, self._progress_file), None, on_answer, within=DISK_WITHIN)
 
     def _keep_progress(self) -> None:
         """Keep for --max-no-progress, for the next start of the job, how far this one has come."""
+        # a coordinator that was lost cannot say it
         if self._progress_file and self._coordinator is not None and self._requeue is not None:
             from ddplaunch.record import requeued
 
@@ -312,7 +314,7 @@ class BehindFront(ABC):
         tells.cancel()
         return reply
 
-    def _leave(self) -> None:
+    def _finish_files_and_output(self) -> None:
         """Have all files of the run written, and hand over all output."""
         self._end_files()
         self._hand_over_output()
@@ -320,9 +322,9 @@ class BehindFront(ABC):
 
     def _end_files(self) -> None:
         """Wait until all files of the run are written, unless their disk hangs, or is slow and the user does not wait."""
-        files, before = self._context.files, self._signals.stop_signals
+        files, before = self._context.files, self._signals.stops_by_user
         files.end()
-        while files.is_busy and self._signals.stop_signals == before:
+        while files.is_busy and self._signals.stops_by_user == before:
             self._loop.run_once()
         if files.is_open and (writer := look(files.pid)) is not None:  # it still writes, and may do so without us
             self._pipes.spare(writer.pid, writer.started)
@@ -334,13 +336,11 @@ class BehindFront(ABC):
         Then each time that it has taken something, it has UNREAD_TIMEOUT seconds to take more.
         """
         queue = self._context.queue
-        limit = self._loop.timer(
-            None, lambda: None
-        )  # it wakes the loop, and is not set any more once its time has come
+        limit = self._loop.timer(None, lambda: None)  # wakes the loop, and is not set any more once its time has come
         sent_before, is_limited = queue.sent, False
         while queue.size:
             has_progressed = queue.sent != sent_before
-            if self._signals.end_asked and (has_progressed or not is_limited):
+            if self._signals.was_asked_to_end and (has_progressed or not is_limited):
                 sent_before, is_limited = queue.sent, True
                 limit.set(self._loop.now() + UNREAD_TIMEOUT)
             elif is_limited and not limit.is_set:

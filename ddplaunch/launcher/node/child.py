@@ -17,7 +17,7 @@ from math import ceil
 from ddplaunch.launcher.decide.node import TIDY_TIMEOUT
 from ddplaunch.reach.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import MORE_OPEN_FILES, LaunchError, below, visible
+from ddplaunch.system.errors import MORE_OPEN_FILES, LaunchError, indented, visible
 from ddplaunch.system.process import clock
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import (
@@ -41,19 +41,19 @@ from ddplaunch.system.words import duration
 
 INTERVAL = 0.5  # seconds from one question of a `Question` to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
-_LOOK_AGAIN = 0.01  # seconds from one look at what was killed to the next
+_LOOK_EVERY = 0.01  # seconds from one look at what was killed to the next
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
 # questions are counted, not seconds, so that a pause of both processes gives no agent up
 _MOST_UNANSWERED = 4  # in a row: 2 s
-_WITHOUT_LOOP = 30.0  # seconds in which only the handler answers, longer than any call should take
-_MOST_WITHOUT_LOOP = round(_WITHOUT_LOOP / INTERVAL)
+_LONGEST_WITHOUT_LOOP = 30.0  # seconds in which only the handler answers, longer than any call should take
+_MOST_WITHOUT_LOOP = round(_LONGEST_WITHOUT_LOOP / INTERVAL)
 # heartbeat timeouts until front and agent give each other up: the other nodes have said before that this one is silent
 PATIENCE = 1.5
 # what a question without an answer counts by the state of the agent, which goes on by itself: a debugger holds it, or its disk
 # does not answer, as of a file server that starts again
-_WEIGHTS = {"t": 1 / 16, "D": 1 / 16}
+_WEIGHT_BY_STATE = {"t": 1 / 16, "D": 1 / 16}
 _LONGEST_INTERVAL = 5.0  # seconds from one question of a watch to the next, while there is no answer
-_AT_REST = 2  # times as long while all is well: the kernel tells at once that an agent is stopped
+_TIMES_LONGER_AT_REST = 2  # times as long while all is well: the kernel tells at once that an agent is stopped
 # looks in a row at which a lease is over before the agent is killed, half a second in all: an agent that runs kills its workers
 # itself, or says after a pause of both processes that the lease goes on
 _MOST_LAPSED = 3
@@ -218,16 +218,16 @@ class Watch:
     def __init__(self, agent: AgentProcess, heartbeat_timeout: float) -> None:
         """Ask the first time. An agent without any answer for PATIENCE times the heartbeat timeout (seconds) does not run.
 
-        One whose loop alone does not answer, though its signal handler does, has _WITHOUT_LOOP seconds at least.
+        One whose loop alone does not answer, though its signal handler does, has _LONGEST_WITHOUT_LOOP seconds at least.
         """
         self.interval = watch_interval(heartbeat_timeout)  # seconds from one question to the next
         self._waited = self.interval  # seconds, as `wait` last returned them
         self._patience = PATIENCE * heartbeat_timeout  # seconds
         self._agent = agent
         self._most_unanswered = ceil(self._patience / self.interval)  # questions
-        self._most_without_loop = ceil(max(self._patience, _WITHOUT_LOOP) / self.interval)  # questions
+        self._most_without_loop = ceil(max(self._patience, _LONGEST_WITHOUT_LOOP) / self.interval)  # questions
         self._has_begun = False  # the loop has answered once: before, the agent may import from a slow disk
-        # questions in a row, each as it weighs, see `_WEIGHTS`: without any answer, and without one of the loop
+        # questions in a row, each as it weighs, see `_WEIGHT_BY_STATE`: without any answer, and without one of the loop
         self._unanswered = 0.0
         self._without_loop = 0.0
         self.silent = 0.0  # seconds in which the loop has not answered
@@ -243,15 +243,16 @@ class Watch:
         loop_answered, answered = self._take_answers()
         self._has_begun = self._has_begun or loop_answered
         state = "" if loop_answered else self._agent.state
-        is_stopped = state == "T"
-        if not (self._has_begun or is_stopped) or loop_answered:
+        may_still_import = not self._has_begun and state != "T"  # T: it is stopped
+        if may_still_import or loop_answered:
             self._unanswered = self._without_loop = self.silent = 0.0
         else:
-            weight = 1.0 if answered else _WEIGHTS.get(state, 1.0)
+            weight = 1.0 if answered else _WEIGHT_BY_STATE.get(state, 1.0)
             weight *= min(1.0, self._waited / self.interval)  # a question that had less time to be answered says less
             self._unanswered = 0.0 if answered else self._unanswered + weight
             self._without_loop += weight
             self.silent += self._waited
+        # the handler's signal wakes the agent once more: only where its loop may be in a long call
         self._agent.ask(with_handler=not loop_answered)
         return self._unanswered < self._most_unanswered and self._without_loop < self._most_without_loop
 
@@ -275,12 +276,12 @@ class Watch:
         return False
 
     def wait(self, *, may_rest: bool = True) -> float:
-        """Return the seconds until the owner is to look again: `_AT_REST` times as many while all is well, none beyond the lease.
+        """Return the seconds until the owner is to look again: more of them while all is well, none beyond the lease.
 
         An owner that `may_rest` so long calls this again at SIGCHLD, by which the kernel tells of an agent that was stopped.
         """
         is_well = may_rest and not self.silent and not self._agent.is_stopped
-        until_question = self.interval * (_AT_REST if is_well else 1)
+        until_question = self.interval * (_TIMES_LONGER_AT_REST if is_well else 1)
         until_lapse = self._agent.pipes.lease_left() or LOOK_AT_LAPSE
         self._waited = min(until_question, until_lapse)
         return self._waited
@@ -292,7 +293,7 @@ class Watch:
     @property
     def gives_up_after(self) -> float:
         """The seconds without any answer after which the agent is given up, if its state does not change."""
-        return self._patience / _WEIGHTS.get(self._agent.state, 1.0)
+        return self._patience / _WEIGHT_BY_STATE.get(self._agent.state, 1.0)
 
 
 def watch_interval(heartbeat_timeout: float) -> float:
@@ -302,7 +303,7 @@ def watch_interval(heartbeat_timeout: float) -> float:
 
 def longest_wait(heartbeat_timeout: float) -> float:
     """Return the seconds in which the next question of a front comes, if that runs."""
-    return (_AT_REST + 1) * watch_interval(heartbeat_timeout)
+    return (_TIMES_LONGER_AT_REST + 1) * watch_interval(heartbeat_timeout)
 
 
 class Question:
@@ -365,7 +366,7 @@ def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bo
         if not dies_at_once:
             if not tidying and clock.now() >= began + _SLEEP_TIMEOUT:
                 return
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_LOOK_EVERY)
 
 
 def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
@@ -385,4 +386,4 @@ def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
 def describe_leftovers() -> str:
     """Name the processes below this one that could not be ended; "" if there are none."""
     left = ", ".join(map(str, descendants(os.getpid())))
-    return visible(f"ddplaunch: could not be ended: {below(left)}\n") if left else ""
+    return visible(f"ddplaunch: could not be ended: {indented(left)}\n") if left else ""

@@ -25,7 +25,7 @@ from ddplaunch.reach.other_host import job_in_slurm
 from ddplaunch.record.run_socket import uid_of
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import Answer
-from ddplaunch.system.errors import expendable
+from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.fields import Malformed, line, pace, piece, size
 from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.loop.loop import READ, WRITE, Loop
@@ -35,7 +35,7 @@ from ddplaunch.system.redaction import Redactor
 
 REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
 READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies
-_CHUNK = 1 << 16  # bytes
+_MOST_READ_AT_ONCE = 1 << 16  # bytes
 MAX_CLIENTS = 32  # at once
 MAX_STREAMS = 256  # to workers of other nodes, of which none keeps more than its window
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
@@ -65,7 +65,7 @@ class Client:
         loop.watch(sock, self._on_ready)
 
     def _on_ready(self) -> None:
-        expendable(self._serve, lambda why: self._loop.post(ClientsFailed(why)))
+        call_or_report(self._serve, lambda why: self._loop.post(ClientsFailed(why)))
 
     def _serve(self) -> None:
         """Send what waits, and read the request. Called by `_on_ready`, when the socket can be read or written."""
@@ -73,7 +73,7 @@ class Client:
         if self._sock.fileno() < 0:
             return
         try:
-            data = self._sock.recv(_CHUNK)
+            data = self._sock.recv(_MOST_READ_AT_ONCE)
         except BlockingIOError:
             return
         except OSError:
@@ -184,7 +184,7 @@ class Clients:
         self._acceptor.start()
 
     def _guard(self, call: Callable[[], object]) -> None:
-        expendable(call, lambda why: self._loop.post(ClientsFailed(why)))
+        call_or_report(call, lambda why: self._loop.post(ClientsFailed(why)))
 
     def add(self, sock: socket.socket) -> Client:
         """Take a client at the other end of this connection."""
@@ -224,7 +224,7 @@ class Clients:
 
 
 class RunClients(Clients):
-    """The clients of one agent: the coordinator's answers for the job; others attach debuggers for that, and say where it is."""
+    """The clients of one agent. The coordinator's agent answers for the job; others attach debuggers for it, or name its host."""
 
     def __init__(self, loop: Loop, context: AgentContext, link: Link) -> None:
         super().__init__(loop)

@@ -82,7 +82,7 @@ class AgentContext:
     def __init__(self, loop: Loop, inputs: JobInputs, files: FileQueue, queue: OutputQueue) -> None:
         """Make the reporter, and have the process that writes `files` make the run folder, if its name is known already.
 
-        It is not where nodes meet first, of which the first one names the run. `queue` goes to the front.
+        Where nodes meet, the first of them names the run: then `worker_setup` makes the folder. `queue` goes to the front.
         """
         self._loop = loop
         self.inputs = inputs  # what was known before the agent started
@@ -99,7 +99,8 @@ class AgentContext:
         self.files = files
         self.error_files = inputs.error_files
         self.debug_address = f"ddplaunch-debug-{os.urandom(8).hex()}"  # abstract, unix(7)
-        self.last_words = ""  # what closes a job whose agents were started from here: it comes behind the output of all
+        # how a job ended whose agents were started from here: printed after all of their output
+        self.closing_lines = ""
         nodes_meet = inputs.allocation.rendezvous is not None and not inputs.spec.no_control
         if not inputs.leads and not nodes_meet:
             self.make_folder(self.draft)
@@ -245,12 +246,16 @@ class AgentContext:
         return reporter
 
     def _stderr(self) -> Stderr:
-        """Return what writes ddplaunch's own lines: to the front, or after its loss to our stderr."""
+        """Return what writes ddplaunch's own lines: to the front, or after its loss to our stderr.
+
+        A command that has started agents (`leads`) keeps the lines that close the job until it has shown all their output.
+        """
         inputs, screen = self.inputs, self.inputs.screen
         # a command that has started the agents shows a line of OURS once, however many of them say the same
         tag = OURS if inputs.allocation.start and not inputs.leads else STDERR
 
         def put(text: str) -> None:
+            # a worker may have left a line on the terminal without its end
             shown = (new_line(2) if self.shares_line else "") + visible(text)
             if self.writes_itself:
                 write_stderr(shown)
@@ -258,7 +263,7 @@ class AgentContext:
                 self.queue.put(tag, shown.encode(errors="surrogateescape"))
 
         def put_last(text: str) -> None:
-            self.last_words += visible(text)
+            self.closing_lines += visible(text)
 
         # a caller in Python gets an exception, which has no colours
         has_colour = Stream.ERR in screen.colour

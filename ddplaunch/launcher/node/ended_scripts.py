@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 30.0  # seconds from the end of a script until its process is named
 WITHIN = 2.0  # seconds to find out what it waits for
-_TOGETHER = 1.0  # seconds between two ends of scripts that become one line
+_IN_ONE_LINE_WITHIN = 1.0  # seconds between two ends of scripts that become one line
 
 
 class EndedScripts:
@@ -57,7 +57,7 @@ class EndedScripts:
     def _look(self) -> None:
         """Post those whose scripts ended PATIENCE ago. Called by the loop."""
         now = self._loop.now()
-        late = [rank for rank in self._lasting() if now + _TOGETHER >= self._ended_at[rank] + PATIENCE]
+        late = [rank for rank in self._lasting() if now + _IN_ONE_LINE_WITHIN >= self._ended_at[rank] + PATIENCE]
         self._named.update(late)
         self._set_timer()
         if late:

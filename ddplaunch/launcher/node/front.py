@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.output.area import StatusArea
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
-_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_STREAM_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 # errors of a pipe and of a terminal whose reader has left (`| head`): that is not worth a message, and workers do not die of it
 _READER_LEFT = (errno.EPIPE, errno.EIO)
 
@@ -202,7 +202,7 @@ class _Front:
         return not replies.has(GOES_ON)
 
     def on_sigchld(self, _signum: int, _frame: object) -> None:
-        """End what an agent that has ended left; look at an agent that was stopped sooner than at one that runs."""
+        """End what the agent left, if it has ended; if it was stopped, set the timer to look at it sooner than while it runs."""
         if self.is_done:
             return
         if self._agent.has_ended:
@@ -263,18 +263,17 @@ class _Front:
         """
         if question.has_answer():
             self._question = None
-        elif not question.repeat():
-            if self._workers_are_to_be_killed:
-                self.killed_agent = True
-                raise _Unresponsive(
-                    f"ddplaunch: the agent (pid {self._agent.pid}) did not respond and was killed, with the workers"
-                )
-            self._question = None
-            within = duration(self._watch.gives_up_after)
-            print_now(
-                f"ddplaunch: the agent (pid {self._agent.pid}) does not respond{self._agent.describe_silence()}. "
-                f"Without an answer for {within} it is killed, with the workers\n"
-            )
+            return
+        is_given_up = not question.repeat()
+        if not is_given_up:
+            return
+        agent = f"ddplaunch: the agent (pid {self._agent.pid})"
+        if self._workers_are_to_be_killed:
+            self.killed_agent = True
+            raise _Unresponsive(f"{agent} did not respond and was killed, with the workers")
+        self._question = None
+        state, within = self._agent.describe_silence(), duration(self._watch.gives_up_after)
+        print_now(f"{agent} does not respond{state}. Without an answer for {within} it is killed, with the workers\n")
 
 
 class FrontOutput:
@@ -348,7 +347,7 @@ class FrontOutput:
         from ddplaunch.launcher.output.area import StatusArea
 
         if self._area is None:
-            self._terminals = tuple(stream for stream in _NAMES if os.isatty(self._fds.get(stream, -1)))
+            self._terminals = tuple(stream for stream in _STREAM_NAMES if os.isatty(self._fds.get(stream, -1)))
             self._area = StatusArea(rewraps=self._rewraps) if self._terminals else None
 
     def _terminal_size(self) -> os.terminal_size | None:
@@ -372,7 +371,7 @@ class FrontOutput:
             del self._fds[stream]
             if stream != CONTROL and error.errno not in _READER_LEFT:
                 self.failed = (error.strerror or str(error)).lower()
-                print_now(f"error: cannot write to {_NAMES[stream]}: {self.failed}\n")
+                print_now(f"error: cannot write to {_STREAM_NAMES[stream]}: {self.failed}\n")
 
 
 def _write_some(fd: int, data: memoryview) -> int:

@@ -27,7 +27,7 @@ from ddplaunch.spec.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIP
 from ddplaunch.spec.job import RUNNER, ProgramKind
 from ddplaunch.spec.outcome import StartFailure, WorkerExit
 from ddplaunch.system.console.streams import Stream
-from ddplaunch.system.errors import LaunchError, expendable
+from ddplaunch.system.errors import LaunchError, call_or_report
 from ddplaunch.system.exitcodes import USAGE
 from ddplaunch.system.loop.loop import Loop
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 STARTS_PER_ROUND = 8
 SAMPLE_AFTER = 1.0  # seconds: shorter jobs pay for no sample
 DESCRIBE_AFTER = 2.0  # seconds: when the workers have their imports behind them, and shorter jobs pay nothing
-_NOT_SAMPLED = "what the workers use is no longer recorded"
-_NOT_NAMED = "workers that do not end after their script are not named"
+_WARNING_NOT_SAMPLED = "what the workers use is no longer recorded"
+_WARNING_NOT_NAMED = "workers that do not end after their script are not named"
 
 
 class Generations:
@@ -61,28 +61,28 @@ class Generations:
         self.starter = Starter(loop, context)
         self._ordered: Generation | None = None  # the next generation, as the coordinator has ordered it
         self._address: str | None = None  # of this node, as the other nodes reach it
-        self._ready: WorkerSetup | None = None  # what `begin` has made; None once there are `workers`
+        self._ready_setup: WorkerSetup | None = None  # what `begin` has made; None once there are `workers`
         self._number = 0  # of the generation that was started last
         self._has_group = False  # a worker of the current generation has made a process group
-        self._starts = loop.timer(None, self._start_some)
+        self._start_at = loop.timer(None, self._start_some)
         self.output = context.output(context.draft)
-        self._flushes = loop.timer(None, lambda: self.output.flush(loop.now()))
+        self._flush_at = loop.timer(None, lambda: self.output.flush(loop.now()))
         self._backpressure = Backpressure(loop, context.queue)
         self.start_notice = StartNotice(loop)
-        self._describes = loop.timer(None, self._describe, may_rest=True)
+        self._describe_at = loop.timer(None, self._describe, may_rest=True)
         self._sample_at = inf  # when to sample what the workers use; inf: not now
         self._given_up: set[str] = set()  # the warnings of `call_or_warn` about what has failed
         # what most jobs do without: None until it is needed, and then made by `inspection`, `debuggers`, `sampler`
-        self.inspected: Inspection | None = None
-        self.debugged: Debuggers | None = None
-        self._sampled: Sampler | None = None
+        self.made_inspection: Inspection | None = None
+        self.made_debuggers: Debuggers | None = None
+        self._made_sampler: Sampler | None = None
         self._ended_scripts: EndedScripts | None = None
 
     def before_sleep(self) -> None:
         """Adapt to how much output waits, and have the loop come by where there are workers to start or output to show."""
         self._hold_or_mute_output()
-        self._starts.set(self._loop.now() if self._can_start_some else None)
-        self._flushes.set(self.output.deadline)
+        self._start_at.set(self._loop.now() if self._can_start_some else None)
+        self._flush_at.set(self.output.deadline)
         if self._loop.now() >= self._sample_at:
             self._sample()
 
@@ -101,8 +101,8 @@ class Generations:
     def take_order(self, generation: Generation, address: str | None) -> None:
         """Take what the coordinator has ordered for the next generation, and the address of this node that the others reach."""
         self._ordered, self._address = generation, address
-        if self.inspected is not None:
-            self.inspected.begin()
+        if self.made_inspection is not None:
+            self.made_inspection.begin()
 
     def begin(self) -> None:
         """Make all ready for the workers of the generation that was ordered, which are started when the loop comes by."""
@@ -121,7 +121,7 @@ class Generations:
             if error_files.notified >= 0:  # else there is no descriptor: what the workers announce is found later
                 self._loop.watch(error_files.notified, self._on_notifications)
             self._has_group = False
-            self._ready = setup
+            self._ready_setup = setup
         if spec.debug_on_error or spec.debugpy_ranks:
             debugpy_ranks_here = generation.ranks & (spec.debugpy_ranks or frozenset())
             try:
@@ -132,20 +132,22 @@ class Generations:
     @property
     def _can_start_some(self) -> bool:
         """Whether workers are yet to be started, and can be now."""
-        if self._ready is not None:
-            return self._ready.folder.is_settled  # the path of the logs, which the workers get, is known
+        if self._ready_setup is not None:
+            return self._ready_setup.folder.is_settled  # the path of the logs, which the workers get, is known
         workers = self.workers
         return workers is not None and workers.may_start and self.starter.is_ready
 
     def _start_some(self) -> None:
         """Start a few workers. Called by the loop, which serves events between two such rounds, so no signal waits for all."""
-        if self._ready is not None and self._ready.folder.is_settled:
-            if (why := self._ready.folder.refusal) is not None:  # the folder was asked for
-                failure = StartFailure(self._ready.plan.workers[0].rank, self._ready.plan.workers[0].host, why, USAGE)
-                self._ready = None
+        if self._ready_setup is not None and self._ready_setup.folder.is_settled:
+            why_refused = self._ready_setup.folder.refusal
+            if why_refused is not None:  # of a folder that the user has asked for
+                first = self._ready_setup.plan.workers[0]
+                self._ready_setup = None
+                failure = StartFailure(first.rank, first.host, why_refused, USAGE)
                 self._loop.post(node.StartFailed(failure, self._loop.now()))
                 return
-            self._make_workers(self._ready)
+            self._make_workers(self._ready_setup)
         workers = self.workers
         if workers is None or not self._can_start_some:
             return
@@ -165,7 +167,7 @@ class Generations:
 
     def _make_workers(self, setup: WorkerSetup) -> None:
         """Make the workers of a generation whose run folder is ready, without processes yet; `_start_some` starts them."""
-        self._ready, self._number = None, setup.generation
+        self._ready_setup, self._number = None, setup.generation
         spec, plan, now = self._context.inputs.spec, setup.plan, self._loop.now()
         if plan is not self._context.draft:  # nodes have agreed on it, and a rank may be elsewhere than before
             dropped_before = self.output.dropped
@@ -183,14 +185,14 @@ class Generations:
         if not spec.no_sample and setup.folder.path is not None:
             self._sample_at = now + SAMPLE_AFTER
             if setup.generation == 0:
-                self._describes.set(now + DESCRIBE_AFTER)
+                self._describe_at.set(now + DESCRIBE_AFTER)
         self._context.reporter.generation_started(setup.generation, setup.term, setup.port)
         has_terminal = any(worker.terminal for worker in plan.workers)
         self._context.shares_line = has_terminal and Stream.ERR in self._context.inputs.screen.live
 
     def start_no_more(self) -> None:
         """Drop the workers that were not started yet: the generation is to end."""
-        self._ready = None
+        self._ready_setup = None
         if self.workers is not None:
             self.workers.waiting.clear()
 
@@ -208,8 +210,8 @@ class Generations:
                     output.show_bars_again(now)
             case node.StopWorkers(signum, ranks, by_cluster):
                 self.start_notice.end()
-                if self.debugged is not None:
-                    self.debugged.detach_all()
+                if self.made_debuggers is not None:
+                    self.made_debuggers.detach_all()
                 workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.KillWorkers(ranks):
                 workers.end(SIGKILL, ranks, time.monotonic())
@@ -244,7 +246,7 @@ class Generations:
         is_wanted = workers.may_have_joined or not action.if_in_group
         if not is_wanted or not self.call_or_warn(
             "stacks are missing",
-            lambda: self.inspection.capture_before_stop(action.within, ras=action.ras, silently=action.silently),
+            lambda: self.inspection.capture_before_stop(action.within, ras=action.asks_nccl, silently=action.silently),
         ):
             self._loop.post(node.StacksCaptured(self._loop.now()))
 
@@ -268,7 +270,7 @@ class Generations:
             self._loop.post(GroupJoined())
         self.start_notice.note_imports(found.count(IMPORTING), found.count(IMPORTED))
         if SCRIPT_ENDED in found:
-            self.call_or_warn(_NOT_NAMED, self._note_ended_scripts)
+            self.call_or_warn(_WARNING_NOT_NAMED, self._note_ended_scripts)
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
@@ -279,9 +281,7 @@ class Generations:
     def _note_ended_scripts(self) -> None:
         """Have the workers named that do not end although their script has."""
         if self._ended_scripts is None:
-            from ddplaunch.launcher.node.ended_scripts import (
-                EndedScripts,  # after the first script has ended, time matters less
-            )
+            from ddplaunch.launcher.node.ended_scripts import EndedScripts  # once a script has ended, time matters less
 
             self._ended_scripts = EndedScripts(self._loop, self.running)
         self._ended_scripts.note(self._context.error_files.scripts_ended(self._number))
@@ -296,7 +296,9 @@ class Generations:
                 self._context.reporter.tell(text)
 
         workers = [self.running[rank] for rank in ranks if rank in self.running]
-        self.call_or_warn(_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert_samples=tuple))
+        self.call_or_warn(
+            _WARNING_NOT_NAMED, lambda: self.inspection.capture(workers, WITHIN, tell, convert_samples=tuple)
+        )
 
     def events_of_end(self, rank: int, *, names_causes: bool) -> list[node.Event]:
         """Return the events of a worker's end, after reading all that the worker wrote before; none while the worker lives.
@@ -324,11 +326,11 @@ class Generations:
     @property
     def inspection(self) -> Inspection:
         """What captures the stacks of the workers, and checks their progress; made at its first use."""
-        if self.inspected is None:
+        if self.made_inspection is None:
             from ddplaunch.launcher.look.inspection import Inspection  # most jobs need none
 
-            self.inspected = Inspection(self._loop, self._context.host, self.running, self._printed)
-        return self.inspected
+            self.made_inspection = Inspection(self._loop, self._context.host, self.running, self._printed)
+        return self.made_inspection
 
     def _printed(self, rank: int) -> str:
         """Return the end of what a rank has written to stderr."""
@@ -337,19 +339,21 @@ class Generations:
     @property
     def sampler(self) -> Sampler:
         """What samples how much of the machine the workers use; made at its first use."""
-        if self._sampled is None:
+        if self._made_sampler is None:
             from ddplaunch.launcher.look.sampler import Sampler  # a short job needs none
 
             node, folder = self._context.inputs.node, self._context.folder
             devices = node.devices if node.hardware.visible_variable == "CUDA_VISIBLE_DEVICES" else ()
-            self._sampled = Sampler(self._loop, devices, lambda row: folder.keep_sample(SAMPLES, row) if folder else 0)
-        return self._sampled
+            self._made_sampler = Sampler(
+                self._loop, devices, lambda row: folder.keep_sample(SAMPLES, row) if folder else 0
+            )
+        return self._made_sampler
 
     def _sample(self) -> None:
         """Record what the workers use, as long as that does not fail."""
         self._sample_at, workers = inf, self.workers
         if workers is not None and self.call_or_warn(
-            _NOT_SAMPLED,
+            _WARNING_NOT_SAMPLED,
             lambda: self.sampler.sample(self.plan.workers, self.running, workers.progress, self._number),
         ):
             self._sample_at = self.sampler.due
@@ -361,7 +365,9 @@ class Generations:
         inputs, folder = self._context.inputs, self._context.folder
         assert folder is not None
         program, devices = inputs.spec.program, inputs.node.devices
-        is_script = program.kind is ProgramKind.SCRIPT and program.target != RUNNER
+        is_script = (
+            program.kind is ProgramKind.SCRIPT and program.target != RUNNER
+        )  # else a function of `launch()`, say
         code = os.path.dirname(os.path.abspath(program.target)) if is_script else "."
 
         def keep(found: dict[str, Any]) -> None:
@@ -375,12 +381,12 @@ class Generations:
     @property
     def debuggers(self) -> Debuggers:
         """Where workers ask for what a debugger needs; made at its first use."""
-        if self.debugged is None:
+        if self.made_debuggers is None:
             from ddplaunch.launcher.look.debuggers import Debuggers  # few jobs are debugged
 
             context = self._context
-            self.debugged = Debuggers(self._loop, self.running, context.reporter, context.debug_address)
-        return self.debugged
+            self.made_debuggers = Debuggers(self._loop, self.running, context.reporter, context.debug_address)
+        return self.made_debuggers
 
     def call_or_warn(self, warning: str, call: Callable[[], object]) -> bool:
         """Call what a job can do without, unless it has failed before; return whether it never has.
@@ -388,7 +394,7 @@ class Generations:
         When it fails the user reads `warning`, which says what the job lacks from then on, and why.
         """
         if warning not in self._given_up:
-            expendable(call, partial(self._give_up, warning))
+            call_or_report(call, partial(self._give_up, warning))
         return warning not in self._given_up
 
     def _give_up(self, warning: str, why: str) -> None:
@@ -408,11 +414,11 @@ class Generations:
 
     def stacks_at_end(self, number: int) -> StacksAtEnd | None:
         """Return where the workers of this generation were when they had to end; None if the user is not to see that."""
-        if self.inspected is None or not self.inspected.samples:
+        if self.made_inspection is None or not self.made_inspection.samples:
             return None
         from ddplaunch.launcher.look.answers import stacks_at_end  # most jobs do not fail
 
-        return stacks_at_end(number, self.inspected.samples)
+        return stacks_at_end(number, self.made_inspection.samples)
 
     def reap(self, state: node.State) -> list[WorkerExit]:
         """Release all that the generation held, and return the ends of its workers; none between two generations."""
@@ -420,27 +426,28 @@ class Generations:
         self.start_notice.end()
         self.output.release(self._loop.now())
         self._sample_at = inf
-        if self._sampled is not None:
-            self.call_or_warn(_NOT_SAMPLED, self._sampled.flush)
+        if self._made_sampler is not None:
+            self.call_or_warn(_WARNING_NOT_SAMPLED, self._made_sampler.flush)
         if workers is None:
             return []
-        if (inspected := self.inspected) is not None and inspected.samples:
-            self.call_or_warn("the stacks of the workers are not kept", lambda: self._keep_stacks(workers, inspected))
+        inspection = self.made_inspection
+        if inspection is not None and inspection.samples:  # the workers were looked into before they were stopped
+            self.call_or_warn("the stacks of the workers are not kept", lambda: self._keep_stacks(workers, inspection))
         return workers.reap(state.exits, self._loop.now())
 
-    def _keep_stacks(self, workers: Workers, inspected: Inspection) -> None:
+    def _keep_stacks(self, workers: Workers, inspection: Inspection) -> None:
         """Write where the workers were to the folder of the run, and when they came to their collectives."""
         from ddplaunch.record.seen.arrivals import of_samples  # few jobs have stacks to keep
 
-        workers.keep_stacks(inspected.stacks)
+        workers.keep_stacks(inspection.stacks)
         if (folder := self._context.folder) is not None and not self._context.inputs.spec.no_sample:
-            for row in of_samples(inspected.samples, time.time_ns() - time.monotonic_ns()):
+            for row in of_samples(inspection.samples, time.time_ns() - time.monotonic_ns()):
                 folder.keep_sample(COLLECTIVES, row)
 
     def close(self) -> None:
         """Release what is kept from one generation to the next."""
-        if self.debugged is not None:
-            self.debugged.close()
-        if self._sampled is not None:
-            self.call_or_warn(_NOT_SAMPLED, self._sampled.close)
+        if self.made_debuggers is not None:
+            self.made_debuggers.close()
+        if self._made_sampler is not None:
+            self.call_or_warn(_WARNING_NOT_SAMPLED, self._made_sampler.close)
         self.starter.close()

@@ -71,9 +71,8 @@ def _hint_without_node(allocation: Allocation) -> str | None:
         return None
     if least == most:
         return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
-    is_first = (
-        allocation.node_rank == 0 and not allocation.has_front
-    )  # where a command leads, any node may be the first
+    # where a command leads, any node may be the first
+    is_first = allocation.node_rank == 0 and not allocation.has_front
     if is_first:
         return "no job begins without node 0: make another node the first one"
     may_be_node_0 = allocation.node_rank is None

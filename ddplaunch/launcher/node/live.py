@@ -31,8 +31,8 @@ View = Callable[[socket.socket], None]  # draws the rows, until the socket ends;
 
 _ASKS_EVERY = 1.0  # seconds from one request for rows to the next
 _DRAWS_EVERY = 0.05  # seconds from one drawing to the next at least
-_MOST_HELD = 1 << 16  # bytes that are held so long
-_SILENT = 10.0  # seconds without rows after which the old ones are not shown any more
+_MOST_BYTES_HELD = 1 << 16  # bytes that are held so long
+_ROWS_TOO_OLD_AFTER = 10.0  # seconds without rows after which the old ones are not shown any more
 _KEYBOARD = 0  # stdin
 _HELP = "ddplaunch: t or Enter shows where the ranks are, Ctrl-C stops the job, Ctrl-Z pauses it, h shows these keys\n"
 _LOST = "ddplaunch: --live has ended, since the process that makes its rows is gone. The job goes on\n"
@@ -48,7 +48,7 @@ class LiveOutput(FrontOutput):
         self._modes_before = modes()  # what the terminal gets back; None: it is not ours, so that there are no keys
         self._modes_for_keys: Modes | None = None  # in which each key comes at once; None: there are no keys
         self._viewer: socket.socket | None = None  # None before the run has a socket, and once the viewer is lost
-        self._place = b""  # of the run's socket, which the viewer asks, as `Draw` has it
+        self._socket_place = b""  # where the run's socket is, which the viewer asks, as `Draw` has it
         self._held: list[tuple[bytes, bytes]] = []  # what is to be written: stream and data
         self._held_size = 0  # bytes of that
         # times are CLOCK_MONOTONIC seconds
@@ -84,7 +84,7 @@ class LiveOutput(FrontOutput):
         """Wait until there is something to do; return the descriptors that can be read."""
         until = [self._next_request_at] if self._viewer is not None and self._asked_at is None else []
         if self._asked_at is not None:
-            until.append(self._asked_at + _SILENT)
+            until.append(self._asked_at + _ROWS_TOO_OLD_AFTER)
         if self._held or self._is_redraw_due:
             until.append(self._drawn_at + _DRAWS_EVERY)
         timeout = max(0.0, min(until) - time.monotonic()) * 1000 if until else None
@@ -109,11 +109,11 @@ class LiveOutput(FrontOutput):
             if has_replied and now >= self._next_request_at:
                 self._take_keyboard()
                 self._ask(now)
-            elif self._asked_at is not None and now >= self._asked_at + _SILENT:
+            elif self._asked_at is not None and now >= self._asked_at + _ROWS_TOO_OLD_AFTER:
                 self._show_rows([])
                 self._asked_at = now  # so that this is done again only after as long
         draws = bool(self._held or self._is_redraw_due) and now >= self._drawn_at + _DRAWS_EVERY
-        if draws or self._held_size >= _MOST_HELD:
+        if draws or self._held_size >= _MOST_BYTES_HELD:
             self._flush(draws=draws)
 
     def _flush(self, *, draws: bool) -> None:
@@ -126,7 +126,8 @@ class LiveOutput(FrontOutput):
             parts.append((stream, shown))
         self._held, self._held_size = [], 0
         if draws and area is not None:
-            parts.append((self._terminals[-1], area.draw(size)))
+            stream_of_area = self._terminals[-1]
+            parts.append((stream_of_area, area.draw(size)))
             self._drawn_at, self._is_redraw_due = time.monotonic(), False
         for stream, pieces in groupby(parts, key=itemgetter(0)):
             self._write(stream, memoryview(b"".join(data for _, data in pieces)))
@@ -135,7 +136,7 @@ class LiveOutput(FrontOutput):
 
     def _on_socket_of_run(self, place: bytes) -> None:
         """Show rows about the run whose socket is at this place; after another place, the run is the same."""
-        self._place = place
+        self._socket_place = place
         if self._viewer is None:
             self._start_viewer()
 
@@ -146,7 +147,7 @@ class LiveOutput(FrontOutput):
         self._modes_for_keys = _for_keys(self._modes_before)
         front = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the child
+        mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the child
         try:
             if fork() == 0:
                 self._be_viewer(front, theirs)
@@ -155,7 +156,7 @@ class LiveOutput(FrontOutput):
             return
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         self._viewer = ours
         self._poll.register(ours, select.POLLIN)
 
@@ -164,7 +165,7 @@ class LiveOutput(FrontOutput):
         try:
             signal.set_wakeup_fd(-1)
             detach(requests.fileno(), _KEYBOARD)  # these become descriptors 3 and 4, and all others are closed
-            restore = partial(_restore, 4, self._modes_before, self._modes_for_keys)
+            restore = partial(_restore_unless_changed, 4, self._modes_before, self._modes_for_keys)
             _restore_at_end_of(front, restore)
             try:
                 self._view(socket.socket(fileno=3))
@@ -180,7 +181,7 @@ class LiveOutput(FrontOutput):
         if self._viewer is None or size is None:
             return
         try:
-            self._viewer.send(encode(Draw(self._place, size.columns, size.lines, snapshot)), socket.MSG_DONTWAIT)
+            self._viewer.send(encode(Draw(self._socket_place, size.columns, size.lines, snapshot)), socket.MSG_DONTWAIT)
         except OSError:  # the viewer reads too little; or it has ended, which `_on_reply` sees
             return
         if not snapshot:
@@ -278,9 +279,9 @@ def _for_keys(before: Modes | None) -> Modes | None:
     return [*before[:3], before[3] & ~(termios.ICANON | termios.ECHO), *before[4:6], chars]
 
 
-def _restore(terminal: int, before: Modes | None, keys: Modes | None) -> None:
-    """Give the terminal the modes of `before` if it has those of `keys`: any others are someone else's, as the shell's."""
-    if before is not None and termios.tcgetattr(terminal) == keys:
+def _restore_unless_changed(terminal: int, before: Modes | None, for_keys: Modes | None) -> None:
+    """Give the terminal the modes `before`, if it has those `for_keys`: any others are another program's, as the shell's."""
+    if before is not None and termios.tcgetattr(terminal) == for_keys:
         termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 

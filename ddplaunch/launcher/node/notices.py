@@ -29,10 +29,10 @@ COMMAND_LIMIT = 10.0  # seconds that the command may take
 # exit statuses of a shell: a program that it cannot execute or find, and a command whose syntax is wrong
 _CANNOT_RUN = (126, 127)
 _WRONG_SYNTAX = 2
-_AGAIN = ". ddplaunch tries again"
-_ENDED = "the process that looked for it has ended. No notice comes from there"
-_ONLY = "and only you or root can give the notice"
-_AT_ONCE = 2.0  # seconds from the last write to the last change of a file that is where it was written
+_TRIES_AGAIN = ". ddplaunch tries again"
+_CHILD_HAS_ENDED = "the process that looked for it has ended. No notice comes from there"
+_ONLY_YOU_OR_ROOT = "and only you or root can give the notice"
+_WRITTEN_THERE_WITHIN = 2.0  # seconds from the last write to the last change of a file that is where it was written
 
 
 def watch(loop: Loop, spec: JobSpec, env: Mapping[str, str], *, leaves: bool) -> None:
@@ -64,7 +64,7 @@ def _watch_one(loop: Loop, watched: Watched, event: Callable[[str], NoticeSeen])
     """Have a child wait for the notice; after a problem, which is posted, another child."""
 
     def answered(answer: tuple[str, Watched] | None) -> None:
-        problem, again = answer or (_ENDED, None)
+        problem, again = answer or (_CHILD_HAS_ENDED, None)
         loop.post(event(problem))
         if problem and again is not None:
             _watch_one(loop, again, event)
@@ -93,7 +93,7 @@ class Watched(ABC):
             try:
                 found: Look | str = self.look()
             except OSError as error:  # of the network's disk, or for lack of a process: it may pass
-                found = f"{why_failed(error)}{_AGAIN}"
+                found = f"{why_failed(error)}{_TRIES_AGAIN}"
             if found is Look.NOTICE:
                 return ""
             if isinstance(found, str) and found not in self._told:
@@ -124,19 +124,19 @@ class File(Watched):
             found = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
             self._has_looked = True
-            return what_lacks(self._path) or Look.NOTHING_YET
+            return why_it_cannot_appear(self._path) or Look.NOTHING_YET
         if not stat.S_ISREG(found.st_mode):
             self._has_looked = True
             what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
             return f"it is {what}, and only a file counts"
         why_not = why_not_ours(self._path, found)
-        if not why_not and self._is_new(found):
+        if not why_not and self._has_appeared_or_changed(found):
             return Look.NOTICE
         self._before, self._has_looked = found, True
         return why_not or Look.NOTHING_YET
 
-    def _is_new(self, found: os.stat_result) -> bool:
-        """Return whether the file was made, written or moved there: `chmod` and `ln` change the ctime alone."""
+    def _has_appeared_or_changed(self, found: os.stat_result) -> bool:
+        """Whether the file was made, written or moved there since the last look: `chmod` and `ln` change the ctime alone."""
         if not self._has_looked:
             return min(found.st_mtime_ns, found.st_ctime_ns) >= self._since
         before = self._before
@@ -146,7 +146,7 @@ class File(Watched):
         return found.st_ino != before.st_ino and found.st_ctime_ns != before.st_ctime_ns
 
 
-def what_lacks(path: str) -> str:
+def why_it_cannot_appear(path: str) -> str:
     """Return why this file cannot appear as things are, so that it may be mistyped; "" where there is a folder for it."""
     folder = there = os.path.dirname(path)
     while not os.path.exists(there):
@@ -172,11 +172,11 @@ def why_not_ours(path: str, found: os.stat_result) -> str:
     while above != os.path.dirname(above):  # the path and all folders in it, as any of them may be a link
         link = os.lstat(above)
         if stat.S_ISLNK(link.st_mode) and not _is_own(link.st_uid, os.path.dirname(above)):
-            return f"{'it' if above == path else above} is a link of user {link.st_uid}, {_ONLY}"
+            return f"{'it' if above == path else above} is a link of user {link.st_uid}, {_ONLY_YOU_OR_ROOT}"
         above = os.path.dirname(above)
     if not _is_own(found.st_uid, os.path.dirname(path)):
-        return f"it belongs to user {found.st_uid}, {_ONLY}"
-    was_written_there = found.st_nlink == 1 and abs(found.st_ctime - found.st_mtime) < _AT_ONCE
+        return f"it belongs to user {found.st_uid}, {_ONLY_YOU_OR_ROOT}"
+    was_written_there = found.st_nlink == 1 and abs(found.st_ctime - found.st_mtime) < _WRITTEN_THERE_WITHIN
     if not was_written_there and (who := replaceable_by(path)):  # "any user may: /data has no sticky bit"
         return f"it was moved or linked there, which another user can do: {who.partition(': ')[2] or who}"
     return ""
@@ -222,9 +222,9 @@ class Command(Watched):
         """Run the command, and return NOTICE if it exits with 0; a problem if it cannot run, or runs too long."""
         code, said = run_in_shell(self._command, self._env, COMMAND_LIMIT)
         if code is None:
-            return f"it was killed after {COMMAND_LIMIT:g} s{_AGAIN}"
+            return f"it was killed after {COMMAND_LIMIT:g} s{_TRIES_AGAIN}"
         if code in _CANNOT_RUN:
-            return f"the shell cannot run it (exit status {code}){_AGAIN}"
+            return f"the shell cannot run it (exit status {code}){_TRIES_AGAIN}"
         if code == _WRONG_SYNTAX and self._has_wrong_syntax():  # other programs exit with that, too
             return f"the shell cannot read it: {line(said.splitlines()[0])}"
         return Look.NOTICE if code == 0 else Look.NOTHING_YET

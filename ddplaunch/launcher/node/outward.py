@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ddplaunch.system.loop.loop import Pending
 
 LIMIT = 10.0  # seconds that a command has, or a disk
-AT_END = 12.0  # seconds that all that is left to do has, once the job has ended
-MOST = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
+END_WITHIN = 12.0  # seconds that all that is left to do has, once the job has ended
+MOST_WAITING = 32  # events that wait for a slow command; what comes then is dropped, but for the end of the job
 _ANSWER_WITHIN = 2.0  # seconds that the nodes have to say how their workers are
 EVERY = 15.0  # seconds from one writing of the figures to the next
 _MARGIN = 2.0  # seconds for the child itself
-_STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
-_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
+_WHY_STUCK = "did not end in time, and is not tried again"  # a disk that hangs keeps each child that writes to it
+_EVENTS_TOLD = ("job_started", "generation_failed", "notice", "node_joined", "node_left", "job_ended")
 
 Errand = Callable[[], str]  # returns why it failed, "" if it did not
 
@@ -51,7 +51,7 @@ def begin(loop: Loop, context: AgentContext, coordinator: Coordinator) -> list[E
     if spec.metrics_file:
         progress = JobProgress(loop, context, coordinator)
         file = MetricsFile(loop, os.path.abspath(spec.metrics_file), progress, reporter.warn)
-        reporter.add_reader(lambda event: file.write_end() if event.name == "job_ended" else None)
+        reporter.add_reader(file)
         errands.append(file.errands)
     return errands
 
@@ -65,10 +65,10 @@ class Errands:
         self._name = name  # the option, for the warning
         self._waiting: deque[Errand] = deque()
         self._pending: Pending[str] | None = None  # the errand that is being done, or was last
-        self.is_busy = False
-        self._is_stuck = False
-        self._hurries_at = loop.timer(None, self._hurry)
-        self._gives_up_at = loop.timer(None, self._give_up)
+        self.is_busy = False  # an errand is being done
+        self._is_stuck = False  # one could not be ended, as on a disk that hangs: no other is done
+        self._skip_to_last_at = loop.timer(None, self._skip_to_last)
+        self._give_up_at = loop.timer(None, self._give_up)
 
     def add(self, errand: Errand, *, most: int) -> None:
         """Do this after those that wait; of more than `most` that wait, the oldest are dropped."""
@@ -81,12 +81,12 @@ class Errands:
             self._next()
 
     def end_in_time(self) -> None:
-        """Take AT_END for all that is left; the last of it, which tells of the end of the job, has at least half of that."""
-        self._hurries_at.set(self._loop.now() + AT_END / 2)
-        self._gives_up_at.set(self._loop.now() + AT_END)
+        """Take END_WITHIN for all that is left; the last of it, which tells of the end of the job, has at least half of that."""
+        self._skip_to_last_at.set(self._loop.now() + END_WITHIN / 2)
+        self._give_up_at.set(self._loop.now() + END_WITHIN)
 
-    def _hurry(self) -> None:
-        """Do the last that waits now, and nothing before it. Called by the loop."""
+    def _skip_to_last(self) -> None:
+        """Do the last that waits now, and nothing before it: half of the time at the end is over. Called by the loop."""
         if self._waiting and self._pending is not None:
             last = self._waiting.pop()
             self._give_up()
@@ -101,13 +101,13 @@ class Errands:
     def _next(self) -> None:
         self.is_busy = bool(self._waiting)
         if self.is_busy:
-            self._pending = self._loop.ask(self._waiting.popleft(), _STUCK, self._done, within=LIMIT + _MARGIN)
+            self._pending = self._loop.ask(self._waiting.popleft(), _WHY_STUCK, self._done, within=LIMIT + _MARGIN)
 
     def _done(self, why: str) -> None:
         if why and self._warn is not None:
             self._warn(f"{self._name}: {why}")
             self._warn = None
-        if why == _STUCK:
+        if why == _WHY_STUCK:
             self._is_stuck = True
             self._waiting.clear()
         self._next()
@@ -131,9 +131,9 @@ class Notifier:
         if event.name == "job_started":
             run_id = event.fields["run_id"]
             self._run = {"run_id": run_id, "name": short(run_id), "program": event.fields["program"]}
-        if event.name in _TOLD and self._run:
+        if event.name in _EVENTS_TOLD and self._run:
             said = {"v": VERSION, "event": event.name, "at": time.time(), **self._run, **event.fields}
-            self.errands.add(partial(run_command, self._command, self._env, said), most=MOST)
+            self.errands.add(partial(run_command, self._command, self._env, said), most=MOST_WAITING)
 
 
 def run_command(command: str, env: Mapping[str, str], said: Mapping[str, Any]) -> str:
@@ -171,7 +171,7 @@ class JobProgress:
         self._context = context
         self._coordinator = coordinator
         self._progress: Progress | None = None  # None: no worker has said how far it is
-        self._moved_at = 0.0  # when a worker last made a step or wrote a line, by the clock of the epoch
+        self._progress_seen_at = 0.0  # when a worker last made a step or wrote a line, by the clock of the epoch
 
     def ask(self, done: Callable[[], None]) -> None:
         """Ask all nodes how their workers are; call `done` once all have answered, or the time for that is over."""
@@ -199,7 +199,7 @@ class JobProgress:
             self._progress = found
             ages = [*ages, found.age]
         if ages:
-            self._moved_at = max(self._moved_at, time.time() - min(ages))
+            self._progress_seen_at = max(self._progress_seen_at, time.time() - min(ages))
 
     def figures(self) -> Figures | None:
         """Return the figures for the file of --metrics-file, of what is known now; None before the workers are started."""
@@ -222,7 +222,7 @@ class JobProgress:
             nnodes=plan.nnodes,
             restarts=state.generation.number,
             started_at=started_at,
-            progressed_at=max(self._moved_at, busy_at),
+            progressed_at=max(self._progress_seen_at, busy_at),
             progress=self._progress or self._by_collectives(),
             status=state.end.status,
         )
@@ -235,7 +235,7 @@ class JobProgress:
 
 
 class MetricsFile:
-    """Writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
+    """A reader of events, which writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
 
     def __init__(self, loop: Loop, path: str, progress: JobProgress, warn: Callable[[str], None]) -> None:
         """Write the figures of `progress`, from now on."""
@@ -253,11 +253,12 @@ class MetricsFile:
             self.errands.add(partial(write_whole, self._path, render(figures)), most=1)
         self._due.set(self._loop.now() + (EVERY if figures is not None else 1.0))
 
-    def write_end(self) -> None:
+    def __call__(self, event: Event) -> None:
         """Write how the job has ended, and nothing after that."""
-        self._write()
-        self._has_ended = True
-        self._due.cancel()
+        if event.name == "job_ended":
+            self._write()
+            self._has_ended = True
+            self._due.cancel()
 
 
 def write_whole(path: str, text: str) -> str:

@@ -56,10 +56,10 @@ class Questions:
             self._generations.running.values(),
             question.within,
             partial(self._on_answer, number),
-            convert_samples=partial(answers.stacks, threads=question.threads),
+            convert_samples=partial(answers.stacks, threads=question.threads),  # what the child sends of them
             native=question.native,
             stacks=question.frames,
-            ras=question.frames,
+            ras=question.frames,  # and what NCCL's RAS service says of the job
         )
         self._keep(number, child)
 
@@ -68,7 +68,7 @@ class Questions:
         running = self._generations.running
         recorders = {rank: worker.recorder for rank, worker in running.items() if worker.recorder}
         if not recorders:
-            self._reply(number, NodeArrivals(wall=0, series=()))
+            self._reply(number, NodeArrivals(wall=0, series=()))  # none has called any
             return
         until = time.monotonic() + question.within
         read = partial(answers.arrivals, recorders, until=until, every=question.every)
@@ -84,7 +84,7 @@ class Questions:
         generations, folder, workers = self._generations, self._context.folder, self._generations.workers
         written = workers.written if workers is not None else {}
         progress = workers.progress if workers is not None else {}
-        debugged = generations.debugged.ranks if generations.debugged is not None else frozenset()
+        debugged = generations.made_debuggers.ranks if generations.made_debuggers is not None else frozenset()
         gpus = generations.sampler.gpus(generations.plan.workers)
         log_folder = (folder.path or "") if folder is not None else ""
         return answers.status(plan.workers, generations.running, exits, written, progress, debugged, gpus, log_folder)

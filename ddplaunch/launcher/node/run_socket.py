@@ -17,7 +17,7 @@ from ddplaunch.launcher.node.context import AgentContext
 from ddplaunch.launcher.node.events import QuestionAnswered
 from ddplaunch.reach.pipes import SOCKET
 from ddplaunch.record.file_queue import LISTEN, pack
-from ddplaunch.system.errors import expendable
+from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.fields import line, text
 from ddplaunch.system.loop.loop import Loop
 
@@ -56,8 +56,9 @@ class RunSocket:
             return
         files.listening = self._on_socket_named
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
-        in_folder = context.folder is not None and context.inputs.spec.log_dir is None  # not in a folder of the user's
-        files.put(LISTEN, pack({"name": name, "in_folder": in_folder}))
+        # the socket lies in the folder of the run, unless that is the user's
+        is_folder_ours = context.folder is not None and context.inputs.spec.log_dir is None
+        files.put(LISTEN, pack({"name": name, "in_folder": is_folder_ours}))
 
     def _on_socket_named(self, reply: Mapping[str, Any]) -> None:
         """Take the reply of the process that writes files: begin to listen, and tell --live where, or report why that failed."""
@@ -65,12 +66,12 @@ class RunSocket:
             return
         is_coordinator = self._link.coordinator is not None
         if why := reply.get("why"):
-            if is_coordinator:  # the user asks that one
+            if is_coordinator:  # which is the one that users ask
                 self._warn(f"do not reach this run: {why}")
             return
         assert self._context.files.listener is not None
         self._listens = True
-        self._loop.watch(self._context.files.listener, lambda: expendable(self._on_first_connection, self.fail))
+        self._loop.watch(self._context.files.listener, lambda: call_or_report(self._on_first_connection, self.fail))
         if is_coordinator and self._context.inputs.spec.live:
             self._context.queue.put(SOCKET, os.fsencode(f"{reply['folder']}\0{reply['name']}"))
 
@@ -98,16 +99,16 @@ class RunSocket:
     def serve(self, number: int, call: Callable[[Client], object]) -> None:
         """Have `call` serve the client of this number, while its connection is there."""
         if (client := self.client(number)) is not None:
-            expendable(lambda: call(client), self.fail)
+            call_or_report(lambda: call(client), self.fail)
 
     def answer(self, client: int, request: Request) -> None:
         """Answer the request of a client."""
         if (clients := self._clients) is not None:
-            expendable(lambda: clients.answer(client, request), self.fail)
+            call_or_report(lambda: clients.answer(client, request), self.fail)
 
     def take(self, chunk: Chunk) -> None:
         """Take a chunk of what a client has sent to the coordinator, which needs this node to answer it."""
-        expendable(lambda: self._take_chunk(chunk), self.fail)
+        call_or_report(lambda: self._take_chunk(chunk), self.fail)
 
     def _take_chunk(self, chunk: Chunk) -> None:
         """Pass a chunk to the client here that stands for one of the coordinator's; with the first chunk that client is made.
@@ -120,6 +121,7 @@ class RunSocket:
             from ddplaunch.reach.channel.streams import Streams
 
             self._streams = Streams(self._loop, self._link.send)
+        # a chunk without data belongs to a stream that has ended here
         is_first_chunk = chunk.number > self._newest_stream and bool(chunk.data)
         if is_first_chunk:
             import socket
@@ -134,7 +136,7 @@ class RunSocket:
     def forget(self, client: int) -> None:
         """Have nothing more found out for a client that has gone."""
         if (clients := self._clients) is not None:
-            expendable(lambda: clients.forget(client), self.fail)
+            call_or_report(lambda: clients.forget(client), self.fail)
 
     def fail(self, why: str) -> None:
         """Do without the socket, because something failed; the job goes on."""
@@ -149,7 +151,7 @@ class RunSocket:
         if (clients := self._clients) is not None:
             from ddplaunch.record.window.requests import RunEnded
 
-            expendable(lambda: clients.ended(RunEnded(end.status, end.why, text(end.text))), self.fail)
+            call_or_report(lambda: clients.ended(RunEnded(end.status, end.why, text(end.text))), self.fail)
 
     def close(self) -> None:
         """Take no connections any more, and drop those that there are; called a second time, do nothing."""
@@ -180,7 +182,7 @@ class ClientOrders:
 
         match order.order:
             case Ask(number) as ask:
-                expendable(lambda: self._answer(ask, plan, exits), partial(self._on_answer_failed, number))
+                call_or_report(lambda: self._answer(ask, plan, exits), partial(self._on_answer_failed, number))
             case Forget(number):
                 if self._questions is not None:
                     self._questions.forget(number)

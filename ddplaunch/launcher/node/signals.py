@@ -45,7 +45,7 @@ T = TypeVar("T")
 # passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 # in the front's pipe as well, to which its C handler writes each signal: its child's end and its timer concern the front alone
-_OF_FRONT = (signal.SIGCHLD, signal.SIGALRM)
+_FOR_FRONT_ALONE = (signal.SIGCHLD, signal.SIGALRM)
 COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 END_MARGIN = 60.0  # seconds beyond the grace period in which a process ends after its front
 
@@ -75,36 +75,41 @@ class SignalDeduplicator:
         """
         self._stops = stops
         self._sent_again = sent_again | {signal.SIGHUP}
-        self._requests = StopRequests(sent_again, lasts=lasts)
-        self._came: dict[
-            int, tuple[float, set[SignalOrigin]]
-        ] = {}  # when a signal last came anew, and from where it has since
+        self._stop_requests = StopRequests(sent_again, lasts=lasts)
+        # when each signal last came that was no copy, and from where it has come since
+        self._came: dict[int, tuple[float, set[SignalOrigin]]] = {}
 
     def event_of(
-        self, signum: int, at: float, source: SignalOrigin, *, typed: Typed = Typed.NO, decided: bool | None = None
+        self,
+        signum: int,
+        at: float,
+        source: SignalOrigin,
+        *,
+        typed: Typed = Typed.NO,
+        escalates: bool | None = None,
     ) -> node.SignalReceived:
         """Return the event for a signal, which says what the signal means: a copy, a first request to stop, a repetition, ...
 
-        It escalates if the front got it and it is no mere repetition, or as another process of ddplaunch has `decided`: a
-        caller of `launch()` knows whether a person insists. None: it is decided here.
+        Only a signal of the front escalates, unless it repeats another one. `escalates`: whether it does, if another process has
+        decided that, as a caller of `launch()`, which knows whether a person insists; None: it is decided here.
         """
         if self._is_copy(signum, at, source):
             return node.SignalReceived(signum, at, escalates=False, is_copy=True)
-        # of signals that stop nothing, each is one for itself
-        meaning = self._requests.take(signum, at, typed) if signum in self._stops else Meaning.FIRST
+        # a signal that stops nothing repeats none
+        meaning = self._stop_requests.take(signum, at, typed) if signum in self._stops else Meaning.FIRST
         is_first, repeats_first = meaning is Meaning.FIRST, meaning is Meaning.SAME
-        escalates = decided
+        is_decided_here = escalates is None
         if escalates is None:
             escalates = meaning is Meaning.INSISTS or (is_first and signum not in self._sent_again)
         return node.SignalReceived(
             signum,
             at,
             escalates=escalates and source is SignalOrigin.FRONT,
-            # who has decided passes on what a person has typed, and does not say how
-            is_typed=typed is not Typed.NO or decided is not None,
+            # another process decides on what a person has typed there
+            is_typed=typed is not Typed.NO or not is_decided_here,
             # a program which begins with a polite signal sends others if that does not help
             asks_first=is_first and signum in POLITE and typed is not Typed.YES,
-            repeats_request_of=self._requests.first if repeats_first and decided is None else 0,
+            repeats_request_of=self._stop_requests.first if repeats_first and is_decided_here else 0,
         )
 
     def _is_copy(self, signum: int, at: float, source: SignalOrigin) -> bool:
@@ -145,12 +150,13 @@ class SignalSource:
         self._signals_all = signals_all
         self._from_caller = from_caller
         self._end_within = end_within
-        self.end_asked = False  # whether a signal to stop has come
-        self.stop_signals = 0  # how many of them the user has sent: one more, and nothing is waited for at the end
-        self._quit_kills = False  # whether SIGQUIT is taken, and stops the job
-        # descriptors: signals to this process (-1 before `listen`), signals and requests of the front, and replies to these
-        self._direct = -1
-        self._from_front, self._requests, self._replies = pipes.signals[0], pipes.requests[0], pipes.replies[1]
+        self.was_asked_to_end = False  # whether a signal to stop has come
+        self.stops_by_user = 0  # how many of them the user has sent: one more, and nothing is waited for at the end
+        self._sigquit_kills = False  # whether SIGQUIT kills the workers at once; not if it is ignored, or stops nothing
+        self._own_signals_fd = -1  # where the numbers of signals to this process are read; -1 before `listen`
+        # those that the front has passed on, its requests, and the replies to these
+        self._front_signals_fd, self._requests_fd = pipes.signals[0], pipes.requests[0]
+        self._replies_fd = pipes.replies[1]
         # of the front, which asks at least each `_longest_wait` seconds whether this process runs
         self._front = pipes.front  # pid
         self._front_waits = False  # whether it is to stop (Ctrl-Z), and waits until the workers have stopped
@@ -164,9 +170,9 @@ class SignalSource:
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals from now on, and SIGCHLD, SIGCONT and the front's question whether this process lives (ASKS)."""
         signals = frozenset(signals)
-        self._quit_kills = signal.SIGQUIT in signals & self._stops  # at once, as a second signal to stop does
-        self._direct, wakeup = os.pipe()
-        for fd in (self._direct, wakeup):
+        self._sigquit_kills = signal.SIGQUIT in signals & self._stops  # at once, as a second signal to stop does
+        self._own_signals_fd, wakeup = os.pipe()
+        for fd in (self._own_signals_fd, wakeup):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)  # Python's C handler writes each signal's number there
         for signum in (*signals, signal.SIGCHLD):
@@ -174,12 +180,11 @@ class SignalSource:
         signal.signal(signal.SIGCONT, self._on_sigcont)
         signal.signal(ASKS, lambda _signum, _frame: self._reply(LIVES))  # even while the loop is in a long call
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # all were blocked since before the fork
-        self._loop.watch(self._direct, self._on_signals)
-        self._loop.watch(self._from_front, self._on_front_signals)
-        self._loop.watch(self._requests, self._on_requests)
-        if (
-            self._most_unasked < inf
-        ):  # a front that is stopped, and asks no more, is killed some day: look whether it asks
+        self._loop.watch(self._own_signals_fd, self._on_signals)
+        self._loop.watch(self._front_signals_fd, self._on_front_signals)
+        self._loop.watch(self._requests_fd, self._on_requests)
+        is_front_given_up = self._most_unasked < inf  # once it is stopped, and asks nothing for too long
+        if is_front_given_up:
             self._look_at.set(self._loop.now() + self._longest_wait)
 
     def wait(self, seconds: float) -> None:
@@ -190,10 +195,10 @@ class SignalSource:
 
     def wait_for(self, pending: Pending[T]) -> T:
         """Return the answer of a child when it has come, or its `otherwise` as soon as the user sends a signal to stop."""
-        before = self.stop_signals
+        before = self.stops_by_user
         while pending.pid:
             self._loop.run_once()
-            if self.stop_signals != before:
+            if self.stops_by_user != before:
                 pending.give_up()
         return pending.answer
 
@@ -204,18 +209,18 @@ class SignalSource:
         *,
         by_cluster: bool = False,
         typed: Typed = Typed.NO,
-        decided: bool | None = None,
+        escalates: bool | None = None,
     ) -> None:
-        """Take a signal that came from `source`: post its event, which says what it means; `decided` as for the deduplicator."""
-        self.end_asked = self.end_asked or signum in self._stops
-        event = self._deduplicator.event_of(signum, self._loop.now(), source, typed=typed, decided=decided)
-        self.stop_signals += event.escalates and signum in self._stops
-        self._loop.post(replace(event, by_cluster=by_cluster, quit_kills=self._quit_kills))
+        """Take a signal that came from `source`: post its event, which says what it means; `escalates` as for `event_of`."""
+        self.was_asked_to_end = self.was_asked_to_end or signum in self._stops
+        event = self._deduplicator.event_of(signum, self._loop.now(), source, typed=typed, escalates=escalates)
+        self.stops_by_user += event.escalates and signum in self._stops
+        self._loop.post(replace(event, by_cluster=by_cluster, quit_kills=self._sigquit_kills))
 
     def _on_signals(self) -> None:
         """Take the signals that came to this process itself. Called by the loop, and before those of the front are taken."""
         try:
-            numbers = os.read(self._direct, 256)
+            numbers = os.read(self._own_signals_fd, 256)
         except BlockingIOError:
             return
         for signum in numbers:
@@ -232,15 +237,15 @@ class SignalSource:
         numbers = self._read_front()
         # Slurm signals a process before its parent, so that this process has the same signals already: take those first
         self._on_signals()
-        if numbers is None:
+        if numbers is None:  # they were read before
             return
-        if not numbers:
+        if not numbers:  # the front has ended
             self._lose_front()
         for signum in numbers:
-            if signum not in _OF_FRONT:
-                insists = self._from_caller and signum == signal.SIGINT  # at the second one, by a person
+            if signum not in _FOR_FRONT_ALONE:
+                insists = self._from_caller and signum == signal.SIGINT  # a second one comes for nothing else
                 typed = typed_at(self._front, signum)
-                self.received(signum, SignalOrigin.FRONT, typed=typed, decided=True if insists else None)
+                self.received(signum, SignalOrigin.FRONT, typed=typed, escalates=True if insists else None)
         self._note_whether_job_goes_on(numbers)
         self._post_if_front_waits()
 
@@ -252,7 +257,7 @@ class SignalSource:
     def _lose_front(self) -> None:
         """Report the loss of the front, which is listened to no longer."""
         self._look_at.cancel()
-        self._loop.unwatch(self._from_front)
+        self._loop.unwatch(self._front_signals_fd)
         self._loop.post(node.FrontLost(self._loop.now()))
 
     def _look_at_front(self) -> None:
@@ -289,7 +294,7 @@ class SignalSource:
     def _read_front(self) -> bytes | None:
         """Return the signals that the front has passed on: b"" at its end, None if they were read before, with a request."""
         try:
-            return os.read(self._from_front, 256)
+            return os.read(self._front_signals_fd, 256)
         except BlockingIOError:
             return None
 
@@ -302,15 +307,15 @@ class SignalSource:
 
     def _on_requests(self) -> None:
         """Take the requests of the front: of the REQUEST bytes of each, the first is its kind. Called by the loop."""
-        requests = os.read(self._requests, 256 * REQUEST)
+        requests = os.read(self._requests_fd, 256 * REQUEST)
         if not requests:  # the front has ended
-            self._loop.unwatch(self._requests)
+            self._loop.unwatch(self._requests_fd)
         for at in range(0, len(requests), REQUEST):
             kind, signum = requests[at : at + 1], requests[at + 1]
             if kind == HOST_SIGNAL:
                 self.received(signum, SignalOrigin.HOST)
             elif kind == MAY_STOP:
-                if self._loop.watches(self._from_front):
+                if self._loop.watches(self._front_signals_fd):
                     self._on_front_signals()  # SIGTSTP, for which the front asks, is in the other pipe
                 self._front_waits = True
             elif kind == IS_RUNNING:
@@ -332,7 +337,7 @@ class SignalSource:
 
     def _reply(self, reply: bytes) -> None:
         with suppress(OSError):  # the front has ended
-            os.write(self._replies, reply)
+            os.write(self._replies_fd, reply)
 
     def _on_sigcont(self, _signum: int, _frame: object) -> None:
         """Have the kernel kill this process, and the workers with it, if it does not end in time after the front was lost.

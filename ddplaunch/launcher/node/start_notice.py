@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.output.sinks import Output
 
 PATIENCE = 2.0  # seconds of silence before the row is shown
-_EACH_SECOND = 60.0  # seconds in which the row counts each of them; later it counts tens
+_COUNTS_SECONDS_UNTIL = 60.0  # seconds in which the row counts each of them; later it counts tens
 
 
 class StartNotice:
@@ -25,7 +25,7 @@ class StartNotice:
         self._loop = loop
         self._timer = loop.timer(None, self._show_row, may_rest=True)
         self._began = 0.0
-        self._before_processes = ""
+        self._before_processes = ""  # what the row says until all workers are processes
         self._importing = 0  # workers that have begun to import torch, and not finished
         self._output: Output | None = None  # None: no row is to be shown
         self._workers: Workers
@@ -59,10 +59,10 @@ class StartNotice:
             self.end()
             return
         seconds = round(now - self._began)
-        output.show_status(self._ranks, f"{self._doing()}, {duration(seconds)}", now)
-        self._timer.set(now + (1.0 if seconds < _EACH_SECOND else 10.0))
+        output.show_status(self._ranks, f"{self._what_goes_on()}, {duration(seconds)}", now)
+        self._timer.set(now + (1.0 if seconds < _COUNTS_SECONDS_UNTIL else 10.0))
 
-    def _doing(self) -> str:
+    def _what_goes_on(self) -> str:
         if self._workers.waiting:
             return self._before_processes
         return "importing torch" if self._importing > 0 else "running, nothing printed yet"

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
 _LEAST_STACKS_SIZE = 1 << 16  # bytes, below which they are not worth it
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
-_CHUNK = 1 << 16  # bytes read at once
-_PIPE = 1 << 18  # bytes that a worker can write before it blocks
-_PIPES = 1 << 25  # bytes of all pipes; above 64 MiB a user's further pipes are tiny (pipe-user-pages-soft, pipe(7))
+_MOST_READ_AT_ONCE = 1 << 16  # bytes read at once
+_PIPE_SIZE = 1 << 18  # bytes that a worker can write before it blocks
+# bytes of all pipes; above 64 MiB a user's further pipes are tiny (pipe-user-pages-soft, pipe(7))
+_SIZE_OF_ALL_PIPES = 1 << 25
 
 
 class CannotStart(Exception):
@@ -102,7 +103,7 @@ class Pipe:
     def _on_readable(self) -> None:
         """Read once from the pipe of a worker, or note its end. Called by the loop."""
         with suppress(BlockingIOError):
-            if data := os.read(self.fd, _CHUNK):
+            if data := os.read(self.fd, _MOST_READ_AT_ONCE):
                 self._received(data)
                 return
             self._has_ended = True
@@ -116,7 +117,7 @@ class Pipe:
         """Take in everything that was written so far, and no more: what a worker left behind may write for ever."""
         left = unread(self.fd)
         while left > 0:
-            data = os.read(self.fd, min(_CHUNK, left))
+            data = os.read(self.fd, min(_MOST_READ_AT_ONCE, left))
             left -= len(data)
             self._received(data)
 
@@ -139,7 +140,7 @@ class WorkerPipes:
     def __init__(self, loop: Loop, output: Output, *, workers: int) -> None:
         self._loop = loop
         self._output = output
-        self._size = min(_PIPE, _PIPES // max(1, 2 * workers))
+        self._size = min(_PIPE_SIZE, _SIZE_OF_ALL_PIPES // max(1, 2 * workers))
         self._pipes: dict[int, Mapping[Stream, Pipe]] = {}  # by rank
         self._paused = False
         self._paused_until = 0.0
@@ -238,7 +239,8 @@ class Starter:
 
             context = self._context
             output = context.queue.fileno()
-            on_guard_over = partial(self._loop.post, ChildEnded())  # a guard's workers are no children of the agent
+            # a guard is the parent of forked workers: their ends post nothing here
+            on_guard_over = partial(self._loop.post, ChildEnded())
             self._forker = Forker(self._loop, context.reporter.print, context.inputs.warm, output, on_guard_over)
         if self._forker is not None:
             self._forker.prepare(plan, caller, self._handled)

@@ -30,9 +30,9 @@ from ddplaunch.system.process.tree import HARMLESS, Process, descendants, others
 if TYPE_CHECKING:
     from ddplaunch.launcher.node.services import Mps
 
-_LAST_WORDS = 8192  # characters of stderr that the failure report gets
+_LONGEST_STDERR_TAIL = 8192  # characters of stderr that the failure report gets
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
-LISTED_WITHIN = 0.1
+LISTED_BY_CLUSTER_WITHIN = 0.1
 
 
 class Workers:
@@ -52,7 +52,7 @@ class Workers:
         self._ended_ranks: set[int] = set()
         self._raised_ranks: set[int] = set()  # those whose exception `newly_raised` has returned
         self._pipes = WorkerPipes(loop, output, workers=len(self._plans))
-        self._mps = _mps(loop, setup)
+        self._mps = _start_mps(loop, setup)
         reader = next((worker.rank for worker in setup.plan.workers if worker.stdin), None)  # the rank with our stdin
         if reader is not None and os.isatty(0):  # it may ask its user something
             output.expect_prompts(reader, lambda: awaited_input(running[reader].pid) if reader in running else None)
@@ -90,14 +90,17 @@ class Workers:
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """How far each worker is, by rank: as its script says, else its progress bar; without those of which neither does."""
+        """How far each worker is, by rank: as its script says, else its progress bar; workers that show neither are left out."""
         setup = self._setup
         found: dict[int, Progress] = {}
         for rank in self.running:
             if (by_script := setup.error_files.progress(setup.generation, rank)) is not None:
                 found[rank] = by_script
         for rank, written in self.written.items():
-            if rank not in found and (by_bar := error_file.progress_of_bar(written.last, written.seconds)) is not None:
+            if rank in found:
+                continue
+            last_line, seconds_ago = written.last, written.seconds
+            if (by_bar := error_file.progress_of_bar(last_line, seconds_ago)) is not None:
                 found[rank] = by_bar
         return found
 
@@ -237,18 +240,19 @@ class Workers:
             running.signal(signum, members.get(running.pid))
 
     def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
-        """Send these workers a signal that is meant to end them, at this CLOCK_MONOTONIC time; also the groups of dead workers.
+        """Send the process groups of these workers a signal that is meant to end them, at this CLOCK_MONOTONIC time.
 
+        A group may outlive its worker, so dead workers count, too.
         `by_cluster`: the cluster has sent it to all processes that it listed, so only workers that have just started lack it.
         """
         if signum == signal.SIGINT:
             self._output.note_interrupt()
         addressed = [self.running[rank] for rank in ranks if rank in self.running]
-        members = self._members_to_signal(signum, addressed)
+        members = self._members_to_signal(signum, addressed)  # of groups that do not get it whole
         for running in addressed:
-            had_it = by_cluster and at - running.started_at > LISTED_WITHIN
+            had_it = by_cluster and at - running.started_at > LISTED_BY_CLUSTER_WITHIN
             running.end(signum, at, members.get(running.pid), had_it=had_it)
-        for running in addressed:  # once all have the signal, since this takes time
+        for running in addressed:  # only once all have the signal, since this takes time
             running.count_written()
 
     def _members_to_signal(self, signum: int, addressed: Iterable[RunningWorker]) -> Mapping[int, tuple[Process, ...]]:
@@ -306,7 +310,7 @@ class Workers:
         return list(exit_of_rank.values())
 
 
-def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
+def _start_mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
     if setup.mps_control is None:
         return None
     from ddplaunch.launcher.node.services import Mps  # few jobs need it
@@ -318,10 +322,10 @@ def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
 
 def _shortened(stderr: str) -> str:
     """Return the end of what a worker wrote to stderr; after a crash, the lines that explain the crash."""
-    if len(stderr) <= _LAST_WORDS:
+    if len(stderr) <= _LONGEST_STDERR_TAIL:
         return stderr
     try:
         from ddplaunch.record.seen.dump import shortened  # few workers write so much
     except Exception:  # noqa: BLE001 - its file may be gone, or of another version: the job ends as ever
-        return stderr[-_LAST_WORDS:]
-    return shortened(stderr, _LAST_WORDS)
+        return stderr[-_LONGEST_STDERR_TAIL:]
+    return shortened(stderr, _LONGEST_STDERR_TAIL)

@@ -20,17 +20,17 @@ from ddplaunch.record.folders import BAD_NODES, bad_nodes_file, state_folder
 from ddplaunch.spec.job import Given, JobSpec
 from ddplaunch.spec.options import token
 from ddplaunch.system.console.streams import Screen, Stream, rewraps_lines
-from ddplaunch.system.errors import LaunchError, below, say
+from ddplaunch.system.errors import LaunchError, indented, say
 from ddplaunch.system.process.files import ask_disk, exists_on_disk
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.node.live import View
     from ddplaunch.record.bad_nodes import Failure
 
-_LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
+_LONGEST_HOST_FILE = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
 # seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
 # ended, or to requeue it
-_GRACE_IN_ANOTHER = 25.0
+_GRACE_WITHIN_OUTER = 25.0
 _SIGNS_OF_OUTER_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
 _UNAUTHENTICATED = (
     "no token: any process that reaches node 0, or listens where node 0 should, can join, stop or take over the job; "
@@ -68,22 +68,22 @@ def run(
     Raises LaunchError: nothing was started.
     """
     _prepare_stdio()
-    spec = within_outer_grace(spec, env)
-    if spec.live:
+    spec = within_outer_grace(spec, env)  # Slurm or Kubernetes, around this command, kills all after a time of its own
+    if spec.live:  # only where there are rows, and a terminal for them
         spec = replace(spec, live=view is not None and Stream.ERR in Screen.here(env).live)
     # forks what serves the job, and is its front: the process that was typed, which owns the terminal and takes the signals
     serve = partial(front.run, output=_output(spec, env, control, view), heartbeat_timeout=spec.heartbeat_timeout)
     reports_to_caller = control is not None
     allocated = allocate_job(spec, env)
-    _warn(allocated)
-    allocated = _without_needless_step(allocated, reports_to_caller=reports_to_caller)
+    _print_warnings(allocated)
+    allocated = _without_needless_srun(allocated, reports_to_caller=reports_to_caller)
     allocation = allocated.allocation
     if allocation.starter == "srun":
         from ddplaunch.launcher.elsewhere.slurm.run_step import run_step  # each way needs what the others do not
 
         return run_step(allocated, serve=serve)
     if allocation.cluster == "slurm" and spec.requeue_on:
-        _warn_of_parent()
+        _warn_if_shell_gets_signals()
     if spec.chaos:
         from ddplaunch.launcher.start import preview  # few jobs want faults
 
@@ -105,7 +105,7 @@ def _output(spec: JobSpec, env: Mapping[str, str], control: int | None, view: Vi
     return front.FrontOutput(control, rewraps=rewraps)
 
 
-def _without_needless_step(allocated: AllocatedJob, *, reports_to_caller: bool) -> AllocatedJob:
+def _without_needless_srun(allocated: AllocatedJob, *, reports_to_caller: bool) -> AllocatedJob:
     """Return a job of this Slurm node alone for this process to run, where a step would not do.
 
     Workers in a step have neither this process's caller nor its terminal; and a container may be without srun.
@@ -119,7 +119,7 @@ def _without_needless_step(allocated: AllocatedJob, *, reports_to_caller: bool) 
     return replace(allocated, allocation=without_step(spec, allocation))
 
 
-def _warn_of_parent() -> None:
+def _warn_if_shell_gets_signals() -> None:
     """Warn of a shell between Slurm and this command, which gets the signals on which the job is to be queued again."""
     with suppress(OSError):  # the process that has started this one cannot be seen
         parent = _read(f"/proc/{os.getppid()}/comm").strip()
@@ -127,7 +127,7 @@ def _warn_of_parent() -> None:
             say(_NOT_SIGNALLED.format(parent))
 
 
-def _failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
+def _remembered_failures(env: Mapping[str, str]) -> tuple[list[Failure], list[str]]:
     """Return the failures of machines that are remembered, and a warning if their file cannot be used.
 
     Most users have no such file: it is asked for on the disk, which may hang, before what reads it is imported.
@@ -147,7 +147,7 @@ def _has_failed(failures: Sequence[Failure], host: str) -> bool:
     return any(is_same_host(one.host, host) for one in failures)
 
 
-def _those_that_failed(spec: JobSpec, allocation: Allocation, failures: Sequence[Failure]) -> list[str]:
+def _warning_of_failed(spec: JobSpec, allocation: Allocation, failures: Sequence[Failure]) -> list[str]:
     """Return a warning of the nodes of this job that have failed lately, if there are any."""
     if not failures or spec.simulate:
         return []
@@ -158,15 +158,18 @@ def _those_that_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
     return [bad_nodes.warning(bad, time.time(), may_avoid=may_avoid)] if bad else []
 
 
-def _warn(allocated: AllocatedJob) -> None:
-    """Print the warnings once, where the job is started, unless it is to be quiet; those of the secret and a doubt everywhere."""
+def _print_warnings(allocated: AllocatedJob) -> None:
+    """Print the warnings of the allocation, unless the job is to be quiet: on the first node alone, or where a command leads.
+
+    On all nodes: that the secret is weak, and the doubt whether the variables of the cluster are those of another job.
+    """
     spec, allocation = allocated.spec, allocated.allocation
     if spec.verbosity < 0:
         return
     if allocated.agents_meet and allocation.authenticated:
         for weakness in token.weaknesses(spec, allocated.env[token.VARIABLE]):
-            say(f"warning: {below(weakness)}")
-    if spec.simulate:
+            say(f"warning: {indented(weakness)}")
+    if spec.simulate:  # its hosts are all this machine
         return
     is_first = allocation.node_rank in (0, None) and not allocation.has_front
     doubts = (allocation.doubt,) if allocation.doubt else ()
@@ -213,8 +216,8 @@ def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
     """Have the grace period end before Slurm or Kubernetes, if we run there, kills the agents too; one that was given stays."""
     if spec.origin("grace_period") != "default" or not any(map(env.get, _SIGNS_OF_OUTER_GRACE)):
         return spec
-    chosen = Given.chosen("grace_period", f"{_GRACE_IN_ANOTHER:g}s")
-    return replace(spec, grace_period=_GRACE_IN_ANOTHER, given=(*spec.given, chosen))
+    chosen = Given.chosen("grace_period", f"{_GRACE_WITHIN_OUTER:g}s")
+    return replace(spec, grace_period=_GRACE_WITHIN_OUTER, given=(*spec.given, chosen))
 
 
 def _lacks_srun(env: Mapping[str, str]) -> bool:
@@ -228,7 +231,7 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
 
     Raises LaunchError: what was asked for contradicts what was found.
     """
-    failures, unusable = _failures(env)
+    failures, warnings_of_file = _remembered_failures(env)
     avoided = failures if spec.avoid_bad_nodes else []
     facts = ClusterFacts(
         spec=spec,
@@ -236,10 +239,10 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
         hostname=os.uname().nodename,
         read=_read,
         is_bad=partial(_has_failed, avoided),
-        confirm_job=partial(_confirm_job, env),
+        confirm_job=partial(_confirm_job, env),  # that the variables of a job are not those of another one
     )
     found = discover(facts)
-    found = replace(found, warnings=(*found.warnings, *unusable, *_those_that_failed(spec, found, failures)))
+    found = replace(found, warnings=(*found.warnings, *warnings_of_file, *_warning_of_failed(spec, found, failures)))
     is_typed = spec.origin("avoid_bad_nodes").startswith("--")  # not from a file or variable, which are for all jobs
     if is_typed and found.cluster in ("local", "static"):
         found = replace(found, notes=(*found.notes, "--avoid-bad-nodes has no effect: no hosts are listed"))
@@ -278,7 +281,7 @@ def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
 def _read(path: str) -> str:
     from ddplaunch.system.process.user_files import read_text  # few jobs have a file
 
-    return read_text(path, _LARGEST, errors="surrogateescape")
+    return read_text(path, _LONGEST_HOST_FILE, errors="surrogateescape")
 
 
 def _prepare_stdio() -> None:

@@ -86,7 +86,7 @@ def _run(order: messages.HostOrder, front: HostFront) -> int:
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
     here = inspect(spec, env, divided_by=nodes if order.simulated else 1)
-    node = simulated(here, order.node_rank, nodes, order.simulated)
+    node = simulated(here, order.node_rank, nodes, order.simulated)  # with its share of the devices, if it is simulated
     front.report(messages.Ready())
     allocated = AllocatedJob(
         # a report on a failure has to know of faults and simulation, for which the agent itself does nothing

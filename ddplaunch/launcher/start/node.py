@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:  # one node needs none of it, or its agent alone
 
 
 _STACKS_WITHIN = 2.0  # seconds that workers have to write their stacks before they are stopped
-_CHECKS = 4  # of whether workers make progress, in the time of --hang-timeout
+_CHECKS_IN_HANG_TIMEOUT = 4  # of whether workers make progress
 # seconds from check to check without --hang-timeout: each takes 3 ms, and this is how exactly the length of a rest is known
-_AT_REST = 10.0
+_QUIET_CHECK_EVERY = 10.0
 _PTY_HINT = ": `srun --pty` gives one to the first node"
 # with -c the working directory comes first, where ./importlib would be run; -P, which leaves it out, is of Python 3.11
 _HAS_DEBUGPY = """\
@@ -53,7 +53,7 @@ import importlib.util
 sys.exit(importlib.util.find_spec("debugpy") is None)
 """
 _DEBUGPY_WITHIN = 30.0  # seconds
-_LOOK_WITHIN = 1.0  # seconds
+_DISK_ANSWERS_WITHIN = 1.0  # seconds
 
 
 def run(
@@ -90,7 +90,7 @@ def run(
     if reports_job is None:
         reports_job = not allocation.has_front and (0 in draft.ranks or not allocation.has_one_screen)
     raise_open_files()  # before the interpreter is kept warm: it inherits the limit
-    warm, why_cold = _warm(draft, env)
+    warm, why_cold = _kept_warm(draft, env)
     inputs = JobInputs(
         spec=spec,
         env=env,
@@ -101,10 +101,7 @@ def run(
         error_files=ErrorFiles(draft.run_id, env.get("TMPDIR") or "/tmp"),
         reports_job=reports_job,
         reports_to_caller=reports_to_caller,
-        cluster=ClusterQuestions(
-            why_ending=_ask_slurm(allocated, "why_ending"),
-            time_in_queue=_ask_slurm(allocated, "time_in_queue"),
-        ),
+        cluster=_cluster_questions(allocated),
         warm=warm,
         why_cold=why_cold,
     )
@@ -135,8 +132,8 @@ def _policy(spec: JobSpec, draft: Plan) -> Policy:
         grace_period=spec.grace_period,
         debug_rank=spec.debug_rank,
         notices=frozenset(spec.requeue_on),
-        progress_interval=(spec.hang_timeout or 0.0) / _CHECKS,  # 0: no --hang-timeout
-        quiet_progress_interval=_AT_REST,
+        progress_interval=(spec.hang_timeout or 0.0) / _CHECKS_IN_HANG_TIMEOUT,  # 0: no --hang-timeout
+        quiet_progress_interval=_QUIET_CHECK_EVERY,  # without --hang-timeout, where a line tells of idle workers
         stacks_timeout=_STACKS_WITHIN if writes_stacks else 0.0,
     )
 
@@ -191,7 +188,7 @@ def _is_folder(path: str) -> bool:
     from ddplaunch.system.process.ask import AskedEnded, ask  # few jobs need it
 
     try:
-        return ask(partial(os.path.isdir, path), _LOOK_WITHIN)
+        return ask(partial(os.path.isdir, path), _DISK_ANSWERS_WITHIN)
     except (OSError, AskedEnded):  # of which TimeoutError is one
         return False
 
@@ -220,7 +217,7 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
         )
 
 
-def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]:
+def _kept_warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]:
     """Return the interpreter that is kept warm for such runs, or None, and a note for the user, or "".
 
     The note says that the interpreter is new, or why there is none; else, with a debugger around this command, why workers are
@@ -253,27 +250,29 @@ def _note_of_new(draft: Plan, interpreter: Interpreter, why_older_ends: str) -> 
     )
 
 
-def _ask_slurm(
-    allocated: AllocatedJob, what: Literal["why_ending", "time_in_queue"]
-) -> Callable[[], ClusterEnding] | None:
-    """Return a function that asks Slurm; None outside of Slurm. The other nodes wait for the answer."""
+def _cluster_questions(allocated: AllocatedJob) -> ClusterQuestions:
+    """Return what Slurm can be asked at the end of the job, for whose answer all nodes wait; nothing outside of Slurm."""
     if allocated.allocation.cluster != "slurm":
-        return None
+        return ClusterQuestions()
 
-    def ask() -> ClusterEnding:
-        from ddplaunch.reach.slurm import job  # only a signal or a restart needs it
+    def why_ending() -> ClusterEnding:
+        from ddplaunch.reach.slurm import job  # only a signal needs it
 
-        query = job.why_ending if what == "why_ending" else job.time_in_queue
-        return query(allocated.public_env, job.CONTROLLER_TIMEOUT)
+        return job.why_ending(allocated.public_env, job.CONTROLLER_TIMEOUT)
 
-    return ask
+    def time_in_queue() -> ClusterEnding:
+        from ddplaunch.reach.slurm import job  # only a restart needs it
+
+        return job.time_in_queue(allocated.public_env, job.CONTROLLER_TIMEOUT)
+
+    return ClusterQuestions(why_ending=why_ending, time_in_queue=time_in_queue)
 
 
 def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | None) -> Connect:
-    """Return what connects the agent with the coordinator of all agents. If that is certainly here, listen at once.
+    """Return what connects the agent with the coordinator of all agents. If this agent is certainly that, listen at once.
 
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
-    Called in the agent.
+    Called in the agent. `carried` is as in `run`.
 
     Raises LaunchError: this node is unfit, and has told a coordinator elsewhere; or the modules cannot be imported.
     """
@@ -289,7 +288,7 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
 
         return partial(coordinate_alone, spec, draft)
     listening, rendezvous = None, allocation.rendezvous
-    if rendezvous is not None and rendezvous.coordinator:
+    if rendezvous is not None and rendezvous.coordinator:  # neither False nor None: which agent comes first decides it
         with suppress(LaunchError):  # a port is taken, say: the coordinator tries again, and reports the error
             listening = port.listen(rendezvous.listen, rendezvous.ports)
     with own_imports():

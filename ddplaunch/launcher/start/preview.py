@@ -30,14 +30,14 @@ def show(allocated: AllocatedJob, form: str) -> str:
     Raises LaunchError: the job cannot be run here as asked.
     """
     spec, env = allocated.spec, allocated.env
-    plan, known = plan_all_nodes(allocated), literals({**env, **dict(spec.env)})
+    plan, secrets = plan_all_nodes(allocated), literals({**env, **dict(spec.env)})
     match form:
         case "json":
-            return plan_view.as_json(plan, spec.origins, known)
+            return plan_view.as_json(plan, spec.origins, secrets)
         case "sh":
             return plan_view.shell(plan)
-    warm = _warm(plan, allocated.public_env)
-    return written(plan_view.table(plan, spec, warm, known), Look.of_stdout(env))
+    warm = _describe_warm(plan, allocated.public_env)
+    return written(plan_view.table(plan, spec, warm, secrets), Look.of_stdout(env))
 
 
 def plan_all_nodes(allocated: AllocatedJob) -> Plan:
@@ -46,8 +46,9 @@ def plan_all_nodes(allocated: AllocatedJob) -> Plan:
     Raises LaunchError: the job cannot be run here as asked, or lacks a rank that --chaos names.
     """
     spec, allocation = allocated.spec, allocated.allocation
-    if (first := _unreached(spec, allocation)) is not None:
-        return _of_unreached(allocated, first)
+    host_not_asked = _first_host_not_asked(spec, allocation)
+    if host_not_asked is not None:
+        return _plan_of_unknown_hosts(allocated, host_not_asked)
     on_this_machine = len(allocation.start) if spec.simulate else 1  # nodes, which share its devices
     plan = _of_all_nodes(spec, allocation, inspect(spec, allocated.public_env, divided_by=on_this_machine))
     for fault in spec.chaos:
@@ -60,21 +61,24 @@ def plan_all_nodes(allocated: AllocatedJob) -> Plan:
     return plan
 
 
-def _unreached(spec: JobSpec, allocation: Allocation) -> str | None:
-    """Return the first host of a job that runs over ssh on other hosts alone, which `plan` does not ask; else None."""
+def _first_host_not_asked(spec: JobSpec, allocation: Allocation) -> str | None:
+    """Return the first host of a job that runs over ssh on other hosts alone: `ddplaunch plan` asks none of them; else None."""
     hosts = [host.name for host in allocation.start]
     if spec.simulate or not hosts or allocation.task is not None or os.uname().nodename in allocation.hosts:
         return None
     return hosts[0]
 
 
-def _of_unreached(allocated: AllocatedJob, first: str) -> Plan:
-    """Return the plan of hosts of which nothing is known: what the user has given stands, and the rest says so in its reason."""
+def _plan_of_unknown_hosts(allocated: AllocatedJob, first: str) -> Plan:
+    """Return the plan of hosts of which nothing is known: what the user has given, and for the rest a reason why it is unknown.
+
+    `first` is the name of one of them: "unknown until HOST is reached".
+    """
     spec, allocation = allocated.spec, allocated.allocation
     unknown = f"{plan_view.UNKNOWN}{first} is reached"
-    given = isinstance(spec.nproc_per_node, int) or all(host.slots for host in allocation.start)
-    # one worker of each stands for those to come; the devices that it is to have are there, not here
-    like = replace(
+    is_number_given = isinstance(spec.nproc_per_node, int) or all(host.slots for host in allocation.start)
+    # one worker of each host stands for those to come; the devices that it is to have are there, not here
+    stand_in = replace(
         spec,
         nproc_per_node=spec.nproc_per_node if isinstance(spec.nproc_per_node, int) else 1,
         devices=("cpu",),
@@ -85,28 +89,28 @@ def _of_unreached(allocated: AllocatedJob, first: str) -> Plan:
         cpu_bind="none",
         numa_binding=None,
     )
-    plan = _of_all_nodes(like, allocation, inspect(like, allocated.public_env))
+    plan = _of_all_nodes(stand_in, allocation, inspect(stand_in, allocated.public_env))
     reasons = {**plan.reasons, "devices": unknown, "backend": unknown, "threads": unknown}
-    is_given = spec.backend != "auto"
-    if is_given:
+    is_backend_given = spec.backend != "auto"
+    if is_backend_given:
         reasons["backend"] = spec.origin("backend")
     if spec.threads is not None:
         reasons["threads"] = spec.origin("threads")
-    if not given:
+    if not is_number_given:
         reasons["workers"] = f"{unknown}, and each host is shown with one"
-    decided_there = plan_view.unknown_variables(reasons)
-    backend = {"DDPLAUNCH_BACKEND": spec.backend} if is_given else {}
+    unknown_variables = plan_view.unknown_variables(reasons)  # which depend on what is found there
+    backend = {"DDPLAUNCH_BACKEND": spec.backend} if is_backend_given else {}
     workers = []
     for worker in plan.workers:
         variables = {**worker.variables, **backend}
-        known = {name: value for name, value in variables.items() if name not in decided_there}
+        known = {name: value for name, value in variables.items() if name not in unknown_variables}
         workers.append(replace(worker, variables=known))
     note = "no host was asked: each finds its own devices at the start, and sets the variables that depend on them"
-    backend_name = spec.backend if is_given else plan.backend
+    backend_name = spec.backend if is_backend_given else plan.backend
     return replace(plan, backend=backend_name, workers=tuple(workers), reasons=reasons, notes=(note,))
 
 
-def _warm(plan: Plan, env: Mapping[str, str]) -> str:
+def _describe_warm(plan: Plan, env: Mapping[str, str]) -> str:
     """Say which interpreter is kept warm for this job, or why none is; "" if none was asked for."""
     if plan.keep_warm is None:
         return f"nothing: {why}" if (why := plan.reasons.get("warm")) else ""
@@ -124,9 +128,9 @@ def _warm(plan: Plan, env: Mapping[str, str]) -> str:
 
 def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, `node`, and put all workers into one plan."""
-    run_id, number = run_id_of(spec), allocation.nnodes[1] - spec.spares
-    nodes = [assign.simulated(node, node_rank, number, spec.simulate) for node_rank in range(number)]
-    slots = [host.slots for host in allocation.start[:number]] or [None] * number
+    run_id, nnodes = run_id_of(spec), allocation.nnodes[1] - spec.spares
+    nodes = [assign.simulated(node, node_rank, nnodes, spec.simulate) for node_rank in range(nnodes)]
+    slots = [host.slots for host in allocation.start[:nnodes]] or [None] * nnodes  # as given for each host; None: not
     specs = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
     here = make_plan(specs[0], allocation, nodes[0], run_id=run_id)
     if any(given is not None for given in slots):
@@ -136,10 +140,9 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     is_per_rank = allocation.task is not None  # other ranks are other commands, of which this one knows nothing
     if is_per_rank or allocation.nnodes[1] == 1:
         return here
-    workers = [count_workers(one, allocation, like)[0] for one, like in zip(specs, nodes, strict=True)]
-    agents = tuple(
-        PlannedAgent(agent.host, number) for agent, number in zip(here.agents[:number], workers, strict=True)
-    )
+    workers = [count_workers(one, allocation, there)[0] for one, there in zip(specs, nodes, strict=True)]
+    hosts = [agent.host for agent in here.agents[:nnodes]]
+    agents = tuple(PlannedAgent(host, number) for host, number in zip(hosts, workers, strict=True))
     # what the coordinator of the job would tell each agent
     agreed = Agreed(
         run_id=run_id,
@@ -164,7 +167,7 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     ]
     return replace(
         here,
-        nnodes=number,
+        nnodes=nnodes,
         agents=agents,
         workers=tuple(worker for plan in plans for worker in plan.workers),
     )

@@ -22,8 +22,8 @@ _SHARED_FILE_SYSTEMS = frozenset((
     "afs", "beegfs", "ceph", "dvs", "fuse.ceph", "fuse.glusterfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
     "panfs", "wekafs",
 ))  # fmt: skip
-_SIZE = 64  # bytes, as hexadecimal digits
-_KEPT = 90 * 24 * 3600.0  # seconds, longer than jobs run: a node that joins again needs it again
+_HEX_DIGITS = 64  # bytes, as hexadecimal digits
+_KEPT_FOR = 90 * 24 * 3600.0  # seconds, longer than jobs run: a node that joins again needs it again
 
 
 def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
@@ -69,7 +69,7 @@ def _make(path: str) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as file:
-            file.write(os.urandom(_SIZE // 2).hex())
+            file.write(os.urandom(_HEX_DIGITS // 2).hex())
         with suppress(FileExistsError):
             os.link(draft, path)
     finally:
@@ -82,13 +82,13 @@ def _read(path: str) -> str | None:
     with open(descriptor, "rb") as file:
         if not _is_ours_alone(os.fstat(descriptor), stat.S_IFREG, forbidden=0o077):
             return None
-        content = file.read(_SIZE + 1)
-    return content.decode() if len(content) == _SIZE else None
+        content = file.read(_HEX_DIGITS + 1)
+    return content.decode() if len(content) == _HEX_DIGITS else None
 
 
 def _remove_old(folder: str) -> None:
     """Remove what jobs have left that began long ago, by the clocks of both this node and the disk: one may be wrong."""
-    before = min(time.time(), time_of_disk(folder)) - _KEPT
+    before = min(time.time(), time_of_disk(folder)) - _KEPT_FOR
     for entry in os.scandir(folder):
         with suppress(OSError):
             if entry.stat(follow_symlinks=False).st_mtime < before:

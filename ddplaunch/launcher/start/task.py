@@ -17,9 +17,9 @@ import os  # noqa: E402 - as in __main__
 import signal  # noqa: E402
 import sys  # noqa: E402
 
-# srun ends with the highest status of all tasks: that of node 0 is to be the step's, so all other tasks end with 0
-_IS_OTHER = os.environ.get("SLURM_NODEID") != "0"
-if _IS_OTHER:
+# srun ends with the highest status of all tasks: that of the first node is to be the step's, so all other tasks end with 0
+_IS_NOT_FIRST_NODE = os.environ.get("SLURM_NODEID") != "0"
+if _IS_NOT_FIRST_NODE:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the agent takes signals
 
 from ddplaunch.launcher.start import dispatch  # noqa: E402
@@ -51,9 +51,9 @@ def main() -> int:
             is_command_told = dispatch.give_up(spec, env, error)
             if not is_command_told:
                 raise
-            return 0 if _IS_OTHER else error.status  # the command says why
+            return 0 if _IS_NOT_FIRST_NODE else error.status  # the command says why
         status = dispatch.run(spec, env, screen=screen)
-        return 0 if _IS_OTHER else status
+        return 0 if _IS_NOT_FIRST_NODE else status
     except LaunchError as error:
         write_stderr(error.render())
         return error.status

@@ -1,7 +1,8 @@
 """The entries of the trace of a run: what a viewer of Chrome traces shows of it. Pure; `record/trace.py` knows the format.
 
-The job is a process with a track for its generations; each node is a process with a track for each of its ranks, and below all
-nodes another with the curves of its ranks, since viewers draw curves above tracks. All times are microseconds since the start of the run. A worker's slice is split where its node did not run, so that suspensions are gaps.
+The job is a process with a track for its generations; each node is a process with a track for each of its ranks. Below all nodes
+each has another process, with the curves of its ranks: viewers draw curves above the tracks of their process. All times are
+microseconds since the start of the run. A worker's slice is split where its node did not run, so that suspensions are gaps.
 """
 
 from __future__ import annotations

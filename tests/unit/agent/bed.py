@@ -210,7 +210,7 @@ def _close(fd: int) -> None:
 
 
 def listen_to_the_front_alone(source: Any, _signals: object) -> None:
-    source._direct = source._replies  # which never has anything to read
+    source._own_signals_fd = source._replies_fd  # which never has anything to read
     source._on_signals = lambda: None
-    source._loop.watch(source._from_front, source._on_front_signals)
-    source._loop.watch(source._requests, source._on_requests)
+    source._loop.watch(source._front_signals_fd, source._on_front_signals)
+    source._loop.watch(source._requests_fd, source._on_requests)

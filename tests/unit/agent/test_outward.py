@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.launcher.node.outward import (
-    AT_END,
+    END_WITHIN,
     Errands,
     Figures,
     MetricsFile,
@@ -70,7 +70,7 @@ def test_at_the_end_one_limit_counts_for_all_and_the_last_has_half_of_it():
     while errands.is_busy:
         loop.run_once()
     assert [asked.question() for asked in loop.questions] == ["a", "d"]
-    assert loop.now() - began == AT_END
+    assert loop.now() - began == END_WITHIN
 
 
 def test_at_the_end_errands_that_are_done_in_time_are_all_done():
@@ -131,7 +131,7 @@ def test_figures_are_written_every_15_s_and_at_the_end():
         counts.append(len(loop.questions))
         if file.errands.is_busy:
             loop.questions[-1].answer_with("")
-    file.write_end()
+    file(Event("job_ended", 1.0, {}))
     assert counts == [0, 1, 1, 2]
     assert len(loop.questions) == 3
     assert found == []

@@ -45,10 +45,10 @@ def test_what_a_person_types_again_escalates():
 def test_what_another_process_has_decided_is_decided_and_still_the_first_request():
     repeats = SignalDeduplicator(STOPS)
     first, plain = (
-        repeats.event_of(SIGINT, 1.0, FRONT, decided=True),
-        repeats.event_of(SIGINT, 1.2, FRONT, decided=False),
+        repeats.event_of(SIGINT, 1.0, FRONT, escalates=True),
+        repeats.event_of(SIGINT, 1.2, FRONT, escalates=False),
     )
-    second, other = repeats.event_of(SIGINT, 1.4, FRONT, decided=True), repeats.event_of(SIGTERM, 1.6, FRONT)
+    second, other = repeats.event_of(SIGINT, 1.4, FRONT, escalates=True), repeats.event_of(SIGTERM, 1.6, FRONT)
     assert [event.escalates for event in (first, plain, second, other)] == [True, False, True, True]
     assert [event.repeats_request_of for event in (first, plain, second, other)] == [0, 0, 0, 0]
 
@@ -70,12 +70,12 @@ def test_the_first_request_of_a_program_says_so_and_no_other_one_does(signum, ty
 
 
 @pytest.mark.parametrize(
-    ("typed", "decided", "is_typed"),
+    ("typed", "escalates", "is_typed"),
     [(Typed.YES, None, True), (Typed.PERHAPS, None, True), (Typed.NO, None, False), (Typed.NO, True, True)],
-    ids=["at the terminal", "at a terminal", "by a program", "as another process of ddplaunch has decided"],
+    ids=["at the terminal", "at a terminal", "by a program", "as another process of ddplaunch has escalates"],
 )
-def test_a_signal_that_a_person_may_have_typed_says_so(typed, decided, is_typed):
-    assert SignalDeduplicator(STOPS).event_of(SIGINT, 1.0, FRONT, typed=typed, decided=decided).is_typed is is_typed
+def test_a_signal_that_a_person_may_have_typed_says_so(typed, escalates, is_typed):
+    assert SignalDeduplicator(STOPS).event_of(SIGINT, 1.0, FRONT, typed=typed, escalates=escalates).is_typed is is_typed
 
 
 def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
@@ -105,9 +105,12 @@ def test_what_comes_to_all_processes_of_a_job_at_once_is_one_signal_in_any_order
 
 def test_what_the_front_passes_on_without_haste_is_one_signal_with_what_comes_to_this_host_itself_and_no_copy_of_haste():
     repeats = SignalDeduplicator(STOPS)
-    passed_on, own = repeats.event_of(SIGTERM, 1.0, FRONT, decided=False), repeats.event_of(SIGTERM, 1.0 + SOON, HOST)
+    passed_on, own = (
+        repeats.event_of(SIGTERM, 1.0, FRONT, escalates=False),
+        repeats.event_of(SIGTERM, 1.0 + SOON, HOST),
+    )
     assert (passed_on.is_copy, passed_on.escalates, own.is_copy) == (False, False, True)
-    second = repeats.event_of(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT, decided=True)
+    second = repeats.event_of(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT, escalates=True)
     assert (second.is_copy, second.escalates) == (False, True)
 
 

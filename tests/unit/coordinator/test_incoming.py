@@ -55,7 +55,7 @@ def incoming_for(state: job.State, events: list[Any]) -> Any:
 
 def test_an_agent_for_which_there_is_no_place_does_not_take_the_coordinator_for_ended() -> None:
     connections, peer = incoming_for(STATE, [])._connections, PlayedCoordinator()
-    connections._most = 0
+    connections._most_peers = 0
     connections._on_opened(peer)
     connections.close()
     assert peer.got == ["given_up"]

@@ -31,12 +31,12 @@ def test_it_begins_with_the_first_renewal_and_goes_on_with_each_that_is_echoed()
     lease.renew(2.0)
     assert lease.left == 6.0, "this renewal may not come"
     clock.at += 3
-    lease.take_echo(0.0)  # none has come when this was sent
+    lease.extend(0.0)  # none has come when this was sent
     assert lease.left == 3.0
-    lease.take_echo(2.0)
+    lease.extend(2.0)
     assert lease.left == 7.0
     clock.at += 8
-    lease.take_echo(2.0)
+    lease.extend(2.0)
     assert lease.left == 0.0, "that is no newer one"
 
 
@@ -46,10 +46,10 @@ def test_a_renewal_whose_echo_is_lost_is_passed_over() -> None:
     for number in (1.0, 2.0, 3.0):
         lease.renew(number)
         clock.at += 1
-    lease.take_echo(3.0)
+    lease.extend(3.0)
     assert lease.left == 9.0
     with pytest.raises(Malformed):
-        lease.take_echo(2.0)
+        lease.extend(2.0)
 
 
 @pytest.mark.parametrize("number", [0.5, 1.5, 3.0], ids=["from before", "between two", "to come"])
@@ -58,7 +58,7 @@ def test_an_echo_of_what_was_not_sent_is_malformed(number: float) -> None:
     lease.renew(1.0)
     lease.renew(2.0)
     with pytest.raises(Malformed, match="echoes a renewal that was not sent"):
-        lease.take_echo(number)
+        lease.extend(number)
 
 
 def test_another_coordinator_gives_another_lease() -> None:
@@ -68,11 +68,11 @@ def test_another_coordinator_gives_another_lease() -> None:
     clock.at += 20
     lease.begin()
     assert lease.left == inf
-    lease.take_echo(0.0)
+    lease.extend(0.0)
     lease.renew(2.0)
     assert lease.left == 10.0
     with pytest.raises(Malformed):
-        lease.take_echo(1.0)
+        lease.extend(1.0)
 
 
 def test_a_job_that_needs_all_its_nodes_has_a_lease_without_an_end() -> None:
@@ -93,6 +93,6 @@ def test_it_runs_from_the_sending_of_what_was_echoed(steps: list[float], data: s
         sent.append((float(number), clock.at))
         last = data.draw(st.integers(last, number - 1)) if number > 1 else last
         if last:
-            lease.take_echo(sent[last - 1][0])
+            lease.extend(sent[last - 1][0])
         began = sent[last - 1][1] if last else sent[0][1]
         assert lease.left == pytest.approx(max(0.0, began + 10.0 - clock.at))

@@ -108,7 +108,7 @@ def test_who_comes_last_is_named_with_the_host_by_one_clock():
     bed.expire(60.0)
     bed.answer({3: 20 * MS}, first=61)
     assert len(bed.said) == 1
-    assert bed.check.last_word is not None
+    assert bed.check.described_straggler is not None
 
 
 def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
@@ -120,8 +120,8 @@ def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
     _, asker = bed.asked[-1]
     asker.answered(MEMBERS[0], NodeArrivals(0, (late_by(0, 0, 0, 61),)))
     asker.done()
-    assert bed.check.last_word is not None
-    assert bed.check.last_word[0].startswith("rank 3 on host-1 ")
+    assert bed.check.described_straggler is not None
+    assert bed.check.described_straggler[0].startswith("rank 3 on host-1 ")
 
 
 def test_a_node_whose_clock_was_set_does_not_count_that_time():

@@ -38,7 +38,7 @@ def test_one_generation_begins_after_the_other() -> None:
     orders = sequence()
     for generation in (0, 1, 7):
         orders.check(begin(generation))
-        orders.ended()
+        orders.on_generation_ended()
 
 
 def test_an_agent_without_a_rank_takes_any_place_and_one_that_is_too_high_for_the_nodes_that_came_another() -> None:
@@ -66,7 +66,7 @@ def test_nothing_begins_beside_workers_that_run_or_a_second_time() -> None:
     orders.check(begin())
     with pytest.raises(Malformed):
         orders.check(begin(1))
-    orders.ended()
+    orders.on_generation_ended()
     with pytest.raises(Malformed):
         orders.check(begin())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.job.orders import Warned
-from ddplaunch.launcher.job.warnings import GATHERED, MOST, Warnings
+from ddplaunch.launcher.job.warnings import GATHERED_FOR, MOST_TEXTS, Warnings
 from tests.loops import FakeLoop
 
 MEMBERS = [Member(id=id, host=f"node{id}", workers=1, requested_rank=None, node_rank=id) for id in range(40)]
@@ -32,7 +32,7 @@ def test_equal_texts_of_several_nodes_are_one_line_with_the_nodes_in_their_order
     warnings.add(MEMBERS[4], Warned("stacks are missing"))
     assert said == []
     loop.run_once()
-    assert loop.now() == GATHERED
+    assert loop.now() == GATHERED_FOR
     assert said == [
         "warning: on node[1-3]: no logs are kept: the disk is full",
         "warning: on node4: stacks are missing",
@@ -61,8 +61,8 @@ def test_several_agents_on_a_host_are_one_node_and_what_is_no_warning_is_none():
 
 def test_a_node_that_says_ever_new_things_is_heard_so_often_and_no_line_of_it_looks_like_ours():
     _, said, warnings = bed(2)
-    for number in range(10 * MOST):
+    for number in range(10 * MOST_TEXTS):
         warnings.add(MEMBERS[1], Warned(f"{number}\nerror: lost"))
         warnings.flush()
-    assert len(said) == MOST
+    assert len(said) == MOST_TEXTS
     assert all(not line.startswith("error") for text in said for line in text.split("\n"))

@@ -212,14 +212,14 @@ def test_of_an_answer_that_is_malformed_there_is_left_that_it_is() -> None:
     payload = messages.encode({"type": "answered", "number": 4, "answer": STACKS})
     with pytest.raises(Malformed, match="at"):
         messages.for_coordinator(payload)
-    assert messages.without_words(payload) == Answered(4, NoAnswer("has sent a malformed answer"))
+    assert messages.stand_in_for_malformed(payload) == Answered(4, NoAnswer("has sent a malformed answer"))
 
 
 def test_of_malformed_stacks_at_the_end_nothing_is_left() -> None:
     payload = messages.encode({"type": "stacks_at_end", "generation": 2, "stacks": STACKS})
     with pytest.raises(Malformed):
         messages.for_coordinator(payload)
-    assert messages.without_words(payload) is None
+    assert messages.stand_in_for_malformed(payload) is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_of_malformed_stacks_at_the_end_nothing_is_left() -> None:
 )
 def test_no_job_can_do_without_any_other_message(payload: bytes) -> None:
     with pytest.raises(Malformed):
-        messages.without_words(payload)
+        messages.stand_in_for_malformed(payload)
 
 
 def test_a_command_that_asks_is_told_which_node_has_sent_a_malformed_answer() -> None:

@@ -24,6 +24,6 @@ def test_a_folder_in_place_of_a_file_is_refused_with_the_name_of_a_file_in_it(tm
 
 def test_a_job_starts_whose_stop_file_is_not_there_or_on_a_disk_that_hangs(tmp_path, monkeypatch):
     node.check_files(JobSpec(program=PROGRAM, stop_file=str(tmp_path / "stop")))
-    monkeypatch.setattr(node, "_LOOK_WITHIN", 0.1)
+    monkeypatch.setattr(node, "_DISK_ANSWERS_WITHIN", 0.1)
     monkeypatch.setattr(os.path, "isdir", lambda _: signal.pause())
     node.check_files(JobSpec(program=PROGRAM, stop_file=str(tmp_path)))

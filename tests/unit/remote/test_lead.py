@@ -172,7 +172,7 @@ def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(bed: Bed) -> None
 
     bed.loop.watch(bed.pipes.signals[0], interrupted)
     bed.pipes.pass_on(SIGINT)
-    bed.lead._leave()
+    bed.lead._finish_files_and_output()
     assert bed.files.is_busy
     assert not bed.files.has_hung
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.decide.node import *
-from ddplaunch.launcher.decide.node.teardown import CLUSTER_SIGNALS_WITHIN, SLOW_STOP
+from ddplaunch.launcher.decide.node.teardown import CLUSTER_SIGNALS_WITHIN, NAMES_EVERY
 from ddplaunch.spec.outcome import Why
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended
 from tests.unit.supervise.phases import job_step, node_step
@@ -61,7 +61,7 @@ def test_it_waits_no_longer_than_the_grace_period() -> None:
 
 def test_who_still_runs_is_named_on_every_node() -> None:
     patient = replace(POLICY, grace_period=30.0)
-    assert follows(ORDER, TERM, DeadlineReached(0.9 + SLOW_STOP), policy=patient)[-1] == NameRunning(ALL, 25.0)
+    assert follows(ORDER, TERM, DeadlineReached(0.9 + NAMES_EVERY), policy=patient)[-1] == NameRunning(ALL, 25.0)
 
 
 def test_workers_that_ended_by_it_before_are_the_end_of_the_node() -> None:

@@ -72,7 +72,7 @@ def test_without_the_option_nobody_looks_and_nothing_wakes():
 def test_workers_that_do_not_move_are_asked_where_they_are_and_stopped_with_123():
     assert one_node(*FIRST, *looks(2, 3, 4), **HUNG)[0].node.phase is Phase.RUNNING
     state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), **HUNG)
-    assert actions == [CaptureStacks(2.0, ras=True)]
+    assert actions == [CaptureStacks(2.0, asks_nccl=True)]
     assert state.job.why is Why.HUNG
     state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksCaptured(5.5), **HUNG)
     assert actions == [StopWorkers(SIGTERM, ALL)]
@@ -386,7 +386,7 @@ def test_of_a_job_that_stands_still_those_that_wait_are_looked_at_again_although
     stopped = (*STILL_HERE, SignalReceived(signum, 81.0))
     state, actions = one_node(*stopped, **COMPARING)
     assert actions == [CaptureStacks(1.0, silently=True)]
-    assert state.node.teardown.job_hangs
+    assert state.node.teardown.job_stands_still
     stood = (*stopped, StacksCaptured(81.1, ALL, WAIT))
     assert one_node(*stood, **COMPARING)[1] == [StopWorkers(signum, ALL)]
     assert one_node(*stood, DeadlineReached(86.1), **COMPARING)[1] == [FindStuck(WAIT)]  # rank 1 may be saving
@@ -418,7 +418,7 @@ def test_a_job_that_has_moved_within_a_minute_is_stopped_as_ever():
         SignalReceived(SIGTERM, 81.0),
     )
     state, actions = one_node(*moved, **COMPARING)
-    assert (actions, state.node.teardown.job_hangs) == ([StopWorkers(SIGTERM, ALL)], False)
+    assert (actions, state.node.teardown.job_stands_still) == ([StopWorkers(SIGTERM, ALL)], False)
 
 
 def test_of_several_nodes_one_that_stands_still_alone_waits_for_what_the_others_do():
@@ -484,6 +484,6 @@ def test_all_nodes_stop_once_the_last_one_has_read_the_stacks():
     read = [job.NodeStacksRead(id) for id in range(3)]
     hung = [*met(), *STILL]
     assert history(POLICY_OF_THREE, [*hung, *read[:2]])[1][-1] == StopNodes((0, 1, 2), SIGTERM, hangs=True)
-    assert history(POLICY_OF_THREE, [*hung, *read])[1][-1] == job.StopNow((0, 1, 2))
-    assert history(POLICY_OF_THREE, [*hung, *read, *read])[1].count(job.StopNow((0, 1, 2))) == 1
+    assert history(POLICY_OF_THREE, [*hung, *read])[1][-1] == job.TellAllStacksRead((0, 1, 2))
+    assert history(POLICY_OF_THREE, [*hung, *read, *read])[1].count(job.TellAllStacksRead((0, 1, 2))) == 1
     assert history(POLICY_OF_THREE, [*met(), *read])[0].why is None

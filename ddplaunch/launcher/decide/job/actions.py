@@ -32,8 +32,8 @@ class StopNodes(Struct, frozen=True):
     hangs: bool = False  # no worker of any node has made progress for long; said to nodes that stop already, too
 
 
-class StopNow(Struct, frozen=True):
-    """Have these agents stop their workers now: they have waited until the stacks on all nodes were read."""
+class TellAllStacksRead(Struct, frozen=True):
+    """Tell these agents that the stacks on all nodes were read, for which they have waited: they stop their workers now."""
 
     ids: tuple[int, ...]
 
@@ -107,5 +107,7 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-_OnNodes = LeaveJob | BeginGeneration | StopNodes | StopNow | KillNodes | Refuse | Release | LeaveBehind | Drop
+_OnNodes = (
+    LeaveJob | BeginGeneration | StopNodes | TellAllStacksRead | KillNodes | Refuse | Release | LeaveBehind | Drop
+)
 Action = _OnNodes | ReportFailure | Print | PrintIdle | PrintProgress | EndJob

@@ -42,28 +42,28 @@ def stop_nodes(
     return state, (actions.StopNodes(ids, signum, by_cluster, hangs=hangs), *then) if ids else then
 
 
-def halt(state: State) -> State:
+def with_no_restart(state: State) -> State:
     """Return the state after which no generation begins: the job ends once the workers have."""
     return replace(state, end=replace(state.end, no_restart=True))
 
 
 def go_on_if_ended(state: State, at: float) -> Result:
-    """Decide what follows once no process of the generation is left on any node."""
+    """Decide what follows once no process of the generation is left on any node; until then, nothing does."""
     if not state.members.have_ended:
         return state, ()
-    if state.phase is Phase.RUNNING:
-        return _end_after_notice(replace(state, why=Why.FINISHED))
-    if state.phase is not Phase.STOPPING:
+    if state.phase is Phase.RUNNING:  # nobody has stopped the workers
+        return _end_after_exits(replace(state, why=Why.FINISHED))
+    if state.phase is not Phase.STOPPING:  # no generation runs
         return state, ()
     generation = state.generation
     stop_came_from_no_worker = state.why in (Why.TIMED_OUT, Why.HUNG, *NO_FAILURE) and not generation.lost
-    if stop_came_from_no_worker and _ended_without_stop(state):
+    if stop_came_from_no_worker and _no_worker_was_asked_to_end(state):
         # the reason to stop came when all workers had ended, while processes that they left behind were being swept
         return end_job(replace(state, why=Why.FAILED if generation.failure else Why.FINISHED))
     return _restart_or_end(state, at)
 
 
-def _ended_without_stop(state: State) -> bool:
+def _no_worker_was_asked_to_end(state: State) -> bool:
     """Whether all workers of all nodes were started, and none was asked to end, also on nodes that have left."""
     node_exits, taking_part = state.generation.node_exits, state.members.taking_part
     none_is_unknown = all(node_exits.values())  # () is of a node that was lost while it left
@@ -74,8 +74,8 @@ def _ended_without_stop(state: State) -> bool:
 def _restart_or_end(state: State, at: float) -> Result:
     """Start another generation where that is allowed and may help; else end the job. No process is left on any node."""
     if _notice_obeyed(state):  # the end of the job was announced, and all workers have saved and exited
-        return _end_after_notice(state)
-    state = replace(state, why=_why_in_the_end(state))
+        return _end_after_exits(state)
+    state = replace(state, why=_why_once_all_ended(state))
     could_not_start = state.generation.start_failure is not None
     if state.end.no_restart or could_not_start or state.why not in MAY_RESTART:
         return end_job(state)
@@ -84,7 +84,7 @@ def _restart_or_end(state: State, at: float) -> Result:
     return _restart(state, at)
 
 
-def _why_in_the_end(state: State) -> Why | None:
+def _why_once_all_ended(state: State) -> Why | None:
     """Return why the generation has ended, now that the ends of all workers are known."""
     start_failure, failure = state.generation.start_failure, state.generation.failure
     if start_failure is not None:
@@ -106,7 +106,7 @@ def _restart_after_failure(state: State, at: float) -> Result:
     restarts = state.restarts
     can_have_enough = policy.nodes_are_replaceable or not too_few
     is_allowed = can_have_enough and not restarts.are_used_up(policy, at)
-    if costs_restart and not is_allowed and not restarts.gave_up:  # that the job made no progress is said below
+    if costs_restart and not is_allowed and not restarts.gave_up:  # of a job that gave up, the line below says why
         return end_job(state)
     if reason := restarts.why_not_again(policy, state.why, generation):
         return _with_line(f"not started again: {reason}", end_job(state))
@@ -120,8 +120,11 @@ def _restart_after_failure(state: State, at: float) -> Result:
     return state, (*then, actions.Refuse(sick_node.id, reason, exitcodes.NODE_LOST, hint, unfit=sick_node))
 
 
-def _end_after_notice(state: State) -> Result:
-    """End a job whose workers have exited; after a notice it is not queued again if it made no progress for too long."""
+def _end_after_exits(state: State) -> Result:
+    """End a job whose workers have exited as they should: all with 0, or after a notice (see `_notice_obeyed`).
+
+    After a notice the job is queued again, except if it made no progress for too long.
+    """
     if _notice_obeyed(state):
         restarts = state.restarts.after_steps(state.generation, state.policy.max_no_progress)
         state = replace(state, restarts=restarts)  # which the next start of the job is to know
@@ -164,7 +167,7 @@ def _begin_pause(state: State, at: float, seconds: float) -> Result:
 
 def leave_job(state: State, signum: int) -> Result:
     """End this coordinator, whose agent has received the signal, while the other nodes wait until it is started again."""
-    leave = actions.LeaveJob(0 if state.end.cut_off else signum)
+    leave = actions.LeaveJob(0 if state.end.front_of_node_0_is_lost else signum)
     return ended_here(state, exitcodes.of_signal(signum)), (leave, actions.Release(SELF_ID, signum))
 
 

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.job.members import FrozenMap, Member, Members, Policy
 
 # seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
-_FRESH = (
-    20.0  # seconds: twice as long as a node takes from one report of no progress to the next, without --hang-timeout
-)
 IDLE_LINE_AFTER = 60.0
+# seconds, twice as long as a node takes from one report of no progress to the next, without --hang-timeout
+_RECENT = 20.0
 NO_SPANS: FrozenMap[tuple[float, float]] = FrozenMap.of({})
 
 
@@ -68,9 +67,9 @@ class Idleness(Struct, frozen=True, kw_only=True):
     def after_report(
         self, id: int, since: float, at: float, members: Members, limit: float
     ) -> tuple[Idleness, float | None]:
-        """Return the idleness once a node has said since when it made no progress, and for how many seconds no node made any.
+        """Return the idleness once a node has said, at `at`, since when it made no progress; and for how long no node made any.
 
-        None in place of the seconds: they are fewer than `limit`, not known yet, or the user has read them.
+        None in place of these seconds: they are fewer than `limit`, not known yet, or the user has read them.
         """
         spans, progress_at = self.spans.with_item(id, (since, at)), max(self.progress_at, since)
         idleness = replace(self, spans=spans, progress_at=progress_at)
@@ -99,7 +98,7 @@ class Idleness(Struct, frozen=True, kw_only=True):
         if not running or any(id not in self.spans for id in running):
             return False
         since, until = self.span_of_all(running)
-        return until - since >= IDLE_LINE_AFTER and at - until <= _FRESH
+        return until - since >= IDLE_LINE_AFTER and at - until <= _RECENT
 
     @property
     def is_printed_since_progress(self) -> bool:

@@ -70,9 +70,8 @@ class Member(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left on its node
     left_behind: str = ""  # why the job goes on without its node after this generation: they do not hear each other
-    leave_signal: int = (
-        0  # the signal at which it ends, when none of this generation is left there, and the others go on
-    )
+    # the signal at which it ends, when none of this generation is left there, and the others go on; 0: its node does not leave
+    leave_signal: int = 0
     last_generation: int = -1  # that it has begun under a coordinator that is gone; -1: none
     last_term: int = -1  # the term of that generation
     was_left: bool = False  # a coordinator that it has reached is gone: other nodes may have begun a generation there
@@ -183,9 +182,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     # seconds from the last renewal of a lost node by which its workers have been killed; 0: the job needs all its nodes
     lease: float = 0.0
     host_names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
-    command_elsewhere: tuple[
-        str, ...
-    ] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
+    # the command for another node, if users start it; its word `--node-rank=` lacks the rank
+    command_elsewhere: tuple[str, ...] = ()
 
     @property
     def most_running(self) -> int:

@@ -39,7 +39,7 @@ PAUSE_AFTER_LEAVE = 2.0
 def on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     """Decide what the loss of a node means for the job; called once the connection of its agent has ended, for any reason."""
     member, at = state.members[lost.id], lost.at
-    state = _begin_after_lease(state, lost)
+    state = _begin_after_lease(state, lost)  # until then workers may live there
     state = replace(state, members=state.members.without(lost.id))
     if state.phase in BETWEEN_GENERATIONS and _cannot_go_on_without(state):
         # between generations it has no node rank: the report names it by the rank that its user gave it
@@ -74,7 +74,7 @@ def _on_running_node_lost(state: State, member: Member, reason: str, at: float) 
 
 
 def _begin_after_lease(state: State, lost: events.AgentLost) -> State:
-    """Begin no generation until the lease of a lost node is over, by when its agent has killed its workers: they may live.
+    """Return the state in which no generation begins until the lease of a lost node is over: until then its workers may live.
 
     Without a lease, the job needs all its nodes and ends. Nothing is waited for if the workers are known to have ended.
     """

@@ -9,10 +9,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.job import actions, events
-from ddplaunch.launcher.decide.job.ending import Result, end_job, go_on_if_ended, halt, stop_nodes
+from ddplaunch.launcher.decide.job.ending import Result, end_job, go_on_if_ended, stop_nodes, with_no_restart
 from ddplaunch.launcher.decide.job.members import Member
 from ddplaunch.launcher.decide.job.starting import take_back_generation
-from ddplaunch.launcher.decide.job.state import SETTLE, Partition, State
+from ddplaunch.launcher.decide.job.state import REPORTED_WITHIN, Partition, State
 from ddplaunch.spec.outcome import Why
 
 _MOST_NAMED = 8  # nodes
@@ -31,15 +31,17 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
     While the first node is silent it may be lost itself: wait until it answers or is lost.
     """
     if is_first_silent:
-        return replace(state, partition=replace(state.partition, due=at + SETTLE)), ()
+        return replace(state, partition=replace(state.partition, due=at + REPORTED_WITHIN)), ()
     unheard = {id: reason for id, reason in state.partition.nodes if state.members.runs(id)}
     state = replace(state, partition=Partition())
     split = _split(state, unheard, "hear")
-    if split is None:
+    if split is None:  # the nodes that lost the first one have ended, or the first one has
         return state, ()
     generation = replace(state.generation, lost=(*state.generation.lost, *split.lost))
     state, releases = _leave_behind(replace(state, generation=generation), split)
-    state, then = stop_nodes(state if split.left_behind else halt(state), Why.NODE_LOST, SIGTERM, at)
+    if not split.left_behind:  # no part goes on
+        state = with_no_restart(state)
+    state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, at)
     return state, (actions.Print(split.text), *releases, *then)
 
 
@@ -52,8 +54,9 @@ def on_left_behind_ended(state: State, member: Member, at: float) -> Result:
 def on_unreached(state: State, event: events.Unreached) -> Result:
     """Take the generation back that no agent knows of yet; leave the smaller part behind, or end the job."""
     split = _split(state, {id: reason for id, reason in event.nodes if id in state.members}, "reach")
-    state = replace(take_back_generation(state, event.at), rendezvous=state.rendezvous, phase_deadline=event.at)
-    if split is None:
+    rendezvous = state.rendezvous  # as it was: no port was taken, and the next generation waits for none
+    state = replace(take_back_generation(state, event.at), rendezvous=rendezvous, phase_deadline=event.at)
+    if split is None:  # those nodes are lost, and the others begin again
         return state, ()
     if not split.left_behind:
         generation = replace(state.generation, lost=split.lost)
@@ -66,15 +69,16 @@ class _Split(Struct, frozen=True):
     """Which nodes do not go on, and why."""
 
     left_behind: tuple[Member, ...]  # (): no part is large enough to go on alone
-    lost: tuple[str, ...]  # the nodes that the job loses by that, each as in `Generation.lost`
+    lost: tuple[
+        str, ...
+    ]  # the nodes that the job loses, each as in `Generation.lost`; of a job that ends, the far ones
     text: str  # what happened, and who goes on, in sentences
 
 
 def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None:
-    """Return how the nodes split of which those in `reasons` do not hear, or reach, the first one; None if these are gone.
+    """Return how the nodes split: the far part, those in `reasons`, does not hear, or reach, the first node; the near part does.
 
-    They are the far part; the first node and those that hear it are the near one. The larger part goes on; of equal ones, the
-    near.
+    The larger part goes on; of equal ones, the near. None: the far nodes are gone, or the first node has finished.
     """
     members = state.members.taking_part
     first = next((member for member in members if member.node_rank == 0), None)
@@ -83,8 +87,9 @@ def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None
         return None
     near = tuple(member for member in members if member.id not in reasons)
     spares = len(state.members) - len(members)
-    parts = ((near, far), (far, near)) if len(near) >= len(far) else ((far, near), (near, far))
-    left_behind = next((rest for kept, rest in parts if len(kept) + spares >= state.policy.min_nodes), ())
+    larger, smaller = (near, far) if len(near) >= len(far) else (far, near)
+    ways = ((larger, smaller), (smaller, larger))  # which part goes on, and which is left behind
+    left_behind = next((rest for kept, rest in ways if len(kept) + spares >= state.policy.min_nodes), ())
     what = f"{_names(far)} {'does' if len(far) == 1 else 'do'} not {verb} {first}: {reasons[far[0].id]}"
     if left_behind == near:
         lost = tuple(f"{member}: {what}" for member in near)
@@ -98,14 +103,14 @@ def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None
 
 def _leave_behind(state: State, split: _Split) -> Result:
     """Have the agents of the smaller part end: now where no worker runs, elsewhere once the workers have been stopped."""
-    members, releases = state.members, []
+    members, ends_now = state.members, []
     for member in split.left_behind:
         if members.runs(member.id):
             members = members.with_member(replace(member, left_behind=split.text))
         else:
             members = members.without(member.id)
-            releases.append(actions.LeaveBehind(member.id, split.text))
-    return replace(state, members=members), tuple(releases)
+            ends_now.append(actions.LeaveBehind(member.id, split.text))
+    return replace(state, members=members), tuple(ends_now)
 
 
 def _names(members: Sequence[Member]) -> str:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members, Policy
 from ddplaunch.system.words import duration
 
-FIRST_LINE = 3.0  # seconds until it is first printed which nodes the job waits for
-NEXT_LINE = 30.0  # seconds from one such line to the next
+FIRST_LINE_AFTER = 3.0  # seconds until it is first printed which nodes the job waits for
+NEXT_LINE_AFTER = 30.0  # seconds from one such line to the next
 PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
 
 
@@ -32,7 +32,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     def opened(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits for nodes from this time on."""
         deadline = max(at + policy.rdzv_timeout, self.earliest_start, self.earliest_start_if_incomplete)
-        return replace(self, deadline=deadline, line_at=at + FIRST_LINE)
+        return replace(self, deadline=deadline, line_at=at + FIRST_LINE_AFTER)
 
     def postponed(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits until it may begin; a node that is lost again and again postpones it no more."""
@@ -73,6 +73,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
             return True
         # the nodes of the highest ranks are the spares
         waited_for = set(range(policy.most_running)) - self.given_up_ranks
+        # those that were given up without a rank may be any of the absent ones
         absent = sum(members.with_fixed_rank(rank) is None for rank in waited_for)
         return absent <= self.given_up_unranked
 

@@ -26,12 +26,12 @@ from ddplaunch.spec.outcome import StartFailure, Why, WorkerExit
 SHORT_LIFE = 5.0  # seconds; a generation that fails sooner makes the next one wait
 _LONGEST_PAUSE = 30.0  # seconds
 NO_EXITS: FrozenMap[tuple[WorkerExit, ...]] = FrozenMap.of({})
-_OF_THE_MACHINE = ("killed", "cuda")  # kinds of failures for which the machine may be the reason
+_MAY_BE_THE_MACHINE = ("killed", "cuda")  # kinds of failures for which the machine may be the reason
 _CUDA = ("CUDA error", "CUDA out of memory", "CUBLAS_STATUS_", "CUDNN_STATUS_", "AcceleratorError", "HIP error")
 _NCCL = ("NCCL", "DistBackendError")
 _TIMED_OUT = ("TimeoutError", "timed out", "Timed out")
 # exceptions of networks that are no OSError of Python's own: httpx.ConnectError, huggingface_hub.errors.HfHubHTTPError
-_OF_NETWORKS = re.compile(
+_NETWORK_EXCEPTIONS = re.compile(
     r"^(?:aiohttp|botocore|google|httpcore|httpx|huggingface_hub|requests|urllib3?)\.|HTTP|URLError|Connect|Timeout"
 )
 
@@ -219,7 +219,7 @@ def _lasting_exception(end: WorkerExit) -> str:
         return ""
     builtin = getattr(builtins, error.type, None)
     is_of_the_system = isinstance(builtin, type) and issubclass(builtin, (OSError, MemoryError, KeyboardInterrupt))
-    is_of_a_network = _OF_NETWORKS.search(error.type) is not None
+    is_of_a_network = _NETWORK_EXCEPTIONS.search(error.type) is not None
     if is_of_the_system or is_of_a_network or kind_of_failure(Why.FAILED, end) != "exception":
         return ""
     innermost = error.frames[-1]
@@ -228,6 +228,6 @@ def _lasting_exception(end: WorkerExit) -> str:
 
 def failed_machine(why: Why | None, failure: WorkerExit | None) -> str:
     """Return the host on which a worker failed first, if the reason may be the machine's; "" if it is the program's."""
-    if why is not Why.FAILED or failure is None or kind_of_failure(why, failure) not in _OF_THE_MACHINE:
+    if why is not Why.FAILED or failure is None or kind_of_failure(why, failure) not in _MAY_BE_THE_MACHINE:
         return ""
     return "" if follows_another(failure) else failure.host

@@ -10,14 +10,14 @@ from ddplaunch.launcher.decide.job import actions, events, rendezvous
 from ddplaunch.launcher.decide.job.ending import Result, end_job
 from ddplaunch.launcher.decide.job.limits import Limits
 from ddplaunch.launcher.decide.job.members import Member, Members, Policy
-from ddplaunch.launcher.decide.job.rendezvous import NEXT_LINE, Rendezvous
+from ddplaunch.launcher.decide.job.rendezvous import NEXT_LINE_AFTER, Rendezvous
 from ddplaunch.launcher.decide.job.restarts import Generation
 from ddplaunch.launcher.decide.job.state import Phase, State
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import is_due
 
 IS_A_SPARE = "{} is a spare: it waits until a node is lost or leaves"
-_PORT_AGAIN = 0.1  # seconds from one try to have the port to the next
+_PORT_TRIED_EVERY = 0.1  # seconds from one try to have the port to the next
 
 
 def first_state(policy: Policy, at: float, first_term: int) -> State:
@@ -92,7 +92,7 @@ def take_back_generation(state: State, at: float) -> State:
     return replace(
         state,
         phase=Phase.PAUSING,
-        phase_deadline=at + _PORT_AGAIN,
+        phase_deadline=at + _PORT_TRIED_EVERY,
         # no node has processes of it; their node ranks stay, by which they come first in the next generation
         members=Members.of(replace(member, has_ended=True) for member in state.members.values()),
         generation=replace(state.generation, number=state.generation.number - 1),
@@ -131,7 +131,8 @@ def on_rendezvous_due(state: State, at: float) -> Result:
     policy, members = state.policy, state.members
     if not is_due(state.rendezvous.deadline, at):
         line = state.rendezvous.status_line(policy, members, at, state.waits_for_leases_until)
-        return replace(state, rendezvous=replace(state.rendezvous, line_at=at + NEXT_LINE)), (actions.Print(line),)
+        waits = replace(state.rendezvous, line_at=at + NEXT_LINE_AFTER)
+        return replace(state, rendezvous=waits), (actions.Print(line),)
     joined, missing = rendezvous.describe_joined(policy, members), rendezvous.describe_missing(policy, members)
     text = f"the rendezvous timed out: {joined}; missing: {missing}"
     if state.generation.is_before_first:

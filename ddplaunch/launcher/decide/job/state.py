@@ -14,7 +14,7 @@ from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.loop.deadline import soonest
 
-SETTLE = 2.0  # seconds from the first report that the first node is not heard: those of other nodes are on their way
+REPORTED_WITHIN = 2.0  # seconds from the first report that the first node is not heard: others are on their way
 
 
 class Phase(Enum):
@@ -49,7 +49,7 @@ class End(Struct, frozen=True, kw_only=True):
 
     no_restart: bool = False  # no generation follows the one that runs, or is being stopped
     abandoned: bool = False  # the user has stopped the job: it is not queued again
-    cut_off: bool = False  # node 0 leaves since the command that started it is lost, not by a signal
+    front_of_node_0_is_lost: bool = False  # so node 0 leaves, and not by a signal
     status: int | None = None  # the exit status; None: the job has not ended
     requeue: int = 0  # the notice after which the job should go back into the queue
     between_generations: bool = False  # it has ended while no worker ran: `State.generation` is the one before
@@ -65,7 +65,8 @@ class Partition(Struct, frozen=True, kw_only=True):
         """Return the record after another node has reported that it does not hear the first one."""
         if id in dict(self.nodes):
             return self
-        return replace(self, nodes=(*self.nodes, (id, reason)), due=at + SETTLE if self.due is None else self.due)
+        due = at + REPORTED_WITHIN if self.due is None else self.due
+        return replace(self, nodes=(*self.nodes, (id, reason)), due=due)
 
 
 class State(Struct, frozen=True, kw_only=True):

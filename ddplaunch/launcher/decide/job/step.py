@@ -16,8 +16,8 @@ from ddplaunch.launcher.decide.job.ending import (
     Result,
     end_job,
     go_on_if_ended,
-    halt,
     stop_nodes,
+    with_no_restart,
 )
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member, Members
 from ddplaunch.launcher.decide.job.node_loss import (
@@ -188,16 +188,16 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
 
 
 def _stop_all_nodes(state: State, event: events.NodeStopping) -> Result:
-    """Stop all nodes as this one has; between two generations, end the job; during a stop, see what follows it."""
+    """Stop all nodes as this one has; between two generations, end the job; during a stop, note that none starts again."""
     why, is_failure = event.why, event.why is Why.FAILED
     signum = event.signum  # 0: the reason is no signal
     if state.phase is Phase.RUNNING:
         return stop_nodes(state, why, signum or SIGTERM, event.at, but=event.id, by_cluster=event.by_cluster)
     if state.phase in BETWEEN_GENERATIONS:
         return end_job(replace(state, why=why, signum=signum))
-    if state.why is Why.NODE_JOINED or (_was_to_go_on(state) and not is_failure):
-        state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
-    return (state if is_failure else halt(state)), ()  # after a failure another generation may follow
+    if state.why is Why.NODE_JOINED or (_was_to_start_again(state) and not is_failure):
+        state = replace(state, why=why, signum=signum)  # the worse reason of the two
+    return (state if is_failure else with_no_restart(state)), ()  # after a failure another generation may follow
 
 
 def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
@@ -206,8 +206,8 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
     If the others heard of that before the workers here have ended, another node 0 might begin a generation beside these.
     """
     if state.members[SELF_ID].runs and not is_ending(state):
-        return on_node_0_leaving(replace(state, end=replace(state.end, cut_off=True)), event)
-    # its own workers may have ended with 0 while those of others hang
+        return on_node_0_leaving(replace(state, end=replace(state.end, front_of_node_0_is_lost=True)), event)
+    # that some worker hangs, or the time is up, is for the others: the workers here may have ended with 0
     why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
     # from here on node 0 decides as if it were the only node, so that its own job ends
     alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
@@ -228,7 +228,7 @@ def _on_escalated(state: State, id: int, signum: int) -> Result:
         if signum == SIGTERM:
             return state, kills if id == SELF_ID else ()
         state = replace(state, why=Why.SIGNALLED, signum=signum)
-    return halt(state), kills
+    return with_no_restart(state), kills
 
 
 def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
@@ -237,12 +237,12 @@ def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: boo
         return stop_nodes(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
     if state.phase in BETWEEN_GENERATIONS:
         return end_job(replace(state, why=why, signum=signum))
-    if _was_to_go_on(state):
+    if _was_to_start_again(state):
         state = replace(state, why=why, signum=signum)
-    return halt(state), ()
+    return with_no_restart(state), ()
 
 
-def _was_to_go_on(state: State) -> bool:
+def _was_to_start_again(state: State) -> bool:
     """Whether the workers are being stopped for what ends no job: nodes came or left, or were lost while enough remain."""
     policy = state.policy
     is_enough = policy.is_elastic and len(state.members) >= policy.min_nodes
@@ -266,14 +266,14 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     )
     state = replace(state, generation=generation, members=state.members.with_member(replace(member, has_ended=True)))
     if event.leftovers:
-        state = halt(state)  # the next generation would run beside these processes
+        state = with_no_restart(state)  # the next generation would run beside these processes
     if member.left_behind:
         return on_left_behind_ended(state, member, event.at)
     if state.phase is Phase.RUNNING:
         return _on_node_ended_unstopped(state, member, event)
     was_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT
-    is_first_node = len(generation.node_exits) == 1
-    if was_ctrl_c and is_first_node and not state.members.have_ended:
+    is_first_to_end = len(generation.node_exits) == 1
+    if was_ctrl_c and is_first_to_end and not state.members.have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
         return state, (actions.StopNodes(state.members.running, SIGINT, others_ended=True),)
     return go_on_if_ended(state, event.at)
@@ -304,7 +304,7 @@ def _on_node_stacks_read(state: State) -> Result:
     """
     unread = state.generation.unread
     state = replace(state, generation=replace(state.generation, unread=max(0, unread - 1)))
-    return state, (actions.StopNow(state.members.running),) if unread == 1 else ()
+    return state, (actions.TellAllStacksRead(state.members.running),) if unread == 1 else ()
 
 
 # --- time

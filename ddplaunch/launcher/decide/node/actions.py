@@ -38,12 +38,13 @@ class CaptureStacks(Struct, frozen=True):
     """Capture the stacks of all workers, to explain the stop; answer `StacksCaptured` within this many seconds.
 
     `if_in_group`: only if a worker may be in a process group, and wait there for others; else the answer comes at once.
-    `ras`: the job hangs, and NCCL may know why. `silently`: the user sees the stacks only of workers that do not move any more.
+    `asks_nccl`: the job stands still, and NCCL's RAS service may know why. `silently`: the user sees only the stacks of workers
+    that do not move any more.
     """
 
     within: float
     if_in_group: bool = False
-    ras: bool = False
+    asks_nccl: bool = False
     silently: bool = False
 
 

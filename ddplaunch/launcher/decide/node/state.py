@@ -111,8 +111,8 @@ class Teardown(Struct, frozen=True, kw_only=True):
     """How far a stop of the workers has come."""
 
     delayed_stop: DelayedStop | None = None
-    job_hangs: bool = False  # no worker of the job, on any node, had made progress for long before the stop
-    has_hung: bool = False  # --hang-timeout has ended the job
+    job_stands_still: bool = False  # no worker of the job, on any node, had made progress for long before the stop
+    hang_timeout_is_over: bool = False  # --hang-timeout has ended the job
     others_ended: bool = False  # all workers of another node have ended since the stop
     compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
     stuck_deadline: float | None = None  # when to compare them

@@ -120,18 +120,19 @@ def _on_job_ended(state: State, status: int, at: float) -> Result:
 
 
 def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
-    """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
-    if not state.workers_go_on:
+    """Stop the workers for what happened on another node, or since a time limit of the job is over."""
+    if not state.workers_go_on:  # they are stopped already, by an earlier order or for a failure here: note what is new
         before = state.teardown
-        others_ended, job_hangs = before.others_ended or event.others_ended, before.job_hangs or event.hangs
-        return replace(state, teardown=replace(before, others_ended=others_ended, job_hangs=job_hangs)), ()
+        others_ended = before.others_ended or event.others_ended
+        stands_still = before.job_stands_still or event.hangs
+        return replace(state, teardown=replace(before, others_ended=others_ended, job_stands_still=stands_still)), ()
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
-    # Ctrl-C in a job that writes is meant to end it at once
+    # Ctrl-C in a job that writes something is meant to end the job at once
     shows_stacks = event.signum != SIGINT or event.silent >= teardown.SILENCE
-    has_hung = event.why is Why.HUNG
-    state = replace(state, teardown=replace(state.teardown, job_hangs=event.hangs, has_hung=has_hung))
+    hang_timeout_is_over = event.why is Why.HUNG
+    begun = replace(state.teardown, job_stands_still=event.hangs, hang_timeout_is_over=hang_timeout_is_over)
     return teardown.stop(
-        state,
+        replace(state, teardown=begun),
         why,
         event.signum,
         event.at,
@@ -206,7 +207,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
         seems_to_hang = signum == SIGINT and event.silent >= teardown.SILENCE
         state = _with_stop_signal(state, signum)
         return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, shows_stacks=seems_to_hang)
-    if _may_others_run(state):
+    if _may_other_nodes_run(state):
         state = _with_stop_signal(state, signum)
         return teardown.stop_other_nodes(state, Why.SIGNALLED, signum, by_cluster=event.by_cluster)
     if state.is_sweeping_after_success and state.is_only_node:
@@ -214,7 +215,8 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     was_stopped_by_another_node = state.why is Why.COORDINATOR and not state.end.stop_signal
     if was_stopped_by_another_node:
         # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
-        return teardown.halt(_with_stop_signal(state, signum)), (actions.ReportStopping(Why.SIGNALLED, signum),)
+        state = _with_stop_signal(state, signum)
+        return teardown.with_no_restart(state), (actions.ReportStopping(Why.SIGNALLED, signum),)
     leaves_time_to_save = event.asks_first and state.phase is Phase.STOPPING
     if event.escalates and not leaves_time_to_save:
         state, then = teardown.escalate(state, at)
@@ -222,7 +224,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     if state.end.no_restart or state.why in _ENDS_THE_JOB:
         return state, ()  # the coordinator knows already
     # the stop goes on, whatever its reason is, and no generation begins after it
-    return teardown.halt(state), (actions.ReportStopping(Why.SIGNALLED, signum),)
+    return teardown.with_no_restart(state), (actions.ReportStopping(Why.SIGNALLED, signum),)
 
 
 def _on_second_signal_without_workers(state: State, event: events.SignalReceived) -> Result:
@@ -244,7 +246,7 @@ def _with_stop_signal(state: State, signum: int) -> State:
 
 def _on_front_lost(state: State, at: float) -> Result:
     """End the job, since its front (the command that the user typed) has ended; during a stop, only see that nothing follows."""
-    if _may_others_run(state):
+    if _may_other_nodes_run(state):
         return teardown.stop_other_nodes(state, Why.FRONT_LOST, SIGTERM)
     if not state.is_ending:
         return teardown.stop(state, Why.FRONT_LOST, SIGTERM, at)
@@ -252,7 +254,7 @@ def _on_front_lost(state: State, at: float) -> Result:
     return teardown.resume(replace(state, end=replace(state.end, front_lost=True)), at)
 
 
-def _may_others_run(state: State) -> bool:
+def _may_other_nodes_run(state: State) -> bool:
     """Whether the workers of this node have finished while those of other nodes may still run."""
     return state.is_sweeping_after_success and not state.is_only_node and state.end.status is None
 
@@ -296,8 +298,9 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     if not follows_another(error):
         raised = replace(raised, causes=raised.causes | {rank})
     state = replace(state, raised=raised)
-    at_a_debugger = {*state.terminal_holder, *state.debugging.queued}
-    should_have_ended = event.lingers and state.workers_go_on and rank in state.alive - at_a_debugger
+    # the rank whose debugger has the terminal, and those that wait for it
+    held_for_debugger = state.terminal_holder.union(state.debugging.queued)
+    should_have_ended = event.lingers and state.workers_go_on and rank in state.alive - held_for_debugger
     # without a time torch's `@record` wrote it, which also sees exceptions that the program handles
     may_be_handled = error.at is None
     if not should_have_ended or may_be_handled:
@@ -316,6 +319,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
     progress = replace(state.progress, idle_since=at)
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
     limits_go_on = (actions.PauseLimits(False),) if limits_waited and not state.limits_wait else ()
+    # by --debug, or in a debugger after it had failed
     had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
     died_of_ctrl_c = state.debugging.got_ctrl_c and had_terminal and exit.signal == SIGINT
     if died_of_ctrl_c and state.workers_go_on:

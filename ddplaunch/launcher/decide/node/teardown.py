@@ -18,7 +18,7 @@ SWEEP_GRACE = 1.0  # seconds that processes left behind get after a clean end
 TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of shared memory ends 2 s after its users
 CLUSTER_SIGNALS_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
 SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that hangs
-SLOW_STOP = 5.0  # seconds of a long stop after which the workers that still run are named, and again
+NAMES_EVERY = 5.0  # seconds of a long stop after which the workers that still run are named, and again
 # seconds that Ctrl-C waits at most for stacks, which come in a tenth of one unless the machine is busy
 STACKS_WITHIN = 1.0
 # seconds from stop to SIGKILL for a worker that has not moved since: no handler of Python runs in a collective, for example
@@ -51,7 +51,7 @@ def stop(
     `stops_all`: a limit of time is over, and all nodes get this order; none sends a signal before all have captured the stacks.
     After Ctrl-C, and where no worker makes progress, they are always captured, to know later who stands where it stood.
     """
-    is_ordered = why in _ORDERED
+    is_ordered = why in _ORDERED  # by the coordinator, which needs no report
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
     state, resumes = resume(state, at)
     then = (*reports, *resumes)
@@ -61,8 +61,8 @@ def stop(
     if by_cluster and is_ordered and state.alive:
         delayed = DelayedStop(signum=signum, until=at + CLUSTER_SIGNALS_WITHIN)
         return replace(state, teardown=replace(state.teardown, delayed_stop=delayed)), resumes
-    compares = signum == SIGINT or state.stands_still(at)
-    wants_stacks = (shows_stacks or compares) and why in _REPORTED_WITH_STACKS and not by_cluster
+    compares_stacks = signum == SIGINT or state.stands_still(at)
+    wants_stacks = (shows_stacks or compares_stacks) and why in _REPORTED_WITH_STACKS and not by_cluster
     is_at_prompt = bool(state.terminal_holder)  # a debugger has the terminal
     if wants_stacks and state.policy.stacks_timeout and state.alive and not is_at_prompt:
         all_at_once = stops_all and not state.is_only_node
@@ -91,22 +91,26 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
     state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed))
     # with --hang-timeout (its checks have an interval) the stacks are wanted anyway, else only where workers may wait for others
     if_in_group = shows_stacks and state.why in _STACKS_ONLY_IN_GROUP and not interval
-    ras = state.teardown.job_hangs
-    return state, (actions.CaptureStacks(within, if_in_group=if_in_group, ras=ras, silently=not shows_stacks),)
+    captures = actions.CaptureStacks(
+        within, if_in_group=if_in_group, asks_nccl=state.teardown.job_stands_still, silently=not shows_stacks
+    )
+    return state, (captures,)
 
 
 def stop_with_stacks(state: State, at: float) -> Result:
     """Ask the workers to end, now that their stacks are known or their time is up; the grace period begins.
 
-    A check follows soon whether workers whose stacks are known still stand there: all where --hang-timeout has ended the job
-    (`has_hung`), else only the waiting ones, where no handler of a signal runs; these after Ctrl-C, and where no worker has made
-    progress.
+    Some of them are killed before others if they do not move (`find_stuck`): any of known stacks if --hang-timeout has ended the
+    job; after Ctrl-C, or where the job or this node stands still, those that wait in a collective, where no signal handler runs.
     """
     state = _with_grace_period(state, at)
     before, delayed = state.teardown, state.teardown.delayed_stop
     assert delayed is not None
-    compares_waiting = delayed.signum == SIGINT or before.job_hangs or state.stands_still(at)
-    compared = delayed.known if before.has_hung else delayed.waiting if compares_waiting else frozenset[int]()
+    compared = frozenset[int]()
+    if before.hang_timeout_is_over:
+        compared = delayed.known
+    elif delayed.signum == SIGINT or before.job_stands_still or state.stands_still(at):
+        compared = delayed.waiting
     if compared and state.policy.grace_period > HANG_GRACE:
         state = replace(state, teardown=replace(before, compared=compared, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
@@ -122,9 +126,9 @@ def send_stop(state: State, *, by_cluster: bool = False) -> Result:
 
 def _with_grace_period(state: State, at: float) -> State:
     """Let the grace period begin at this time."""
-    warns = state.policy.grace_period > 2 * SLOW_STOP
+    warns = state.policy.grace_period > 2 * NAMES_EVERY
     deadline = at + state.policy.grace_period
-    return replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None)
+    return replace(state, phase_deadline=deadline, warning_deadline=at + NAMES_EVERY if warns else None)
 
 
 def find_stuck(state: State, at: float) -> Result:
@@ -139,11 +143,11 @@ def find_stuck(state: State, at: float) -> Result:
     if not ranks:
         return state, ()
     a_worker_has_ended = bool(state.exits) or teardown.others_ended  # here, or on another node
-    if not teardown.job_hangs and not a_worker_has_ended:
+    if not teardown.job_stands_still and not a_worker_has_ended:
         return replace(state, teardown=replace(teardown, stuck_deadline=at + HANG_GRACE)), ()
     if state.warning_deadline is not None:
         # the line that names the workers which still run waits until the stuck ones are killed
-        state = replace(state, warning_deadline=at + SLOW_STOP)
+        state = replace(state, warning_deadline=at + NAMES_EVERY)
     return state, (actions.FindStuck(ranks),)
 
 
@@ -169,7 +173,7 @@ def on_deadline(state: State, at: float, *, warning_is_due: bool) -> Result:
     if is_due(state.teardown.stuck_deadline, at):
         return find_stuck(state, at)
     if warning_is_due and seconds_left > 0:
-        return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, seconds_left),)
+        return replace(state, warning_deadline=at + NAMES_EVERY), (actions.NameRunning(state.alive, seconds_left),)
     if state.terminal_holder and state.why is Why.FAILED:
         # the grace period is over for all but the rank in the debugger, which may stay there for as long as the user likes
         kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
@@ -205,7 +209,7 @@ def sweep_if_all_ended(state: State, at: float) -> Result:
     return state, ()
 
 
-def halt(state: State) -> State:
+def with_no_restart(state: State) -> State:
     """Return the state after which no generation begins: the job ends with the one that is being stopped."""
     return replace(state, end=replace(state.end, no_restart=True))
 
@@ -213,7 +217,7 @@ def halt(state: State) -> State:
 def escalate(state: State, at: float) -> Result:
     """Wait no longer for a stop that has begun: SIGKILL."""
     if state.is_ending:
-        state = halt(state)
+        state = with_no_restart(state)
     if state.phase is Phase.STOPPING:
         return kill(state, at)
     if state.phase is Phase.SWEEPING:
