@@ -151,7 +151,7 @@ class Context(click.Context):
 class Command(click.Command):
     """A verb. `takes` is what is said where there is an argument too many, `hint` what to type then.
 
-    `run_left_out`: of a verb that takes RUN, which run is meant without it.
+    `run_left_out`: of a verb that takes RUN, which run is meant without it. `keys`: those of a verb that takes the keyboard.
     """
 
     context_class = Context
@@ -164,6 +164,7 @@ class Command(click.Command):
         hint: str = "",
         examples: Rows = (),
         run_left_out: str = "",
+        keys: Rows = (),
         **settings: Any,
     ) -> None:
         settings["context_settings"] = {"max_content_width": _WIDEST, **settings.get("context_settings", {})}
@@ -172,6 +173,7 @@ class Command(click.Command):
         self.hint = hint
         self.examples = examples
         self.run_left_out = run_left_out
+        self.keys = keys
         self.own_options = [param for param in self.params if isinstance(param, click.Option)]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -225,12 +227,14 @@ class Command(click.Command):
         return [*options, *(param.human_readable_name for param in self.params if isinstance(param, click.Argument))]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write its arguments, its own options, and examples."""
+        """Write its arguments, its own options, its keys, and examples."""
         assert isinstance(formatter, Page)
         if self.run_left_out:
             formatter.rows("Arguments", [("RUN", f"{_RUN} {self.run_left_out}")])
         if rows := [record for option in self.own_options if (record := option.get_help_record(ctx))]:
             formatter.rows("Options", rows)
+        if self.keys:
+            formatter.rows("Keys", self.keys)
         if self.examples:
             formatter.examples(self.examples)
 

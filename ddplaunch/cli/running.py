@@ -75,8 +75,14 @@ def ps(env: Env, as_json: bool, every: bool, run: str | None) -> int:
 @click.command(
     help="Watches the workers of a running job in a table: the state of each, its share of a CPU, its memory, its output and its "
     "last line.",
-    epilog="Keys: the arrows choose a worker. `s` shows where all workers are, and `l` the log of the chosen one. `a` opens a "
-    "debugger in the chosen one. `k` stops the job. `q` leaves.",
+    keys=(
+        ("arrows", "Choose a worker."),
+        ("s", "Show where all workers are."),
+        ("l", "Show the log of the chosen worker."),
+        ("a", "Open a debugger in the chosen worker."),
+        ("k", "Stop the job."),
+        ("q", "Leave."),
+    ),
     cls=Command,
     takes=_ONE_RUN,
     run_left_out=_THE_ONLY_ONE,
