@@ -421,7 +421,7 @@ def _causes() -> str:
     rows = [[row.name, row.advice.format(**words)] for row in CAUSES]
     return _page(
         "# Causes of failures",
-        "The hint below a [failure summary](../concepts/failure-report.md) comes from this table: the first row that fits "
+        "The hint below a [failure summary](../guides/failures.md) comes from this table: the first row that fits "
         "what the worker said, the signal that ended it and the state of the machine. Words in capitals stand for what "
         "was found.",
         _table(["cause", "hint"], rows),

@@ -211,7 +211,7 @@ def test_no_message_of_the_code_calls_the_failure_summary_a_report() -> None:
     assert [option.flag for option in OPTIONS if re.search(r"\breports\b", option.help)] == []
 
 
-@pytest.mark.parametrize("page", ["glossary.md", "cheat-sheet.md", "symptoms.md", "concepts/failure-report.md"])
+@pytest.mark.parametrize("page", ["glossary.md", "cheat-sheet.md", "symptoms.md"])
 def test_pages_call_the_lines_after_a_failure_the_failure_summary(page: str) -> None:
     assert not re.search(r"(failure|error) reports?|read the report", prose(DOCS / page), re.IGNORECASE)
 
