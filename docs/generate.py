@@ -527,6 +527,7 @@ def _topics(generated: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
     for path in sorted(ROOT.glob("docs/**/*.md")):
         page = generated.get(path.name) if path.parent == REFERENCE else None
         for name, text in _TOPIC.findall(path.read_text(encoding="utf-8") if page is None else page):
+            assert "<!--" not in text, f"{path}: a mark stands within what `ddplaunch help {name}` says"
             texts.setdefault(name, []).append(_without_links(text).strip())
     assert texts.keys() == TOPICS.keys(), (
         f"mark in a page, or take out, what `ddplaunch help` says of {texts.keys() ^ TOPICS.keys()}"
