@@ -526,8 +526,11 @@ def _topics(generated: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
     texts = dict[str, list[str]]()
     for path in sorted(ROOT.glob("docs/**/*.md")):
         page = generated.get(path.name) if path.parent == REFERENCE else None
-        for name, text in _TOPIC.findall(path.read_text(encoding="utf-8") if page is None else page):
-            assert "<!--" not in text, f"{path}: a mark stands within what `ddplaunch help {name}` says"
+        page = path.read_text(encoding="utf-8") if page is None else page
+        parts = _TOPIC.findall(page)
+        marks = len(re.findall("<!-- (?:help: |end of help )", page))
+        assert marks == 2 * len(parts), f"{path}: a part for `ddplaunch help` lacks its begin or its end"
+        for name, text in parts:
             texts.setdefault(name, []).append(_without_links(text).strip())
     assert texts.keys() == TOPICS.keys(), (
         f"mark in a page, or take out, what `ddplaunch help` says of {texts.keys() ^ TOPICS.keys()}"

@@ -338,7 +338,7 @@ def no_help(word: str) -> LaunchError:
     topic = lower if lower in TOPICS else _TOPICS_FOR.get(lower) or did_you_mean(lower, TOPICS, cutoff=0.75)
     if meant := topic or verb_meant(lower):
         return LaunchError(message, hint=f"did you mean `ddplaunch help {meant.split()[0]}`?")
-    if flags := [option.flag for option in OPTIONS if key and key in option.key]:
+    if flags := [option.flag for option in OPTIONS if len(key) > 2 and key in option.key]:
         return LaunchError(message, hint=f"`ddplaunch --help-all` has {some(flags, 3)}")
     return LaunchError(message, hint=f"the topics are {', '.join(TOPICS)}, and the verbs {', '.join(VERBS)}")
 

@@ -282,3 +282,32 @@ def test_a_command_that_is_wrong_is_noticed() -> None:
         understood(words_of("ddplaunch --nproc-per-nude 4 train.py"))
     with pytest.raises(LaunchError):
         understood(words_of("ddplaunch --pin devise train.py"))
+
+
+def test_a_mark_of_a_topic_without_its_end_is_noticed(tmp_path, monkeypatch):
+    """As a merge of two texts leaves it."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/page.md").write_text(
+        "<!-- help: hangs -->\n\n<!-- help: hangs -->\n\na\n\n<!-- end of help -->\n"
+    )
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    with pytest.raises(AssertionError, match="lacks its begin or its end"):
+        generate._topics({})
+
+
+def test_a_topic_has_the_marked_parts_of_all_pages_without_their_links(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    for page, text in [
+        ("a.md", "See [it](x.md). [Another page](y.md) says more.\n"),
+        ("b.md", "| `a` | [b](z.md) |\n"),
+    ]:
+        (tmp_path / "docs" / page).write_text(f"one\n\n<!-- help: hangs -->\n\n{text}\n<!-- end of help -->\n\ntwo\n")
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(generate, "TOPICS", {"hangs": ""})
+    assert [text for _, text in generate._topics({}).values()] == ["See it.\n\n| `a` | b |\n"]
+
+
+def test_a_topic_that_no_page_has_is_noticed(monkeypatch):
+    monkeypatch.setattr(generate, "TOPICS", {**generate.TOPICS, "weather": ""})
+    with pytest.raises(AssertionError, match="weather"):
+        generate._topics({})
