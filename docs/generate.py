@@ -212,7 +212,7 @@ def _cli() -> str:
         "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
         "into a shell. [`submit`](#ddplaunch-submit) queues the job in Slurm. `completion` prints the script that makes a "
         "shell complete verbs, options and values. `ddplaunch --help` shows the options used most, `--help-all` all of "
-        "them; [`ddplaunch help`](../README.md) lists verbs and topics.",
+        "them; `ddplaunch help` lists verbs and topics.",
         "Options stand before SCRIPT; everything after it belongs to the script. `_` and `-` mean the same in the name "
         "of an option. Below each option stands where else its value may come from; "
         "[configuration](../guides/configuration.md) says who wins.",
