@@ -269,7 +269,7 @@ def _option(option: Option) -> str:
 _REMEDIES = {
     "0": "",
     "1-119": "read [the failure summary](../guides/failures.md), which names the rank, the line and the log",
-    "2": "type the line that the hint shows",
+    "2": "type the line that the hint shows. If workers ran, it is the status of one of them",
     "120": "[find out why no step is made](../guides/stopping-and-restarting.md#spend-restarts-wisely). "
     "`ddplaunch logs` has all attempts",
     "121": "type the command of the message on the nodes that are missing, or read "

@@ -59,7 +59,7 @@ TOPICS = {
     "hangs": "Find the rank that the others wait for.",
     "output": "Choose the output on the terminal, and find the logs.",
     "slurm": "Run in a batch job, or let ddplaunch write it.",
-    "signals": "Stop a job, kill it, or save before its end.",
+    "signals": "Stop a job, kill it, or send it a signal.",
     "exit-codes": "Each exit code, and what to do.",
     "environment": "The variables that workers get.",
     "torchrun": "Coming from torchrun, and torchrun's own options.",

@@ -212,10 +212,12 @@ def test_without_a_word_it_says_what_it_is_and_four_commands() -> None:
     assert err.count("\n  ddplaunch ") == 4
 
 
-@pytest.mark.parametrize("verb", ["plan", "submit", "shim", "completion"])
-def test_verbs_have_a_help_of_their_own(verb: str) -> None:
-    assert shown(verb, "--help").startswith(f"Usage: ddplaunch {verb} ")
-    assert shown("help", verb) == shown(verb, "--help")
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_verbs_have_a_help_of_their_own(verb: str, columns: str) -> None:
+    text = shown(verb, "--help", COLUMNS=columns)
+    assert text.startswith(f"Usage: ddplaunch {verb} ".replace(" run ", " "))
+    assert shown("help", verb, COLUMNS=columns) == text
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
