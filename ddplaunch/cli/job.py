@@ -69,7 +69,7 @@ _DEFAULTS = (
 )
 _ABOUT_OPTIONS = (
     ("-h, --help", "The options used most, in short."),
-    ("--help-all", "All options, by topic, and the exit statuses."),
+    ("--help-all", "All options, by group, and the exit codes."),
     ("-V, --version", "The version."),
 )
 _HELP_OF_TOPIC = ("help [TOPIC]", f"{', '.join(TOPICS)}")
@@ -242,7 +242,7 @@ class JobCommand(Command):
         formatter.verbs()
         formatter.rows("More", [("run", VERBS["run"][1]), _HELP_OF_TOPIC, ("version", "The same as --version.")])
         formatter.paragraph(_DEFAULTS)
-        formatter.rows("Exit status", list(MEANINGS.items()))
+        formatter.rows("Exit codes", list(MEANINGS.items()))
 
 
 def rows_of_group(group: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The exit statuses of the command: one table, from which `--help-all` and the reference page are made."""
+"""The exit statuses of the command: one table, from which `--help-all`, `help exit-codes` and the pages are made."""
 
 from __future__ import annotations
 
