@@ -30,7 +30,7 @@ from ddplaunch.system.process.tree import HARMLESS, Process, descendants, others
 if TYPE_CHECKING:
     from ddplaunch.launcher.node.services import Mps
 
-_LAST_WORDS = 8192  # characters of stderr that the failure summary gets
+_LAST_WORDS = 8192  # characters of stderr that the failure report gets
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
 
