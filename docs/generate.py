@@ -522,16 +522,21 @@ def _as_topic(name: str, text: str) -> str:
 
 
 def _topics(generated: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
-    """Return the text of each topic: the marked parts of the pages, those of the `generated` ones as they are to be."""
+    """Return the text of each topic: the marked parts of the pages, those of the `generated` ones as they are to be.
+
+    The title of a page stands above its parts, except for the first page.
+    """
     texts = dict[str, list[str]]()
-    for path in sorted(ROOT.glob("docs/**/*.md")):
+    for path in sorted(ROOT.glob("docs/**/*.md"), key=lambda path: path.with_suffix("")):
         page = generated.get(path.name) if path.parent == REFERENCE else None
         page = path.read_text(encoding="utf-8") if page is None else page
+        title = re.findall(r"^# .+", page, re.MULTILINE)[:1]
         parts = _TOPIC.findall(page)
         marks = len(re.findall("<!-- (?:help: |end of help )", page))
         assert marks == 2 * len(parts), f"{path}: a part for `ddplaunch help` lacks its begin or its end"
-        for name, text in parts:
-            texts.setdefault(name, []).append(_without_links(text).strip())
+        for number, (name, text) in enumerate(parts):
+            before = title if name in texts and not number else []
+            texts.setdefault(name, []).extend([*before, _without_links(text).strip()])
     assert texts.keys() == TOPICS.keys(), (
         f"mark in a page, or take out, what `ddplaunch help` says of {texts.keys() ^ TOPICS.keys()}"
     )

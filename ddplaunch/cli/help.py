@@ -21,6 +21,7 @@ from ddplaunch.system.errors import not_imported
 _FOLDER = os.path.join(os.path.dirname(__file__), "topics")
 # topics that end with the options of a group of `ddplaunch --help-all`
 _GROUP_OF = {"output": "Output", "torchrun": "torchrun's own options"}
+_ITEM = re.compile(r"(?:-|\d+\.) ")  # before each item of a list
 _RULE = re.compile(r"\|( ?:?-+:? ?\|)+")  # below the head of a table
 
 
@@ -104,8 +105,9 @@ def _write(formatter: Page, lines: Sequence[str]) -> None:
                 _write_table(formatter, [line for line in block if not _RULE.fullmatch(line)])
             case "list":
                 formatter.write_paragraph()
-                for item in re.split(r"\n(?=- )", "\n".join(block)):
-                    formatter.write_dl([("-", _plain(item.removeprefix("- ")))], col_spacing=1)
+                for item in re.split(rf"\n(?={_ITEM.pattern})", "\n".join(block)):
+                    sign, _, text = item.partition(" ")
+                    formatter.write_dl([(sign, _plain(text))], col_spacing=1)
             case _:
                 formatter.paragraph(_plain(" ".join(line.removeprefix("> ") for line in block)))
 
@@ -124,7 +126,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             kind = "heading"
         elif line.startswith("|"):
             kind = "table"
-        elif line.startswith("- "):
+        elif _ITEM.match(line):
             kind = "list"
         elif kind != "list":  # the next line of an item is indented
             kind = "paragraph"

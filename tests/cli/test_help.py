@@ -16,7 +16,8 @@ from click.exceptions import Exit
 
 from ddplaunch import __version__
 from ddplaunch.cli import main
-from ddplaunch.cli.command import MOMENTS, TOPICS, VERBS
+from ddplaunch.cli.command import MOMENTS, TOPICS, VERBS, Page
+from ddplaunch.cli.help import _write
 from ddplaunch.cli.job import parse
 from ddplaunch.cli.main import application
 from ddplaunch.spec.options.table import GROUPS, OPTIONS, TORCHRUN
@@ -105,6 +106,63 @@ def test_a_topic_is_a_short_page_for_this_terminal(topic: str, columns: str) -> 
     assert "<!--" not in text
     if topic in ("exit-codes", "signals"):  # others show screens, which stay whole
         assert max(map(len, text.splitlines())) <= max(int(columns), 50)
+
+
+def test_a_topic_is_laid_out_from_what_pages_are_written_in() -> None:
+    page = Page(width=40)
+    _write(page, MARKDOWN.splitlines())
+    assert click.unstyle(page.getvalue()) == LAID_OUT
+
+
+MARKDOWN = """\
+Some **words**
+and `code-that-has-hyphens`.
+
+## A title
+
+> **Note.** A quotation.
+
+- an item
+  on two lines
+- another
+
+1. the first step of two is longer
+2. the second
+
+| name | value | to do |
+| --- | --- | --- |
+| `a\\|b` | one | |
+| `c` | two | three |
+
+```sh
+# no title
+| no table |
+
+- no item
+```
+"""
+LAID_OUT = """\
+Some words and `code-that-has-hyphens`.
+
+A title
+
+Note. A quotation.
+
+- an item on two lines
+- another
+
+1. the first step of two is longer
+2. the second
+
+  name  value -> to do
+  a|b   one
+  c     two -> three
+
+  # no title
+  | no table |
+
+  - no item
+"""
 
 
 def test_the_topic_of_exit_codes_has_each_with_a_remedy() -> None:

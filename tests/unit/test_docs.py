@@ -301,10 +301,12 @@ def test_a_topic_has_the_marked_parts_of_all_pages_without_their_links(tmp_path,
         ("a.md", "See [it](x.md). [Another page](y.md) says more.\n"),
         ("b.md", "| `a` | [b](z.md) |\n"),
     ]:
-        (tmp_path / "docs" / page).write_text(f"one\n\n<!-- help: hangs -->\n\n{text}\n<!-- end of help -->\n\ntwo\n")
+        (tmp_path / "docs" / page).write_text(
+            f"# The {page}\n\n<!-- help: hangs -->\n\n{text}\n<!-- end of help -->\n\ntwo\n"
+        )
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(generate, "TOPICS", {"hangs": ""})
-    assert [text for _, text in generate._topics({}).values()] == ["See it.\n\n| `a` | b |\n"]
+    assert [text for _, text in generate._topics({}).values()] == ["See it.\n\n# The b.md\n\n| `a` | b |\n"]
 
 
 def test_a_topic_that_no_page_has_is_noticed(monkeypatch):
