@@ -30,7 +30,7 @@ from ddplaunch.spec.options.table import GROUPS, OPTIONS, Option
 from ddplaunch.spec.options.token import VARIABLE as TOKEN
 from ddplaunch.system.exitcodes import MEANINGS
 from ddplaunch.worker import distributed
-from docs import code_map, gpus_seen
+from docs import code_map, gpus_seen, topics
 
 # when each event happens: a new one fails here until it is explained
 _EVENTS = {
@@ -89,8 +89,6 @@ _PAGE_OF = {
     "completion": "guides/configuration.md#complete-options-in-your-shell",
 }
 _MAP_BEGINS, _MAP_ENDS = "<!-- the map: written by docs/generate.py from the code -->", "<!-- end of the map -->"
-# around each part of a page that is shown by `ddplaunch help TOPIC`, too
-_TOPIC = re.compile(r"<!-- help: (\S+) -->\n(.*?)<!-- end of help -->\n", re.DOTALL)
 TOPIC_TEXTS = PACKAGE / "cli/topics"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
@@ -292,7 +290,7 @@ def _exit_status() -> str:
     rows = [[f"`{status}`", meaning, _REMEDIES[status]] for status, meaning in MEANINGS.items()]
     return _page(
         "# Exit status (exit codes)",
-        _as_topic("exit-codes", _table(["exit code", "meaning", "what to do"], rows)),
+        topics.marked("exit-codes", _table(["exit code", "meaning", "what to do"], rows)),
         "The status of a worker is passed on as it is. So a script that exits with 124 of its own accord looks like "
         "`--timeout` from outside; the last lines on stderr, and `why` in "
         "[summary.json](run-folder.md), tell them apart.",
@@ -322,7 +320,7 @@ def _variables() -> str:
         "## What every worker gets",
         "The variables of your environment pass through; these, `--env` and `--env-file` come on top. "
         "The example is rank 1 of `ddplaunch --nproc-per-node 4 train.py` on a machine with 4 GPUs and 16 CPUs.",
-        _as_topic(
+        topics.marked(
             "environment",
             _table(
                 ["variable", "example", "meaning"],
@@ -332,7 +330,7 @@ def _variables() -> str:
         "## What some workers get",
         _table(["variable", "value"], [[f"`{name}`", meaning] for name, meaning in _SOMETIMES.items()]),
         "## What ddplaunch reads",
-        _as_topic(
+        topics.marked(
             "environment",
             "An option has a variable: `DDPLAUNCH_` and its name, such as `DDPLAUNCH_NPROC_PER_NODE`. Those of torchrun also "
             f"have torchrun's, such as `PET_NPROC_PER_NODE`. {', '.join(_without_variable())} have none.",
@@ -503,7 +501,7 @@ def _with_part(page: Path, begin: str, end: str, part: str) -> dict[str, tuple[P
     _, ends, after = rest.partition(end)
     assert begins, f"{page} has no {begin}"
     assert ends, f"{page} has no {end}"
-    return {str(page.relative_to(ROOT)): (page, f"{before}{begins}\n\n{part}\n\n{ends}{after}")}
+    return {_name(page): (page, f"{before}{begins}\n\n{part}\n\n{ends}{after}")}
 
 
 def _map() -> dict[str, tuple[Path, str]]:
@@ -516,43 +514,18 @@ def _map() -> dict[str, tuple[Path, str]]:
 # --- the topics of `ddplaunch help`
 
 
-def _as_topic(name: str, text: str) -> str:
-    """Mark a part of a generated page as one that `ddplaunch help` shows."""
-    return f"<!-- help: {name} -->\n\n{text}\n\n<!-- end of help -->"
-
-
 def _topics(generated: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
-    """Return the text of each topic: the marked parts of the pages, those of the `generated` ones as they are to be.
-
-    The title of a page stands above its parts, except for the first page.
-    """
-    texts = dict[str, list[str]]()
-    for path in sorted(ROOT.glob("docs/**/*.md"), key=lambda path: path.with_suffix("")):
-        page = generated.get(path.name) if path.parent == REFERENCE else None
-        page = path.read_text(encoding="utf-8") if page is None else page
-        title = re.findall(r"^# .+", page, re.MULTILINE)[:1]
-        parts = _TOPIC.findall(page)
-        marks = len(re.findall("<!-- (?:help: |end of help )", page))
-        assert marks == 2 * len(parts), f"{path}: a part for `ddplaunch help` lacks its begin or its end"
-        for number, (name, text) in enumerate(parts):
-            before = title if name in texts and not number else []
-            texts.setdefault(name, []).extend([*before, _without_links(text).strip()])
+    """Return the text of each topic; of the `generated` pages, as they are to be."""
+    pages = {path: generated.get(_name(path)) or path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
+    texts = topics.read(pages)
     assert texts.keys() == TOPICS.keys(), (
-        f"mark in a page, or take out, what `ddplaunch help` says of {texts.keys() ^ TOPICS.keys()}"
+        f"mark a part of a page, or take the marks out: {texts.keys() ^ TOPICS.keys()}"
     )
-    return {
-        f"ddplaunch/cli/topics/{name}.md": (TOPIC_TEXTS / f"{name}.md", "\n\n".join(parts) + "\n")
-        for name, parts in texts.items()
-    }
+    return {_name(path): (path, text) for name, text in texts.items() for path in [TOPIC_TEXTS / f"{name}.md"]}
 
 
-def _without_links(text: str) -> str:
-    """Return a text in Markdown with the words of its links alone: a terminal cannot follow them.
-
-    A sentence that begins with a link says only what is on the other page, and is left out.
-    """
-    alone = re.sub(r"(?:(?<=\n\n)|(?<=\. )|(?<=\.\n))\[[A-Z`][^]]*\]\([^)]*\)[^.|]*\.\s", "", text)
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", alone)
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 # --- what was seen on GPUs
@@ -568,7 +541,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the files, or with --check only say which are stale, and give the exit status."""
     written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()}
     written |= _map() | _exit_codes() | _verbs() | _seen()
-    written |= _topics({name.removeprefix("docs/reference/"): text for name, (_, text) in written.items()})
+    written |= _topics({name: text for name, (_, text) in written.items()})
     stale = {name: (path, text) for name, (path, text) in written.items() if not _is(path, text)}
     if "--check" in arguments:
         for name in stale:

@@ -32,7 +32,7 @@ from ddplaunch.system.console.lines import MAX_LINE, UPDATE_INTERVAL
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import MEANINGS
 from ddplaunch.worker.distributed import ENTRIES
-from docs import code_map, generate
+from docs import code_map, generate, topics
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
 NUMBERS = [
@@ -284,29 +284,18 @@ def test_a_command_that_is_wrong_is_noticed() -> None:
         understood(words_of("ddplaunch --pin devise train.py"))
 
 
-def test_a_mark_of_a_topic_without_its_end_is_noticed(tmp_path, monkeypatch):
+def test_a_mark_of_a_topic_without_its_end_is_noticed() -> None:
     """As a merge of two texts leaves it."""
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/page.md").write_text(
-        "<!-- help: hangs -->\n\n<!-- help: hangs -->\n\na\n\n<!-- end of help -->\n"
-    )
-    monkeypatch.setattr(generate, "ROOT", tmp_path)
-    with pytest.raises(AssertionError, match="lacks its begin or its end"):
-        generate._topics({})
+    text = f"# A\n\n<!-- help: hangs -->\n\n{topics.marked('hangs', 'a')}\n"
+    with pytest.raises(ValueError, match=r"a\.md: a part for `ddplaunch help` lacks its begin or its end"):
+        topics.read({Path("a.md"): text})
 
 
-def test_a_topic_has_the_marked_parts_of_all_pages_without_their_links(tmp_path, monkeypatch):
-    (tmp_path / "docs").mkdir()
-    for page, text in [
-        ("a.md", "See [it](x.md). [Another page](y.md) says more.\n"),
-        ("b.md", "| `a` | [b](z.md) |\n"),
-    ]:
-        (tmp_path / "docs" / page).write_text(
-            f"# The {page}\n\n<!-- help: hangs -->\n\n{text}\n<!-- end of help -->\n\ntwo\n"
-        )
-    monkeypatch.setattr(generate, "ROOT", tmp_path)
-    monkeypatch.setattr(generate, "TOPICS", {"hangs": ""})
-    assert [text for _, text in generate._topics({}).values()] == ["See it.\n\n# The b.md\n\n| `a` | b |\n"]
+def test_a_topic_has_the_marked_parts_of_all_pages_without_their_links() -> None:
+    first = topics.marked("hangs", "See [it](x.md). [Another page](y.md) says more.\n")
+    second = topics.marked("hangs", "| `a` | [b](z.md) |")
+    pages = {Path("a-b.md"): f"# Second\n\nno\n\n{second}\n", Path("a.md"): f"# First\n\n{first}\n\nno\n"}
+    assert topics.read(pages) == {"hangs": "See it.\n\n# Second\n\n| `a` | b |\n"}
 
 
 def test_a_topic_that_no_page_has_is_noticed(monkeypatch):
