@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ddplaunch.cli.command import VERBS, Command, Context
+from ddplaunch.cli.command import MOMENTS, TOPICS, VERBS, Command, Context
 from ddplaunch.cli.main import application
 from ddplaunch.launcher.tell.causes import CAUSES
 from ddplaunch.plan import Plan
@@ -30,7 +30,7 @@ from ddplaunch.spec.options.table import GROUPS, OPTIONS, Option
 from ddplaunch.spec.options.token import VARIABLE as TOKEN
 from ddplaunch.system.exitcodes import MEANINGS
 from ddplaunch.worker import distributed
-from docs import code_map, gpus_seen
+from docs import code_map, gpus_seen, topics
 
 # when each event happens: a new one fails here until it is explained
 _EVENTS = {
@@ -68,7 +68,28 @@ MAP = ROOT / "docs/pictures/modules.svg"
 _CODES_BEGIN = "<!-- exit codes: written by docs/generate.py from the code -->"
 _CODES_END = "<!-- end of the exit codes -->"
 SEEN = ROOT / "docs/reference/compatibility.md"
+FRONT, CHEAT_SHEET, SYMPTOMS = (ROOT / "docs" / name for name in ("README.md", "cheat-sheet.md", "symptoms.md"))
+_VERBS_BEGIN, _VERBS_END = "<!-- verbs: written by docs/generate.py from the code -->", "<!-- end of the verbs -->"
+# where each verb is explained: a new one fails here until a page explains it
+_PAGE_OF = {
+    "plan": "guides/one-machine.md#look-before-you-start",
+    "doctor": "guides/doctor.md",
+    "check": "guides/check.md",
+    "submit": "recipes/slurm.md#let-ddplaunch-write-the-script",
+    "ps": "guides/running-jobs.md",
+    "top": "guides/running-jobs.md#watch-it",
+    "logs": "guides/running-jobs.md#read-its-output",
+    "stacks": "guides/hangs.md",
+    "profile": "guides/profile.md",
+    "attach": "guides/debugging.md#look-into-a-running-worker",
+    "stop": "guides/running-jobs.md#stop-it",
+    "report": "guides/report.md",
+    "warm": "concepts/start-methods.md#import-once-for-several-runs---keep-warm",
+    "shim": "guides/from-torchrun.md#programs-that-start-torchrun-themselves",
+    "completion": "guides/configuration.md#complete-options-in-your-shell",
+}
 _MAP_BEGINS, _MAP_ENDS = "<!-- the map: written by docs/generate.py from the code -->", "<!-- end of the map -->"
+TOPIC_TEXTS = PACKAGE / "cli/topics"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
 # every variable that a worker gets from ddplaunch: a new one fails here until it is explained
@@ -189,7 +210,7 @@ def _cli() -> str:
         "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
         "into a shell. [`submit`](#ddplaunch-submit) queues the job in Slurm. `completion` prints the script that makes a "
         "shell complete verbs, options and values. `ddplaunch --help` shows the options used most, `--help-all` all of "
-        "them; `help`, `help VERB`, `version` and `-V` work, too.",
+        "them; `ddplaunch help` lists verbs and topics.",
         "Options stand before SCRIPT; everything after it belongs to the script. `_` and `-` mean the same in the name "
         "of an option. Below each option stands where else its value may come from; "
         "[configuration](../guides/configuration.md) says who wins.",
@@ -242,24 +263,26 @@ def _option(option: Option) -> str:
 # --- exit status
 
 
-# what to do about each status of `exitcodes.MEANINGS`
+# what to do about each status of `exitcodes.MEANINGS`; links as they are in docs/reference
 _REMEDIES = {
     "0": "",
-    "1-119": "[read the summary](../guides/failures.md), which names the rank, the line and the log",
-    "2": "type the line that the message shows",
+    "1-119": "read [the failure summary](../guides/failures.md), which names the rank, the line and the log",
+    "2": "type the line that the hint shows. If workers ran, it is the status of one of them",
     "120": "[find out why no step is made](../guides/stopping-and-restarting.md#spend-restarts-wisely). "
     "`ddplaunch logs` has all attempts",
-    "121": "type the command that was shown on the nodes that are missing. "
-    "[When nodes do not meet](../guides/several-nodes.md#when-nodes-do-not-meet)",
-    "122": "start again. To go on without the node, use `--nnodes MIN:MAX` or [`--spares`](../guides/elastic.md)",
-    "123": "look at the stacks in the summary and in `stacks/` of the run folder. [Hangs](../guides/hangs.md)",
-    "124": "give it more time with `--timeout`",
+    "121": "type the command of the message on the nodes that are missing, or read "
+    "[why nodes do not meet](../guides/several-nodes.md#when-nodes-do-not-meet)",
+    "122": "look into the log of that node, and start or submit the job again. With `--nnodes MIN:MAX` or "
+    "[`--spares`](../guides/elastic.md) it goes on without the node",
+    "123": "look at the stacks in the failure summary, or in `stacks/` of the run folder. They show "
+    "[who waits for whom](../guides/hangs.md)",
+    "124": "give it more time with `--timeout`, or continue from a checkpoint",
     "125": "report it, with the traceback on stderr",
     "126": "`chmod +x` the program, or check its first line",
     "127": "check the name and the current folder, and use `--no-python` for a program that is not Python",
-    "128+n": "after 130 or 143 nothing: somebody stopped it. After 137 look for "
-    "[a lack of memory](../symptoms.md#a-worker-fails). "
-    "After 134, 135 or 139, [see a crash in compiled code](../guides/failures.md#see-a-crash-in-compiled-code)",
+    "128+n": "nothing after 130 or 143, because somebody stopped it. After 137 look for "
+    "[a lack of memory](../symptoms.md#a-worker-fails), after 134, 135 or 139 for "
+    "[a crash in compiled code](../guides/failures.md#see-a-crash-in-compiled-code)",
 }
 
 
@@ -267,7 +290,7 @@ def _exit_status() -> str:
     rows = [[f"`{status}`", meaning, _REMEDIES[status]] for status, meaning in MEANINGS.items()]
     return _page(
         "# Exit status (exit codes)",
-        _table(["exit code", "meaning", "what to do"], rows),
+        topics.marked("exit-codes", _table(["exit code", "meaning", "what to do"], rows)),
         "The status of a worker is passed on as it is. So a script that exits with 124 of its own accord looks like "
         "`--timeout` from outside; the last lines on stderr, and `why` in "
         "[summary.json](run-folder.md), tell them apart.",
@@ -297,16 +320,22 @@ def _variables() -> str:
         "## What every worker gets",
         "The variables of your environment pass through; these, `--env` and `--env-file` come on top. "
         "The example is rank 1 of `ddplaunch --nproc-per-node 4 train.py` on a machine with 4 GPUs and 16 CPUs.",
-        _table(
-            ["variable", "example", "meaning"],
-            [[f"`{name}`", f"`{known[name]}`", meaning] for name, meaning in _VARIABLES.items()],
+        topics.marked(
+            "environment",
+            _table(
+                ["variable", "example", "meaning"],
+                [[f"`{name}`", f"`{known[name]}`", meaning] for name, meaning in _VARIABLES.items()],
+            ),
         ),
         "## What some workers get",
         _table(["variable", "value"], [[f"`{name}`", meaning] for name, meaning in _SOMETIMES.items()]),
         "## What ddplaunch reads",
-        "An option has a variable: `DDPLAUNCH_` and its name, such as `DDPLAUNCH_NPROC_PER_NODE`. Those of torchrun also have "
-        f"torchrun's, such as `PET_NPROC_PER_NODE`. [The command line](cli.md) names them. {', '.join(_without_variable())} "
-        "have none. ddplaunch also reads:",
+        topics.marked(
+            "environment",
+            "An option has a variable: `DDPLAUNCH_` and its name, such as `DDPLAUNCH_NPROC_PER_NODE`. Those of torchrun also "
+            f"have torchrun's, such as `PET_NPROC_PER_NODE`. {', '.join(_without_variable())} have none.",
+        ),
+        "[The command line](cli.md) names the variable of each option. ddplaunch also reads:",
         _table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in _READ.items()]),
         "## Where the nodes are",
         "The first of these that is found says it, but for an mpirun inside a Slurm job, which comes before Slurm; `--cluster` "
@@ -390,7 +419,7 @@ def _causes() -> str:
     rows = [[row.name, row.advice.format(**words)] for row in CAUSES]
     return _page(
         "# Causes of failures",
-        "The hint below a [failure report](../concepts/failure-report.md) comes from this table: the first row that fits "
+        "The hint below a [failure summary](../guides/failures.md) comes from this table: the first row that fits "
         "what the worker said, the signal that ended it and the state of the machine. Words in capitals stand for what "
         "was found.",
         _table(["cause", "hint"], rows),
@@ -443,23 +472,60 @@ def _as_page(docstring: str) -> str:
 
 
 def _exit_codes() -> dict[str, tuple[Path, str]]:
-    """The cheat sheet, of which the table of exit codes is a part."""
-    page = ROOT / "docs/cheat-sheet.md"
-    rows = [[status.replace("-", " to ").replace("+", " + "), meaning] for status, meaning in MEANINGS.items()]
-    before, begins, rest = page.read_text(encoding="utf-8").partition(_CODES_BEGIN)
-    _, ends, after = rest.partition(_CODES_END)
-    table = _table(["exit code", ""], rows)
-    return {"docs/cheat-sheet.md": (page, f"{before}{begins}\n\n{table}\n\n{ends}{after}")}
+    """The cheat sheet, which has a table of exit codes with their meanings, and the symptoms, which have the remedies too."""
+    codes = [(status.replace("-", " to ").replace("+", " + "), meaning) for status, meaning in MEANINGS.items()]
+    remedies = [remedy.replace("](../", "](") for remedy in _REMEDIES.values()]
+    meanings = _table(["exit code", "meaning"], codes)
+    symptoms = [(f"exit code {code}", meaning, remedy) for (code, meaning), remedy in zip(codes, remedies, strict=True)]
+    return {
+        **_with_part(CHEAT_SHEET, _CODES_BEGIN, _CODES_END, meanings),
+        **_with_part(
+            SYMPTOMS, _CODES_BEGIN, _CODES_END, _table(["you see", "it means", "type or do"], [*symptoms[1:]])
+        ),
+    }
+
+
+def _verbs() -> dict[str, tuple[Path, str]]:
+    """The first page, of which the table of the verbs is a part."""
+    rows = [
+        ["" if number else moment.lower(), f"[`ddplaunch {verb}`]({_PAGE_OF[verb]})", VERBS[verb][1]]
+        for moment, verbs in MOMENTS.items()
+        for number, verb in enumerate(verbs)
+    ]
+    return _with_part(FRONT, _VERBS_BEGIN, _VERBS_END, _table(["when", "type", ""], rows))
+
+
+def _with_part(page: Path, begin: str, end: str, part: str) -> dict[str, tuple[Path, str]]:
+    """Return a page, by its name, with the part between two marks replaced."""
+    before, begins, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, ends, after = rest.partition(end)
+    assert begins, f"{page} has no {begin}"
+    assert ends, f"{page} has no {end}"
+    return {_name(page): (page, f"{before}{begins}\n\n{part}\n\n{ends}{after}")}
 
 
 def _map() -> dict[str, tuple[Path, str]]:
     """The picture of the map, and the page of which the map is a part."""
     layers = code_map.read(PACKAGE, ROOT / "pyproject.toml")
-    before, begins, rest = CONTRIBUTING.read_text(encoding="utf-8").partition(_MAP_BEGINS)
-    _, ends, after = rest.partition(_MAP_ENDS)
-    page = f"{before}{begins}\n\n```text\n{code_map.as_text(layers)}\n```\n\n{ends}{after}"
-    picture = f"{code_map.as_picture(layers)}\n"
-    return {"CONTRIBUTING.md": (CONTRIBUTING, page), "docs/pictures/modules.svg": (MAP, picture)}
+    page = _with_part(CONTRIBUTING, _MAP_BEGINS, _MAP_ENDS, f"```text\n{code_map.as_text(layers)}\n```")
+    return page | {"docs/pictures/modules.svg": (MAP, f"{code_map.as_picture(layers)}\n")}
+
+
+# --- the topics of `ddplaunch help`
+
+
+def _topics(generated: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
+    """Return the text of each topic; of the `generated` pages, as they are to be."""
+    pages = {path: generated.get(_name(path)) or path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
+    texts = topics.read(pages)
+    assert texts.keys() == TOPICS.keys(), (
+        f"mark a part of a page, or take the marks out: {texts.keys() ^ TOPICS.keys()}"
+    )
+    return {_name(path): (path, text) for name, text in texts.items() for path in [TOPIC_TEXTS / f"{name}.md"]}
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 # --- what was seen on GPUs
@@ -467,16 +533,15 @@ def _map() -> dict[str, tuple[Path, str]]:
 
 def _seen() -> dict[str, tuple[Path, str]]:
     """The page of versions and programs, of which the table is a part."""
-    before, begins, rest = SEEN.read_text(encoding="utf-8").partition(gpus_seen.BEGINS)
-    _, ends, after = rest.partition(gpus_seen.ENDS)
     table = gpus_seen.as_text(SEEN.with_name("gpu-seen.json"))
-    return {"docs/reference/compatibility.md": (SEEN, f"{before}{begins}\n\n{table}\n\n{ends}{after}")}
+    return _with_part(SEEN, gpus_seen.BEGINS, gpus_seen.ENDS, table)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the files, or with --check only say which are stale, and give the exit status."""
     written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()}
-    written |= _map() | _exit_codes() | _seen()
+    written |= _map() | _exit_codes() | _verbs() | _seen()
+    written |= _topics({name: text for name, (_, text) in written.items()})
     stale = {name: (path, text) for name, (path, text) in written.items() if not _is(path, text)}
     if "--check" in arguments:
         for name in stale:

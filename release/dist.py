@@ -88,13 +88,15 @@ def check_wheel(wheel: Path) -> Message:
     """Return the metadata of the wheel.
 
     Raises:
-        Refused: it lacks the licence, the mark for type checkers or its version, or it has what is not for users.
+        Refused: it lacks the licence, the mark for type checkers, a text of the help or its version, or it has a file that is not
+            for users.
     """
     with zipfile.ZipFile(wheel) as files:
         names = files.namelist()
         info = next(name.partition("/")[0] for name in names if ".dist-info/" in name)
         metadata = BytesParser().parsebytes(files.read(f"{info}/METADATA"))
-    for needed in ("ddplaunch/py.typed", f"{info}/licenses/LICENSE", f"{info}/entry_points.txt"):
+    package = ("ddplaunch/py.typed", "ddplaunch/cli/topics/hangs.md")
+    for needed in (*package, f"{info}/licenses/LICENSE", f"{info}/entry_points.txt"):
         if needed not in names:
             raise Refused(f"{wheel.name} has no {needed}")
     strange = [name for name in names if not name.startswith(("ddplaunch/", f"{info}/"))]

@@ -38,17 +38,18 @@ T = TypeVar("T")
         Once(
             ["--world-size"],
             metavar="N",
-            help="How many ranks the job has. Default: --nnodes times --nproc-per-node.",
+            help="The number of ranks of the job. Default: --nnodes times --nproc-per-node.",
         ),
         Once(
             ["--ranks"],
             metavar="LIST",
-            help="The ranks to run: 0,1,511. Else the first two, the last of node 0, the first of node 1, the middle, the last.",
+            help="Run only these ranks: 0,1,511. Default: the first two, the last of node 0, the first of node 1, the middle "
+            "and the last. -r does not name ranks here. In the line of a job it is torchrun's --redirects.",
         ),
-        Once(["--steps"], metavar="N", help="Steps of the optimizer until a rank ends. [default: 3]"),
+        Once(["--steps"], metavar="N", help="End each rank after N steps of the optimizer. [default: 3]"),
         click.Option(["--json"], is_flag=True, help="Print everything as JSON."),
     ],
-    words="--world-size N [--ranks LIST] [--steps N] [--json]",
+    words="[--world-size N] [--ranks LIST] [--steps N] [--json]",
     examples=(
         ("ddplaunch check --world-size 512 train.py", "64 nodes of 8 ranks, and six of these run here"),
         ("ddplaunch check --nnodes 4 --nproc-per-node 4 --ranks 0,3,15 train.py", "these three of 16"),

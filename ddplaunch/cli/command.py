@@ -6,8 +6,9 @@ A command is declared where its verb is: its docstring is its help, its options 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -26,33 +27,74 @@ Rows = Sequence[tuple[str, str]]
 WORDS = "ddplaunch.system.words"  # the arguments as they were typed
 FULL_HELP = "ddplaunch.full_help"  # whether all options are shown
 
-# the module of each verb, and what the verb is for
+# the module of each verb, and its purpose
 VERBS = {
     "run": ("job", "Start a job. You may leave this verb out."),
     "plan": ("job", "Show the workers of a job, and start nothing."),
+    "doctor": ("doctor", "Find faults of this machine, or of all nodes."),
+    "check": ("check", "Find ranks that disagree about their collectives."),
     "submit": ("submit", "Queue the job in Slurm."),
-    "check": ("check", "Say whether the ranks of a large job would agree on their collectives."),
-    "doctor": ("doctor", "Find what would make a job fail or crawl on this machine."),
-    "ps": ("running", "Show your running jobs and their workers."),
-    "top": ("running", "Watch the workers of a running job, in a table."),
-    "logs": ("running", "Show what the workers of a run write, or have written."),
+    "ps": ("running", "List your jobs and their workers, or all your runs."),
+    "top": ("running", "Watch the workers of a job, in a table."),
+    "logs": ("running", "Show the output of the workers."),
+    "stacks": ("running", "Show where the ranks are, and who waits for whom."),
+    "profile": ("running", "Trace the ranks, and show where their steps go."),
+    "attach": ("running", "Open a debugger in a worker."),
+    "stop": ("running", "Stop a job as Ctrl-C does, and wait for its end."),
     "report": ("running", "Write a page about a run: timeline, first failure, logs."),
-    "stacks": ("running", "Show where the workers of a running job are, and who waits for whom."),
-    "profile": ("running", "Profile the ranks of a running job: a trace, and where the steps go."),
-    "attach": ("running", "Open a debugger in a worker of a running job."),
-    "stop": ("running", "Stop a running job as Ctrl-C does, and wait for its end."),
-    "warm": ("running", "Show what --keep-warm keeps, or end it."),
+    "warm": ("running", "Show the interpreters that --keep-warm keeps, or end them."),
     "shim": ("shim", "Write a torchrun that is ddplaunch into a folder."),
     "completion": ("completion", "Print a script that completes our options in a shell."),
+    "help": ("help", "Show the help of a verb, or a topic."),
+}
+# when people need which of them
+MOMENTS = {
+    "Before a job": ("plan", "doctor", "check", "submit"),
+    "While it runs": ("ps", "top", "logs", "stacks", "profile", "attach", "stop"),
+    "After it": ("report", "logs"),
+    "Once": ("warm", "shim", "completion"),
+}
+# the topics of `ddplaunch help`: docs/generate.py takes their texts from the pages of the documentation
+TOPICS = {
+    "hangs": "Find the rank that the others wait for.",
+    "output": "Choose the output on the terminal, and find the logs.",
+    "slurm": "Run in a batch job, or let ddplaunch write it.",
+    "signals": "Stop a job, kill it, or send it a signal.",
+    "exit-codes": "Each exit code, and what to do.",
+    "environment": "The variables that workers get.",
+    "torchrun": "Coming from torchrun, and torchrun's own options.",
 }
 
+_RUN = "A run by its name, as `ddplaunch ps` shows it, a part of its long name, its script, or its folder."
 _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
 _WIDEST = 100  # longer lines are hard to read
+_HYPHEN = "\u2011"  # at which no line ends; no page shows it
+_NARROWEST = 30
 _NARROW = 78  # below it, examples have their meaning on a line of its own
 
 
 class Page(click.HelpFormatter):
-    """A page of help, in colours; `show_page` takes them out where none are wanted."""
+    """A page of help, in colours; `page` takes them out where none are wanted."""
+
+    def __init__(self, width: int | None = None, max_width: int | None = None, **settings: Any) -> None:
+        """Take the width of the terminal, also of a narrow one, for which click would write 50 columns."""
+        if width is None:
+            import shutil  # as click's own formatter does
+
+            width = max(min(shutil.get_terminal_size().columns, max_width or _WIDEST) - 2, _NARROWEST)
+        super().__init__(width=width, **settings)
+
+    def write_text(self, text: str) -> None:
+        """Write a paragraph, whose lines end between words."""
+        super().write_text(_whole_words(text))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *args: Any, **settings: Any) -> None:
+        """Write names and their meanings, whose lines end between words."""
+        super().write_dl([(first, _whole_words(second)) for first, second in rows], *args, **settings)
+
+    def getvalue(self) -> str:
+        """Return the page."""
+        return super().getvalue().replace(_HYPHEN, "-")
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write how the command is typed, on one line; `run` may be left out."""
@@ -72,6 +114,15 @@ class Page(click.HelpFormatter):
         with self.section(heading):
             self.write_dl([(styled(name, CODE), text) for name, text in rows], col_max=self.width // 3)
 
+    def verbs(self) -> None:
+        """Write all verbs but `run` and `help`, by the moment at which people need them."""
+        self.write_paragraph()
+        width = max(map(len, VERBS))
+        for moment, verbs in MOMENTS.items():
+            self.write_heading(moment)
+            with self.indentation():
+                self.write_dl([(styled(verb.ljust(width), CODE), VERBS[verb][1]) for verb in verbs])
+
     def examples(self, rows: Rows) -> None:
         """Write commands, which stay whole, and what they do."""
         fits = max(len(example) + len(meaning) for example, meaning in rows) + 4 <= self.width
@@ -80,7 +131,15 @@ class Page(click.HelpFormatter):
             if fits and self.width >= _NARROW:
                 self.write_dl(coloured, col_max=_WIDEST)
             else:
-                self.write("".join(f"  {example}\n      {meaning}\n" for example, meaning in coloured))
+                for example, meaning in coloured:
+                    self.write(f"  {example}\n")
+                    with self.indentation(), self.indentation():
+                        self.write_text(meaning)
+
+
+def _whole_words(text: str) -> str:
+    """Return a text in which click breaks no word at a hyphen, least of all the name of an option."""
+    return re.sub(r"(?<=\w)-(?=\w)", _HYPHEN, text)
 
 
 class Context(click.Context):
@@ -90,18 +149,31 @@ class Context(click.Context):
 
 
 class Command(click.Command):
-    """A verb. `takes` is what is said where there is an argument too many, `hint` what to type then."""
+    """A verb. `takes` is what is said where there is an argument too many, `hint` what to type then.
+
+    `run_left_out`: of a verb that takes RUN, which run is meant without it. `keys`: those of a verb that takes the keyboard.
+    """
 
     context_class = Context
 
     def __init__(
-        self, name: str | None, *, takes: str = "no argument", hint: str = "", examples: Rows = (), **settings: Any
+        self,
+        name: str | None,
+        *,
+        takes: str = "no argument",
+        hint: str = "",
+        examples: Rows = (),
+        run_left_out: str = "",
+        keys: Rows = (),
+        **settings: Any,
     ) -> None:
         settings["context_settings"] = {"max_content_width": _WIDEST, **settings.get("context_settings", {})}
         super().__init__(name, **{"add_help_option": False, **settings})
         self.takes = takes
         self.hint = hint
         self.examples = examples
+        self.run_left_out = run_left_out
+        self.keys = keys
         self.own_options = [param for param in self.params if isinstance(param, click.Option)]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -155,10 +227,14 @@ class Command(click.Command):
         return [*options, *(param.human_readable_name for param in self.params if isinstance(param, click.Argument))]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write its own options, and examples."""
+        """Write its arguments, its own options, its keys, and examples."""
         assert isinstance(formatter, Page)
+        if self.run_left_out:
+            formatter.rows("Arguments", [("RUN", f"{_RUN} {self.run_left_out}")])
         if rows := [record for option in self.own_options if (record := option.get_help_record(ctx))]:
             formatter.rows("Options", rows)
+        if self.keys:
+            formatter.rows("Keys", self.keys)
         if self.examples:
             formatter.examples(self.examples)
 

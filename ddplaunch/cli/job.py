@@ -17,12 +17,12 @@ import click
 from click.shell_completion import CompletionItem
 from msgspec import Struct
 
-from ddplaunch.cli.command import FULL_HELP, VERBS, WORDS, Command, Page, show
+from ddplaunch.cli.command import FULL_HELP, TOPICS, VERBS, WORDS, Command, Page, show
 from ddplaunch.plan.devices import interpreter
 from ddplaunch.spec.job import Given, JobSpec, ProgramKind, Source
 from ddplaunch.spec.options import sources
 from ddplaunch.spec.options.resolve import job_spec
-from ddplaunch.spec.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, Option
+from ddplaunch.spec.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, TORCHRUN, Option
 from ddplaunch.spec.program import check, working_directory
 from ddplaunch.system.errors import LaunchError, indented, tell
 from ddplaunch.system.exitcodes import MEANINGS
@@ -35,28 +35,31 @@ if TYPE_CHECKING:
 _FLAGS = frozenset(option.flag for option in OPTIONS)
 
 EXAMPLES = (
-    ("ddplaunch train.py", "one worker for each GPU; one without GPUs"),
-    ("ddplaunch --nproc-per-node 4 train.py --lr 0.1", "four workers; --lr is the script's"),
+    ("ddplaunch train.py", "one worker for each GPU"),
+    ("ddplaunch --nproc-per-node 4 train.py --lr 0.1", "--lr is the script's"),
     ("ddplaunch --hosts a,b train.py", "on two hosts, over ssh"),
-    ("ddplaunch plan --nproc-per-node 4 train.py", "the workers it would start, and why"),
+    ("ddplaunch plan --hosts a,b train.py", "only shows the workers"),
 )
 _MORE_EXAMPLES = (
     ("ddplaunch -m pkg.train", "a module"),
     ("ddplaunch --debug 1 train.py", "pdb in rank 1"),
     ("ddplaunch --nnodes 3 --simulate train.py", "three nodes on this one machine, to try it"),
 )
-# what people use, in the order in which they come to need it, each with its summary; "": the first part of the full text is one
+# what people need first, in the order in which they come to need it, each with its summary; "": the first part of the full text
 _COMMON = {
-    **dict.fromkeys(("nproc_per_node", "devices", "gpus_per_worker", "module", "env", "backend"), ""),
-    "max_restarts": "How often to restart all after a failure.",
-    "timeout": "Stop the job after this time, with status 124.",
+    **dict.fromkeys(("nproc_per_node", "module", "hosts", "nnodes", "devices"), ""),
+    "python": "The interpreter of the workers.",
+    "env": "",
     "output": "prefix, raw, collapse, rank0 or none.",
     "log_dir": "Where each run gets a folder for its logs.",
     "quiet": "",
+    "verbose": "ddplaunch explains what it decides and does.",
+    "live": "Show how far the job is, and which ranks differ.",
+    "max_restarts": "How often to restart all after a failure.",
+    "timeout": "Stop the job after this time.",
+    "hang_timeout": "Stop a job that hangs, and say why.",
     "debug": "breakpoint() and pdb work in this rank.",
     "debug_on_error": "The first rank that fails gets pdb.",
-    "keep_warm": "torch stays imported for the next run.",
-    **dict.fromkeys(("nnodes", "hosts"), ""),
     "simulate": "All nodes on this one machine, to try it.",
 }  # fmt: skip
 _DEFAULTS = (
@@ -66,11 +69,10 @@ _DEFAULTS = (
 )
 _ABOUT_OPTIONS = (
     ("-h, --help", "The options used most, in short."),
-    ("--help-all", "All options, by topic, and the exit statuses."),
+    ("--help-all", "All options, by group, and the exit codes."),
     ("-V, --version", "The version."),
 )
-_BEFORE_RUNS = ("check, doctor", "Find faults before the job starts.")
-_INTO_RUNS = ("ps, top, logs, stacks, profile, attach, report, stop", "Look into your jobs, and end them.")
+_HELP_OF_TOPIC = ("help [TOPIC]", f"{', '.join(TOPICS)}")
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -225,18 +227,27 @@ class JobCommand(Command):
             firsts = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
             rows = [options[name].row(summary or f"{firsts[name]}.") for name, summary in _COMMON.items()]
             formatter.rows("Options", rows)
-            shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit")]
-            formatter.rows("Verbs", [*shown, _BEFORE_RUNS, _INTO_RUNS])
-            formatter.rows("More", [*_ABOUT_OPTIONS[1:], ("VERB --help", "The help of a verb.")])
+            formatter.verbs()
+            formatter.rows("More", [_HELP_OF_TOPIC, *_ABOUT_OPTIONS[1:]])
             return
         formatter.examples((*EXAMPLES, *_MORE_EXAMPLES))
         for group in GROUPS:
-            formatter.rows(group, [one.row() for one in options.values() if one.option.group == group])
+            if group == TORCHRUN:  # users of torchrun know them: the names are enough
+                with formatter.section(group):
+                    formatter.write_text(", ".join(option.flag for option in OPTIONS if option.group == group))
+                    formatter.write_text("`ddplaunch help torchrun` explains them.")
+            else:
+                formatter.rows(group, rows_of_group(group))
         formatter.rows("Other options", _ABOUT_OPTIONS)
-        verbs = [(verb, text) for verb, (_, text) in VERBS.items()]
-        formatter.rows("Verbs", [*verbs, ("help, version", "The same as --help and --version.")])
+        formatter.verbs()
+        formatter.rows("More", [("run", VERBS["run"][1]), _HELP_OF_TOPIC, ("version", "The same as --version.")])
         formatter.paragraph(_DEFAULTS)
-        formatter.rows("Exit status", list(MEANINGS.items()))
+        formatter.rows("Exit codes", list(MEANINGS.items()))
+
+
+def rows_of_group(group: str) -> list[tuple[str, str]]:
+    """Return the lines of a group of options in the help."""
+    return [JobOption(option).row() for option in OPTIONS if option.group == group]
 
 
 def _written_out(ctx: click.Context, word: str, following: Sequence[str]) -> str:
@@ -407,10 +418,16 @@ def _view(env: Mapping[str, str], connection: socket) -> None:
 @click.command(
     cls=JobCommand,
     params=[
-        click.Option(["--json"], is_flag=True, help="The plan as JSON."),
-        click.Option(["--sh"], is_flag=True, help="The commands and variables of each worker, to paste into a shell."),
+        click.Option(["--json"], is_flag=True, help="Print the plan as JSON."),
+        click.Option(
+            ["--sh"], is_flag=True, help="Print the command and variables of each worker, to paste into a shell."
+        ),
     ],
     words="[--json | --sh]",
+    examples=(
+        ("ddplaunch plan --nproc-per-node 4 train.py", "four workers on this machine"),
+        ("ddplaunch plan --hosts a,b --json train.py", "for a program"),
+    ),
 )
 @click.pass_context
 def plan(ctx: click.Context, /, json: bool, sh: bool, **_: Any) -> int:

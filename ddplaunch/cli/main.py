@@ -33,16 +33,8 @@ class Application(click.Group):
         return sys.exit(status) if standalone_mode else status
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `run` before what begins with no verb, and read `help`, `help plan` and `version` as options."""
+        """Put `run` before what begins with no verb, and read `version` as an option."""
         match args:
-            case ["help", verb, *_] if verb in VERBS:
-                args = [verb, "--help"]
-            case ["help", word, *_] if not word.startswith("-"):
-                from ddplaunch.cli.mistakes import no_help
-
-                raise no_help(word)
-            case ["help", *_]:
-                args = ["run", "--help"]
             case ["version"]:
                 args = ["run", "--version"]
             case [word, *_] if word not in VERBS:
@@ -82,7 +74,9 @@ def application(ctx: click.Context) -> int:
         assert isinstance(help_page, Context.formatter_class)
         help_page.write_text(_INTRO)
         help_page.examples(EXAMPLES)
-        help_page.paragraph("`ddplaunch --help` shows the options used most, `ddplaunch --help-all` all of them.")
+        help_page.paragraph(
+            "`ddplaunch --help` shows the options used most, `--help-all` all of them, `ddplaunch help` the verbs and the topics."
+        )
         write_stderr(page(ctx, help_page.getvalue(), fd=2))
     return USAGE  # after a verb click returns what the verb has returned
 

@@ -12,10 +12,11 @@ from itertools import takewhile
 import click
 from msgspec import Struct
 
-from ddplaunch.cli.command import VERBS
+from ddplaunch.cli.command import TOPICS, VERBS
 from ddplaunch.cli.launchers import FLAGS, LAUNCHERS, PYTHON, first_script, flag_of, of_launcher
 from ddplaunch.spec.options.parsers import BadValue
 from ddplaunch.spec.options.table import BY_NAME, OPTIONS
+from ddplaunch.system import fields
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import did_you_mean, some
 
@@ -43,6 +44,12 @@ _WORDS_FOR = {
 _VERBS_FOR = {
     "kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status"), "ps"), "watch": "top",
     **dict.fromkeys(("runs", "history", "past"), "ps --all"), "tail": "logs -f",
+}  # fmt: skip
+# what people call the topics of the help
+_TOPICS_FOR = {
+    **dict.fromkeys(("exit", "exits", "exit-status", "statuses", "code", "codes"), "exit-codes"),
+    **dict.fromkeys(("env", "variables", "vars"), "environment"), **dict.fromkeys(("hanging", "stuck"), "hangs"),
+    **dict.fromkeys(("sbatch", "srun", "salloc"), "slurm"), **dict.fromkeys(("ctrl-c", "sigterm", "sigint"), "signals"),
 }  # fmt: skip
 # verbs that other tools have, and what serves in their place
 _LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
@@ -325,12 +332,15 @@ def _of_launcher(typed: str, before: Sequence[str], launcher: str, words: Sequen
 
 
 def no_help(word: str) -> LaunchError:
-    """Return the error for `help` with a word that is no verb."""
-    if verb := verb_meant(word):
-        return LaunchError(f"{word} is no verb of ddplaunch", hint=f"did you mean `ddplaunch help {verb.split()[0]}`?")
-    flags = [option.flag for option in OPTIONS if word.strip("-").replace("_", "-") in option.key]
-    about = f"`ddplaunch --help-all` has {some(flags, 3)}" if flags else f"`ddplaunch help VERB`, of {', '.join(VERBS)}"
-    return LaunchError(f"{word} is no verb of ddplaunch", hint=about)
+    """Return the error for `help` with a word that is neither a verb nor a topic."""
+    message = f"{fields.line(word) or repr(word)} is neither a verb nor a topic of ddplaunch"
+    lower, key = word.lower(), word.strip("-").replace("_", "-")
+    topic = lower if lower in TOPICS else _TOPICS_FOR.get(lower) or did_you_mean(lower, TOPICS, cutoff=0.75)
+    if meant := topic or verb_meant(lower):
+        return LaunchError(message, hint=f"did you mean `ddplaunch help {meant.split()[0]}`?")
+    if flags := [option.flag for option in OPTIONS if len(key) > 2 and key in option.key]:
+        return LaunchError(message, hint=f"`ddplaunch --help-all` has {some(flags, 3)}")
+    return LaunchError(message, hint=f"the topics are {', '.join(TOPICS)}, and the verbs {', '.join(VERBS)}")
 
 
 def apart(flag: str, value: str, following: str) -> LaunchError:

@@ -34,30 +34,34 @@ def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     ]
 
 
-_RUN = (
-    "RUN is the name of a run, as `ddplaunch ps` shows it, a part of its long name, its script, or its folder. It may be left "
-    "out where only one job runs."
-)
+# which run is meant without RUN
+_THE_ONLY_ONE = "You may leave it out if only one of your jobs runs here."
+_THE_LATEST = "Without it, your latest run."
 _ONE_RUN = "at most the name of one run"
 _run = click.argument("run", metavar="[RUN]", required=False, shell_complete=_runs)
 _of_ranks = click.option(
-    "-r", "--ranks", cls=Once, metavar="LIST", help="Show only these ranks: 3, or 0-2,4.", shell_complete=_ranks
+    "-r", "--ranks", cls=Once, metavar="LIST", help="Only these ranks: 3, or 0-2,4.", shell_complete=_ranks
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 
 
-@click.command(cls=Command, takes=_ONE_RUN)
-@_json
-@click.option(
-    "-a", "--all", "every", is_flag=True, help="List your runs, ended ones too, newest first: RUN may be a script."
+@click.command(
+    cls=Command,
+    takes=_ONE_RUN,
+    run_left_out="Without it, all jobs.",
+    examples=(
+        ("ddplaunch ps", "the jobs that run now"),
+        ("ddplaunch ps --all train.py", "all runs of a script, ended ones too"),
+    ),
 )
+@_json
+@click.option("-a", "--all", "every", is_flag=True, help="List your runs, ended ones too, newest first.")
 @_run
 @click.pass_obj
 def ps(env: Env, as_json: bool, every: bool, run: str | None) -> int:
     """Shows your jobs that run on this host or were started here, and their workers on all hosts: the state, CPU and memory of
     each, and for how long it has printed nothing. If another host answers for a job, the table says where to ask. A job that
-    does not answer within a second is marked. With RUN, it shows that job alone: its name, a part of its long name, its script,
-    or its folder.
+    does not answer within a second is marked.
     """  # noqa: D205 - the help of a verb is one paragraph
     if every:
         from ddplaunch.tools.runs import past
@@ -70,10 +74,19 @@ def ps(env: Env, as_json: bool, every: bool, run: str | None) -> int:
 
 @click.command(
     help="Watches the workers of a running job in a table: the state of each, its share of a CPU, its memory, its output and its "
-    "last line. The arrow keys choose a worker. `s` shows where all workers are, `l` the log of the chosen one. `a` opens a "
-    f"debugger in it, `k` stops the job, `q` leaves. {_RUN}",
+    "last line.",
+    keys=(
+        ("arrows", "Choose a worker."),
+        ("s", "Show where all workers are."),
+        ("l", "Show the log of the chosen worker."),
+        ("a", "Open a debugger in the chosen worker."),
+        ("k", "Stop the job."),
+        ("q", "Leave."),
+    ),
     cls=Command,
     takes=_ONE_RUN,
+    run_left_out=_THE_ONLY_ONE,
+    examples=(("ddplaunch top", "the only job"), ("ddplaunch top train.py", "the job that runs this script")),
 )
 @_run
 @click.pass_obj
@@ -84,29 +97,36 @@ def top(env: Env, run: str | None) -> int:
     return verb.show(env, run)
 
 
-@click.command(cls=Command, takes=_ONE_RUN)
-@_of_ranks
-@click.option("-f", "--follow", is_flag=True, help="Shows what is written from now on, too, until the run ends.")
-@click.option(
-    "--grep", cls=Once, metavar="RE", help="Lines only in which this is found, a regular expression of Python's."
+@click.command(
+    cls=Command,
+    takes=_ONE_RUN,
+    run_left_out="Without it, your latest run. With -f, the latest that still runs.",
+    epilog="Of a job itself, -r is torchrun's --redirects: `ddplaunch -r 3 train.py` sends all output to the logs alone.",
+    examples=(
+        ("ddplaunch logs -f -r 3", "rank 3 of the running job"),
+        ("ddplaunch logs -n 20 k7qx", "the end of each log of run k7qx"),
+        ("ddplaunch logs --grep 'loss|nan' --since 5m", "some lines"),
+    ),
 )
+@_of_ranks
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until the run ends.")
+@click.option("--grep", cls=Once, metavar="RE", help="Only lines that match this regular expression of Python's.")
 @click.option(
-    "-n", "--tail", cls=Once, metavar="N", help="The last N lines of each log only, or of its lines that match."
+    "-n", "--tail", cls=Once, metavar="N", help="Only the last N lines of each log, or of its lines that match."
 )
 @click.option(
     "--since",
     cls=Once,
     metavar="TIME",
-    help="Since 5m ago, 14:05 (yesterday's if that is to come) or 2026-11-22T14:05; up to 10 s more, in long runs longer.",
+    help="Only lines since 5m (ago), 14:05 (the last time it was) or 2026-11-22T14:05. Accurate to about 10 s.",
 )
 @_run
 @click.pass_obj
 def logs(
     env: Env, ranks: str | None, follow: bool, grep: str | None, tail: str | None, since: str | None, run: str | None
 ) -> int:
-    """Prints the stdout and stderr of the workers from the logs of a run, rank by rank, with the rank before each line. RUN is
-    the name of a run, a part of its long name, its script, or its folder. Without RUN, it is your latest run, or with -f
-    the latest that still runs. The first line, on stderr, names the run.
+    """Prints the stdout and stderr of the workers from the logs of a run, rank by rank, with the rank before each line. The
+    first line, on stderr, names the run.
     """  # noqa: D205
     from ddplaunch.tools.runs import logs as verb
 
@@ -117,11 +137,17 @@ def logs(
         return not_written(error)
 
 
-@click.command(cls=Command, takes=_ONE_RUN)
-@click.option("--open", "opens", is_flag=True, help="Show the page in your browser.")
-@click.option(
-    "--out", cls=Once, metavar="FILE", help="The file to be written; else report.html in the folder of the run."
+@click.command(
+    cls=Command,
+    takes=_ONE_RUN,
+    run_left_out=_THE_LATEST,
+    examples=(
+        ("ddplaunch report --open", "the latest run, in your browser"),
+        ("ddplaunch report --trace steps.json k7qx", "a trace of run k7qx"),
+    ),
 )
+@click.option("--open", "opens", is_flag=True, help="Show the page in your browser.")
+@click.option("--out", cls=Once, metavar="FILE", help="Write this file. Default: report.html in the folder of the run.")
 @click.option(
     "--trace",
     "trace_file",
@@ -140,7 +166,6 @@ def logs(
 def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows_diff: bool, run: str | None) -> int:
     """Writes one HTML page about a run that goes on or has ended: what happened, a timeline of all ranks, the first failure with
     stacks, the ends of the logs, plan and environment. The page needs no other file and holds no script. Its path is printed.
-    RUN is the name of a run, a part of its long name, its script, or its folder. Without RUN, it is your latest run.
     """  # noqa: D205
     from ddplaunch.tools.page import verb
 
@@ -149,9 +174,14 @@ def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows
 
 @click.command(
     help="Shows the stacks of all workers of a job, equal ones once, and which workers wait in a collective for which "
-    f"others. Each worker stops for a millisecond and goes on. {_RUN}",
+    "others. Each worker stops for a millisecond and goes on.",
     cls=Command,
     takes=_ONE_RUN,
+    run_left_out=_THE_ONLY_ONE,
+    examples=(
+        ("ddplaunch stacks", "all ranks of the only job"),
+        ("ddplaunch stacks -r 0,4-7 --threads k7qx", "some ranks, with all their threads"),
+    ),
 )
 @_of_ranks
 @click.option("--threads", is_flag=True, help="Show all threads, not only the main ones.")
@@ -169,21 +199,24 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
 @click.command(
     help="Profiles the ranks of a running job with torch.profiler, and writes one trace of all for ui.perfetto.dev. A table "
     "shows how the steps of each rank divide into compute, communication, waiting for other ranks and loading data. The script "
-    f"needs no preparation, and goes on with the same results. {_RUN}",
+    "needs no preparation, and goes on with the same results.",
     cls=Command,
     takes=_ONE_RUN,
+    run_left_out=_THE_ONLY_ONE,
+    examples=(
+        ("ddplaunch profile", "10 s of all ranks"),
+        ("ddplaunch profile -r 0,3 --steps 5 --out steps.json.gz", "five steps of two ranks"),
+    ),
 )
-@click.option(
-    "-r", "--ranks", cls=Once, metavar="LIST", help="Profile only these ranks: 3, or 0-2,4.", shell_complete=_ranks
-)
-@click.option("--seconds", cls=Once, metavar="S", help="For so long, 10 s by default. With --steps, at most so long.")
-@click.option("--steps", cls=Once, metavar="N", help="For N steps of the optimizer, in at most 60 s.")
+@_of_ranks
+@click.option("--seconds", cls=Once, metavar="S", help="Profile for S seconds; with --steps, at most. [default: 10]")
+@click.option("--steps", cls=Once, metavar="N", help="Profile N steps of the optimizer, for at most 60 s.")
 @click.option("--memory", is_flag=True, help="Also keep the history of CUDA's allocator, for pytorch.org/memory_viz.")
 @click.option(
     "--out",
     cls=Once,
     metavar="FILE",
-    help="The trace to be written, compressed if FILE ends in .gz. By default it is in the folder of the run.",
+    help="Write the trace to this file, compressed if it ends in .gz. Default: a file in the folder of the run.",
 )
 @_run
 @click.pass_obj
@@ -198,9 +231,14 @@ def profile(
 
 @click.command(
     help="Opens pdb in a worker of a running job, at the line that the worker executes. The worker continues when you leave pdb "
-    f"with `c`, `q` or Ctrl-D. Until then, no time limit of the job runs. {_RUN}",
+    "with `c`, `q` or Ctrl-D. Until then, no time limit of the job runs.",
     cls=Command,
     takes=_ONE_RUN,
+    run_left_out=_THE_ONLY_ONE,
+    examples=(
+        ("ddplaunch attach -r 3", "rank 3 of the only job"),
+        ("ddplaunch attach -r 0 k7qx", "rank 0 of run k7qx"),
+    ),
 )
 @click.option(
     "-r",
@@ -221,8 +259,10 @@ def attach(env: Env, rank: str | None, run: str | None) -> int:
 
 @click.command(
     help="Stops jobs as Ctrl-C in their terminals does, waits until they have ended, and says how. A second `ddplaunch "
-    f"stop` kills the job, as a second Ctrl-C does. {_RUN}",
+    "stop` kills the job, as a second Ctrl-C does.",
     cls=Command,
+    run_left_out=_THE_ONLY_ONE,
+    examples=(("ddplaunch stop k7qx", "the run k7qx"), ("ddplaunch stop --all", "all your jobs here")),
 )
 @click.option("--all", "every", is_flag=True, help="Stop all your jobs that run on this host.")
 @click.argument("runs", metavar="[RUN...]", nargs=-1, shell_complete=_runs)
@@ -234,8 +274,11 @@ def stop(env: Env, every: bool, runs: tuple[str, ...]) -> int:
     return talk.stop(env, runs, every=every)
 
 
-@click.command(cls=Command)
-@click.option("--stop", is_flag=True, help="Ends it: at once, or when the runs that use it have ended.")
+@click.command(
+    cls=Command,
+    examples=(("ddplaunch warm", "what is kept"), ("ddplaunch warm --stop", "and end it, to free its memory")),
+)
+@click.option("--stop", is_flag=True, help="End them, each as soon as no run uses it.")
 @click.pass_obj
 def warm(env: Env, stop: bool) -> int:
     """Shows the interpreters that --keep-warm keeps for your next runs on this machine: what each has imported, how many

@@ -189,7 +189,10 @@ _HINT = "type `ddplaunch shim ~/torchrun-shim`"
     cls=Command,
     takes="one FOLDER",
     hint=_HINT,
-    examples=(('eval "$(ddplaunch shim ~/torchrun-shim)"', "in this shell"),),
+    examples=(
+        ('eval "$(ddplaunch shim ~/torchrun-shim)"', "in this shell"),
+        ("ddplaunch shim ~/torchrun-shim", "only write it, and show the line"),
+    ),
 )
 @click.argument("folder", required=False, metavar="FOLDER")
 def shim(folder: str | None) -> int:

@@ -198,18 +198,18 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 @click.command(
     cls=SubmitCommand,
     params=[
-        click.Option(["--print"], is_flag=True, help="Shows the script and submits nothing. Needs no Slurm."),
+        click.Option(["--print"], is_flag=True, help="Print the script and submit nothing. Needs no Slurm."),
         click.Option(
             ["-W", "--wait"],
             is_flag=True,
-            help="Waits until the job ends, reports its states, and exits with its status; of an array, with the worst.",
+            help="Wait until the job ends, print its states, and exit with its status; of an array, with the worst.",
         ),
         click.Option(
             ["--follow"],
             is_flag=True,
-            help="Shows the output of the job as it comes, too. Ctrl-C ends the waiting, not the job.",
+            help="Wait, and print the output of the job as it comes. Ctrl-C ends the waiting, not the job.",
         ),
-        click.Option(["--parsable"], is_flag=True, help="Prints the number of the job and nothing else."),
+        click.Option(["--parsable"], is_flag=True, help="Print only the number of the job."),
     ],
     examples=(
         (

@@ -35,7 +35,7 @@ from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.child import Child, StartError, Stdio, start, why_not_started
 
 _READ = 1 << 18  # bytes at a time
-_KEPT = 1 << 16  # bytes of what the process itself prints, for an error report
+_KEPT = 1 << 16  # bytes of what the process itself prints, for an error message
 _LONGEST_LINE = 1 << 20  # bytes of a line in several messages that are kept together
 
 

@@ -59,7 +59,7 @@ class Orders(Struct, frozen=True, kw_only=True):
             screen=self.screen,
             heartbeat_timeout=spec.heartbeat_timeout,
             simulated=spec.simulate,
-            killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),  # failure reports say so
+            killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),  # failure summaries say so
         )
 
     def _options(self, node_rank: int) -> list[Given]:
@@ -101,7 +101,7 @@ def allocation(order: HostOrder) -> Allocation:
 
 
 def faults(order: HostOrder) -> tuple[Fault, ...]:
-    """Return what a failure report has to know of --chaos."""
+    """Return what a failure summary has to know of --chaos."""
     return tuple(Fault(kind="kill", target=rank, after=0.0) for rank in order.killed)
 
 

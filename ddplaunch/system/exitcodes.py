@@ -1,4 +1,4 @@
-"""The exit statuses of the command: one table, from which `--help-all` and the reference page are made."""
+"""The exit statuses of the command: one table, from which `--help-all`, `help exit-codes` and the pages are made."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NOT_FOUND = 127
 
 MEANINGS: dict[str, str] = {
     "0": "every worker exited with 0",
-    "1-119": "the first failing worker's own status; 1 too if all workers exited with 0 and their output could not be written",
-    str(USAGE): "wrong usage; nothing was started",
+    "1-119": "the first failing worker's own status. 1 too if all workers exited with 0 and their output could not be written",
+    str(USAGE): "wrong usage, and nothing was started",
     str(NO_PROGRESS): "no new step in as many generations in a row as --max-no-progress allows",
-    str(RENDEZVOUS): "the rendezvous timed out: not enough nodes joined before the first start",
+    str(RENDEZVOUS): "too few nodes joined before the first start, within --rdzv-timeout",
     str(NODE_LOST): "a node, or the agent on it, was lost",
     str(HANG): "no worker had moved for --hang-timeout",
     str(TIMEOUT): "--timeout was reached",

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
+import click
 import pytest
+from click.exceptions import Exit
 
 from ddplaunch import __version__
 from ddplaunch.cli import main
+from ddplaunch.cli.command import MOMENTS, TOPICS, VERBS, Page
+from ddplaunch.cli.help import _write
 from ddplaunch.cli.job import parse
-from ddplaunch.spec.options.table import GROUPS, OPTIONS
+from ddplaunch.cli.main import application
+from ddplaunch.spec.options.table import GROUPS, OPTIONS, TORCHRUN
 from ddplaunch.system.exitcodes import MEANINGS
-from tests.cli.typed import said, shown
+from tests.cli.typed import said, shown, typed
 from tests.conftest import Job
 
 
@@ -23,28 +32,195 @@ def flags_in(text: str) -> set[str]:
 
 def test_help_all_has_every_option_group_and_status() -> None:
     text = shown("--help-all")
-    assert {option.flag for option in OPTIONS} <= flags_in(text)
+    assert {option.flag for option in OPTIONS if option.group != TORCHRUN} <= flags_in(text)
+    assert {option.flag for option in OPTIONS} <= set(re.findall(r"--[\w-]+\w", text))
     for heading in GROUPS:
         assert f"\n{heading}:\n" in text
     for status in MEANINGS:
         assert re.search(rf"^  {re.escape(status)} ", text, re.MULTILINE), status
 
 
-def test_help_fits_two_screens_and_names_the_rest() -> None:
-    """And what helps somebody whose job fails, hangs or starts slowly."""
+def test_help_fits_one_large_screen_and_names_the_rest() -> None:
+    """And what helps somebody whose job fails or hangs, or who wants to look into a run."""
     text = shown("--help")
-    assert len(flags_in(text) & {option.flag for option in OPTIONS}) == 17
-    assert len(text.splitlines()) <= 48
-    assert {"--debug-on-error", "--keep-warm"} < flags_in(text)
-    assert {"check", "doctor", "attach", "report"} <= set(re.findall(r"\w+", text[text.index("Verbs:") :]))
+    assert len(flags_in(text) & {option.flag for option in OPTIONS}) == 18
+    assert len(text.splitlines()) <= 62
+    assert {"--debug-on-error", "--live", "--hang-timeout"} < flags_in(text)
     assert "--help-all" in text
+    assert set(TOPICS) <= set(re.findall(r"[\w-]+", text[text.index("More:") :]))
+
+
+def test_each_verb_stands_below_the_moment_at_which_people_need_it() -> None:
+    """The verb that starts a job needs no mention, and the help stands below all."""
+    assert {verb for verbs in MOMENTS.values() for verb in verbs} == VERBS.keys() - {"run", "help"}
+    text = shown("--help")
+    places = [text.index(f"\n{moment}:\n") for moment in MOMENTS]
+    assert places == sorted(places)
+    for verb in VERBS.keys() - {"run", "help"}:
+        assert f"\n  {verb} " in text, verb
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_shows_two_examples_which_the_parser_takes(verb: str) -> None:
+    text = shown("help", verb)
+    examples = re.findall(
+        r"^  (?:eval \"\$\()?(ddplaunch .*?)(?:  .*|\)\".*)?$", text[text.index("\nExamples:\n") :], re.MULTILINE
+    )
+    assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(re.split(r" [|>] ", example)[0])[1:]
+        command = application.get_command(click.Context(application), verb)
+        assert command is not None
+        with suppress(Exit):  # of `help`
+            command.make_context(verb, words[1:] if words[0] in VERBS else words)
+
+
+def test_every_verb_that_takes_a_run_says_the_same_about_it() -> None:
+    texts = {
+        verb: re.sub(
+            r"\s+",
+            " ",
+            re.findall(r"^Arguments:\n  RUN  (.*?)\n\n", shown(verb, "--help"), re.MULTILINE | re.DOTALL)[0],
+        )
+        for verb, (module, _) in VERBS.items()
+        if module == "running" and verb != "warm"
+    }
+    same = "A run by its name, as `ddplaunch ps` shows it, a part of its long name, its script, or its folder. "
+    assert {text.startswith(same) for text in texts.values()} == {True}
+    assert len(set(texts.values())) == 4  # the run that is meant without a name
+
+
+@pytest.mark.parametrize("verb", [verb for verb, (module, _) in VERBS.items() if module == "running"])
+def test_r_means_ranks_in_each_verb_that_looks_into_runs(verb: str) -> None:
+    named = re.findall(r"^  -r, (--\w+)", shown(verb, "--help"), re.MULTILINE)
+    assert named in ([], ["--ranks"], ["--rank"])
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_a_topic_is_a_short_page_for_this_terminal(topic: str, columns: str) -> None:
+    text = shown("help", topic, COLUMNS=columns)
+    assert text.isascii()
+    assert "](" not in text
+    assert "**" not in text
+    assert "<!--" not in text
+    if topic in ("exit-codes", "signals"):  # others show screens, which stay whole
+        assert max(map(len, text.splitlines())) <= max(int(columns), 50)
+
+
+def test_a_topic_is_laid_out_from_what_pages_are_written_in() -> None:
+    page = Page(width=40)
+    _write(page, MARKDOWN.splitlines())
+    assert click.unstyle(page.getvalue()) == LAID_OUT
+
+
+MARKDOWN = """\
+Some **words**
+and `code-that-has-hyphens`.
+
+## A title
+
+> **Note.** A quotation.
+
+- an item
+  on two lines
+- another
+
+1. the first step of two is longer
+2. the second
+
+| name | value | to do |
+| --- | --- | --- |
+| `a\\|b` | one | |
+| `c` | two | three |
+
+```sh
+# no title
+| no table |
+
+- no item
+```
+"""
+LAID_OUT = """\
+Some words and `code-that-has-hyphens`.
+
+A title
+
+Note. A quotation.
+
+- an item on two lines
+- another
+
+1. the first step of two is longer
+2. the second
+
+  name  value -> to do
+  a|b   one
+  c     two -> three
+
+  # no title
+  | no table |
+
+  - no item
+"""
+
+
+def test_the_topic_of_exit_codes_has_each_with_a_remedy() -> None:
+    text = shown("help", "exit-codes")
+    for status in MEANINGS:
+        assert re.search(rf"^  {re.escape(status)} ", text, re.MULTILINE), status
+    assert text.count(" -> ") == len(MEANINGS)  # that of the head among them, and none for 0
+
+
+def test_the_topic_of_torchrun_explains_each_option_that_help_all_only_names() -> None:
+    assert {option.flag for option in OPTIONS if option.group == TORCHRUN} <= flags_in(shown("help", "torchrun"))
+
+
+def test_help_alone_lists_all_verbs_and_topics() -> None:
+    text = shown("help")
+    assert text == shown("help", "help") == shown("help", "--help")
+    assert VERBS.keys() | TOPICS.keys() - {"run", "help"} <= set(re.findall(r"^  (\S+)  ", text, re.MULTILINE)) | {
+        "run",
+        "help",
+    }
+
+
+def test_help_is_written_for_a_reader_who_goes_away(job: Job) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        job.start("help", "hangs", stdout=closed)
+    assert job.wait().status == 128 + signal.SIGPIPE
+
+
+def test_help_says_which_file_of_the_installation_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddplaunch.cli.help._FOLDER", "/nowhere")
+    result = typed("help", "hangs")
+    assert result.exit_code != 0
+    assert "/nowhere/hangs.md" in result.stderr
+
+
+def test_no_line_of_a_help_ends_within_the_name_of_an_option() -> None:
+    """Where they do, the name cannot be searched for."""
+    for columns in ("50", "80"):
+        assert not re.search(r"--[\w-]*-$", shown("--help-all", COLUMNS=columns), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     "words",
-    ["", "--help", "--help-all", "plan --help", "submit --help", "completion --help", "ps --help", "logs --help"],
+    [
+        "",
+        "--help",
+        "--help-all",
+        "help",
+        "plan --help",
+        "submit --help",
+        "completion --help",
+        "ps --help",
+        "logs --help",
+    ],
 )
-@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 100), ("60", 60)])
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 100), ("60", 60), ("40", 40)])
 def test_help_keeps_to_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, columns: str, width: int
 ) -> None:
@@ -74,7 +250,6 @@ def test_help_is_coloured_where_colours_are_wanted() -> None:
     "words",
     [
         "-h",
-        "help",
         "-h --nproc-per-node",
         "--nproc-per-node -h",
         "--bogus -h",
@@ -95,10 +270,12 @@ def test_without_a_word_it_says_what_it_is_and_four_commands() -> None:
     assert err.count("\n  ddplaunch ") == 4
 
 
-@pytest.mark.parametrize("verb", ["plan", "submit", "shim", "completion"])
-def test_verbs_have_a_help_of_their_own(verb: str) -> None:
-    assert shown(verb, "--help").startswith(f"Usage: ddplaunch {verb} ")
-    assert shown("help", verb) == shown(verb, "--help")
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_verbs_have_a_help_of_their_own(verb: str, columns: str) -> None:
+    text = shown(verb, "--help", COLUMNS=columns)
+    assert text.startswith(f"Usage: ddplaunch {verb} ".replace(" run ", " "))
+    assert shown("help", verb, COLUMNS=columns) == text
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
@@ -139,6 +316,7 @@ COMPLETIONS = [
             "plain,stacks",
             "plain,stop",
             "plain,warm",
+            "plain,help",
             "file,",
         },
     ),
@@ -154,6 +332,8 @@ COMPLETIONS = [
     ("--token-file t", {"file,t"}),
     ("train.py --nn", {"file,--nn"}),
     ("completion b", {"plain,bash"}),
+    ("help ha", {"plain,hangs"}),
+    ("help pl", {"plain,plan"}),
     ("ps --", {"plain,--all", "plain,--json", "plain,--help", "plain,--help-all", "plain,--version"}),
     ("stop no-such-run", {"dir,no-such-run"}),
     ("logs --f", {"plain,--follow"}),

@@ -8,8 +8,8 @@ from ddplaunch.cli.main import application
 
 
 def typed(*words: str, **env: str | None) -> Result:
-    """Run `ddplaunch WORDS` with these variables besides the environment, without those that are None."""
-    return CliRunner().invoke(application, words, env={"FORCE_COLOR": None, **env})
+    """Run `ddplaunch WORDS` in 80 columns, with these variables besides the environment, without those that are None."""
+    return CliRunner().invoke(application, words, env={"FORCE_COLOR": None, "COLUMNS": "80", **env})
 
 
 def said(*words: str, **env: str | None) -> tuple[int, str]:

@@ -15,7 +15,7 @@ OPERATORS = set("|&;<>()")
 _COMMAND = re.compile(r"(?P<before>|[^#]*[\s(])(?P<typed>(?:\w+=\S* )*ddplaunch .*)")
 _PROGRAM = re.compile(r"(?P<before>)(?P<typed>(?:python|pytest) .*)")  # those too, where a page shows what comes out
 _LIST = re.compile(r"(?:command: |CMD )\[(ddplaunch.*|\"ddplaunch\".*)\].*")  # Kubernetes, Docker
-_USAGE = re.compile(r"\[(OPTIONS|SBATCH OPTIONS|bash\|)")
+_USAGE = re.compile(r"\[(OPTIONS|SBATCH OPTIONS|bash\||VERB\|)")
 
 
 @dataclass(frozen=True)

@@ -342,9 +342,13 @@ def test_hosts_that_hear_nothing_end_their_workers(job, env, program):
 @pytest.mark.parametrize(
     ("tag", "lie", "said"),
     [
-        (CONTROL, b'{"type":"worker","rank":0,"pid":-1}', "sent a malformed report (Expected `int` >= 2 - at `$.pid`)"),
-        (CONTROL, b'{"type":"ready"' + b"[" * 100_000, "sent a malformed report (JSON is malformed: "),
-        (CONTROL, b'{"type":"\xff"}', "sent a malformed report ("),
+        (
+            CONTROL,
+            b'{"type":"worker","rank":0,"pid":-1}',
+            "sent a malformed message (Expected `int` >= 2 - at `$.pid`)",
+        ),
+        (CONTROL, b'{"type":"ready"' + b"[" * 100_000, "sent a malformed message (JSON is malformed: "),
+        (CONTROL, b'{"type":"\xff"}', "sent a malformed message ("),
         (STREAM, b'{"type":"chunk","number":1,"data":"aGVsbG8="}', "sent a piece of a stream that it does not have"),
         (STREAM, b'{"type":"chunk","number":0,"data":"?"}', "sent a malformed piece of a stream ("),
         (STREAM, b'{"type":"chunk","number":0,"data":"aGVsbG8gaGVsbG8="}', "is not ddplaunch"),

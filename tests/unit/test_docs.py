@@ -32,7 +32,7 @@ from ddplaunch.system.console.lines import MAX_LINE, UPDATE_INTERVAL
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import MEANINGS
 from ddplaunch.worker.distributed import ENTRIES
-from docs import code_map, generate
+from docs import code_map, generate, topics
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
 NUMBERS = [
@@ -282,3 +282,23 @@ def test_a_command_that_is_wrong_is_noticed() -> None:
         understood(words_of("ddplaunch --nproc-per-nude 4 train.py"))
     with pytest.raises(LaunchError):
         understood(words_of("ddplaunch --pin devise train.py"))
+
+
+def test_a_mark_of_a_topic_without_its_end_is_noticed() -> None:
+    """As a merge of two texts leaves it."""
+    text = f"# A\n\n<!-- help: hangs -->\n\n{topics.marked('hangs', 'a')}\n"
+    with pytest.raises(ValueError, match=r"a\.md: a part for `ddplaunch help` lacks its begin or its end"):
+        topics.read({Path("a.md"): text})
+
+
+def test_a_topic_has_the_marked_parts_of_all_pages_without_their_links() -> None:
+    first = topics.marked("hangs", "See [it](x.md). [Another page](y.md) says more.\n")
+    second = topics.marked("hangs", "| `a` | [b](z.md) |")
+    pages = {Path("a-b.md"): f"# Second\n\nno\n\n{second}\n", Path("a.md"): f"# First\n\n{first}\n\nno\n"}
+    assert topics.read(pages) == {"hangs": "See it.\n\n# Second\n\n| `a` | b |\n"}
+
+
+def test_a_topic_that_no_page_has_is_noticed(monkeypatch):
+    monkeypatch.setattr(generate, "TOPICS", {**generate.TOPICS, "weather": ""})
+    with pytest.raises(AssertionError, match="weather"):
+        generate._topics({})

@@ -12,6 +12,7 @@ INFO = "ddplaunch-0.1.0.dist-info"
 WHEEL = {
     "ddplaunch/__init__.py": "",
     "ddplaunch/py.typed": "",
+    "ddplaunch/cli/topics/hangs.md": "",
     f"{INFO}/METADATA": "Metadata-Version: 2.4\nName: ddplaunch\nVersion: 0.1.0\nLicense-Expression: BSD-3-Clause\n\nText.\n",
     f"{INFO}/entry_points.txt": "",
     f"{INFO}/licenses/LICENSE": "",

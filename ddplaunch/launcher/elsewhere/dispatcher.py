@@ -278,7 +278,7 @@ class Dispatcher(Lead):
         try:
             report = messages.report(data)
         except Malformed as error:
-            raise FrameError(f"sent a malformed report ({error})") from None
+            raise FrameError(f"sent a malformed message ({error})") from None
         match report:
             case messages.Ready():
                 host.is_ready = True

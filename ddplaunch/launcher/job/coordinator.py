@@ -112,7 +112,7 @@ class Coordinator:
         if self._meeting is not None and self.state.phase is not job.Phase.RUNNING:
             self._meeting.cancel()  # of a generation that is to end before it has begun
         if self.state.why is Why.FAILED and before.why is not Why.FAILED:
-            # the report's imports take a while: in the next turn of the loop, agents have been ordered to stop their workers
+            # the summary's imports take a while: in the next turn of the loop, agents have been ordered to stop their workers
             self._loop.timer(self._loop.now(), self._reporter.prepare)
         if self._agents is not None:
             status = job.status_if_ending(before, self.state, self._loop.now())

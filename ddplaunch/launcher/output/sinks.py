@@ -1,4 +1,4 @@
-"""Writes the bytes of a node's workers to their logs and to the display, in its agent; keeps the last for the failure report."""
+"""Writes the bytes of a node's workers to their logs and to the display, in its agent; keeps the last for the failure summary."""
 
 from __future__ import annotations
 

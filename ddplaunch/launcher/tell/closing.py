@@ -1,4 +1,4 @@
-"""The lines that a job or a generation is stopped and closed with, the failure report aside. Pure."""
+"""The lines that a job or a generation is stopped and closed with, the failure summary aside. Pure."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def render_short(first: WorkerExit, why: str) -> str:
         lines.append(f"  {first.error.type}: {first.error.message}")
     if first.log is not None:
         lines.append(f"  logs {first.log}")
-    lines.append(f"  this report is short, since what writes the full one has failed: {why}")
+    lines.append(f"  this summary is short, since what writes the full one has failed: {why}")
     return "\n".join(map(indented, lines)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The failure report: why the job failed, root cause first. Pure; prints nothing and reads no file."""
+"""The failure summary: why the job failed, root cause first. Pure; prints nothing and reads no file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 
 
 class FailureReport(Struct, frozen=True, kw_only=True):
-    """All that the failure report needs."""
+    """All that the failure summary needs."""
 
     first: WorkerExit  # as `first_failure` picked it
     exits: tuple[WorkerExit, ...]  # of all workers, the first failure's too

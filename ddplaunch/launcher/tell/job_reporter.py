@@ -181,7 +181,7 @@ class JobReporter:
         return cluster.why_ending if signum in (SIGTERM, SIGKILL) else None
 
     def prepare(self) -> None:
-        """Import the failure report while the workers are ending: it takes 5 ms, and most jobs do not need it."""
+        """Import the failure summary while the workers are ending: it takes 5 ms, and most jobs do not need it."""
         with suppress(Exception):  # the report raises it again, and is short then
             from ddplaunch.launcher.tell import failure  # noqa: F401
 

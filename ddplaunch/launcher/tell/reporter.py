@@ -74,7 +74,7 @@ class CallerReporter:
         self._send = send
 
     def closed(self, text: str) -> None:
-        """Report why the job ended: the failure report, or the line that closes a job which did not fail."""
+        """Report why the job ended: the failure summary, or the line that closes a job which did not fail."""
         self._send({"type": "failure_text", "text": text})
 
     def ended(self, outcome: Mapping[str, Any]) -> None:

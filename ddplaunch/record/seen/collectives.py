@@ -274,7 +274,7 @@ def _with_tensors(what: str, call: Call) -> str:
 def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: Collection[int] = ()) -> Whereabouts:
     """Return what `describe` gives of a job that hangs; of others who waited for whom, and who was where.
 
-    Of the ranks that `ended` by themselves the failure report says how: where they were while they ended explains nothing.
+    Of the ranks that `ended` by themselves the failure summary says how: where they were while they ended explains nothing.
     """
     if of_hang:
         return describe(samples, cwd)

@@ -122,12 +122,13 @@ _PROGRAM = "The program"
 _DEVICES = "Devices and cores"
 _GROUP = "Process group"
 _SUPERVISION = "Supervision"
+_SCHEDULERS = "Schedulers"
 _OUTPUT = "Output"
 _DEBUGGING = "Debugging"
 _NODES = "Several nodes"
-_TORCHRUN = "Compatibility with torchrun"
+TORCHRUN = "torchrun's own options"
 
-GROUPS = (_HOW_MANY, _PROGRAM, _DEVICES, _GROUP, _SUPERVISION, _OUTPUT, _DEBUGGING, _NODES, _TORCHRUN)
+GROUPS = (_HOW_MANY, _PROGRAM, _DEVICES, _GROUP, _SUPERVISION, _SCHEDULERS, _OUTPUT, _DEBUGGING, _NODES, TORCHRUN)
 
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
@@ -167,24 +168,16 @@ OPTIONS: tuple[Option, ...] = (
            help="Keep the fork server for later runs that import the same modules, so that their workers start at once. "
                 "It ends when no run has used it for this time (default: 10 minutes). Implies --start-method forkserver. "
                 "`ddplaunch warm` shows it."),
-    Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="trainer",
-           default="default",
-           help="Name of the workers' role: ROLE_NAME."),
 
     Option(name="devices", group=_DEVICES, metavar="LIST", parse=parsers.devices, listed=True,
            example="0,2", help="The accelerators to use, by index or UUID. cpu: use none."),
     Option(name="pin", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_PINS), choices=_PINS, example="device",
            help="How to bind a worker to its own device. device: the worker sees all devices, and its own is the current "
                 "one. visible: the worker sees only its own. none: do not bind."),
-    Option(name="virtual_local_rank", group=_DEVICES, is_flag=True, pet=True, parse=parsers.switch,
-           help="LOCAL_RANK is 0 for every worker, and each sees its own device only."),
     Option(name="threads", group=_DEVICES, parse=parsers.number(1), example="4",
            help="OMP_NUM_THREADS of each worker. Default: the usable CPUs divided among the workers."),
     Option(name="cpu_bind", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_CPU_BINDS), choices=_CPU_BINDS,
            example="cores", default="none", help="Bind each worker to CPUs near its device: none, cores or numa."),
-    Option(name="numa_binding", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_NUMA_BINDINGS),
-           torchruns=True, choices=_NUMA_BINDINGS, example="node",
-           help="torchrun's CPU binding: node, socket, exclusive or core-complex."),
 
     Option(name="backend", group=_GROUP, metavar="NAME", parse=parsers.one_of("auto", *BACKENDS), choices=("auto", *BACKENDS),
            example="gloo", default="auto", help="The process-group backend: auto, nccl, gloo, mpi, xccl or ucc."),
@@ -222,9 +215,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=parsers.duration,
            example="30s", default="30s",
            help="From the stop signal to SIGKILL: 90, 90s, 15m or 1h30m. In a Slurm job or a pod the default is 25s."),
-    Option(name="shutdown_timeout", group=_SUPERVISION, metavar="TIME", pet=True, field="grace_period",
-           foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=parsers.duration, example="30", default="30s",
-           help="torchrun's name for --grace-period."),
     Option(name="timeout", group=_SUPERVISION, metavar="TIME", parse=parsers.positive_duration, example="2h",
            help="Stop the job after this time, with exit status 124."),
     Option(name="hang_timeout", group=_SUPERVISION, metavar="TIME", parse=parsers.duration_from_1s, example="5m",
@@ -234,24 +224,22 @@ OPTIONS: tuple[Option, ...] = (
            default="30s",
            help="How often to check which rank comes last to the collectives, in a job with a process group (default: "
                 "30s). off: never. ddplaunch names a rank that costs 5% of a step."),
-    Option(name="forward_signals", group=_SUPERVISION, metavar="LIST", parse=parsers.signals, listed=True, example="SIGXCPU",
+
+    Option(name="forward_signals", group=_SCHEDULERS, metavar="LIST", parse=parsers.signals, listed=True, example="SIGXCPU",
            help="Further signals to pass on to the workers while the job goes on. SIGUSR1, SIGUSR2, SIGCONT and SIGWINCH "
                 "are always passed on."),
-    Option(name="signals_to_handle", group=_SUPERVISION, metavar="LIST", pet=True, parse=parsers.signals, listed=True,
-           field="stop_signals", example="SIGTERM,SIGINT", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-           help="Signals that stop the job. ddplaunch passes each of them on to the workers."),
-    Option(name="requeue_on", group=_SUPERVISION, metavar="LIST", parse=parsers.notices, listed=True, example="SIGUSR1",
+    Option(name="requeue_on", group=_SCHEDULERS, metavar="LIST", parse=parsers.notices, listed=True, example="SIGUSR1",
            help="Signals that announce the end of a Slurm job. If all workers exit after one of them and none fails, "
                 "ddplaunch requeues the job. The exit status is 128 + the signal."),
-    Option(name="max_requeues", group=_SUPERVISION, parse=parsers.number(0), example="10", default="10",
+    Option(name="max_requeues", group=_SCHEDULERS, parse=parsers.number(0), example="10", default="10",
            help="How often a job may be requeued (default: 10). Slurm's own requeues count, too."),
-    Option(name="notice_file", group=_SUPERVISION, metavar="FILE", parse=parsers.path, path="file", example="/run/spot-notice",
+    Option(name="notice_file", group=_SCHEDULERS, metavar="FILE", parse=parsers.path, path="file", example="/run/spot-notice",
            help="When this file appears or changes on a node, give its workers the notice that the end is near: SIGUSR1, or "
                 "the first signal of --requeue-on. A node that an elastic job can do without leaves."),
-    Option(name="notice_command", group=_SUPERVISION, metavar="COMMAND", parse=parsers.command_line,
+    Option(name="notice_command", group=_SCHEDULERS, metavar="COMMAND", parse=parsers.command_line,
            example="'curl -sf http://169.254.169.254/latest/meta-data/spot/instance-action'",
            help="Run this shell command every 5 s on each node. Once it exits with 0, give the same notice."),
-    Option(name="stop_file", group=_SUPERVISION, metavar="FILE", parse=parsers.path, path="file", example="/shared/stop",
+    Option(name="stop_file", group=_SCHEDULERS, metavar="FILE", parse=parsers.path, path="file", example="/shared/stop",
            help="When this file appears or changes on the coordinator's host, stop the job, as SIGTERM does. It is not "
                 "requeued."),
 
@@ -264,9 +252,6 @@ OPTIONS: tuple[Option, ...] = (
                 "then: t shows where the ranks are, h the keys. The workers read /dev/null."),
     Option(name="timestamps", group=_OUTPUT, is_flag=True, parse=parsers.switch,
            help="Print the time of day before each line of a worker."),
-    Option(name="local_ranks_filter", group=_OUTPUT, metavar="LIST", pet=True, may_be_empty=True,
-           parse=parsers.local_ranks, listed=True, example="0,1",
-           help="Show only the output of these local ranks."),
     Option(name="log_dir", group=_OUTPUT, metavar="FOLDER", pet=True, may_be_empty=True,
            parse=parsers.path, path="folder", example="logs",
            help="Make a folder for the logs of each run in this folder. /dev/null: keep no logs."),
@@ -281,20 +266,6 @@ OPTIONS: tuple[Option, ...] = (
                 "event as JSON on stdin, runs on the coordinator's host, and may take 10 s."),
     Option(name="metrics_file", group=_OUTPUT, metavar="FILE", parse=parsers.path, path="file", example="job.prom",
            help="Write figures of the job for Prometheus to this file every 15 s, on the coordinator's host."),
-    Option(name="redirects", short="-r", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams, example="3",
-           default="0",
-           help="Streams that go only to the log. 1: stdout, 2: stderr, 3: both. 0:3,1:2 names local ranks."),
-    Option(name="tee", short="-t", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams, example="3", default="0",
-           help="Streams that go to the log and to the console."),
-    Option(name="duplicate_stdout_filters", group=_OUTPUT, metavar="TEXTS", pet=True, may_be_empty=True,
-           parse=parsers.needles, example="loss,accuracy",
-           help="Copy lines of stdout that hold one of these texts to a file of their own."),
-    Option(name="duplicate_stderr_filters", group=_OUTPUT, metavar="TEXTS", pet=True, may_be_empty=True,
-           parse=parsers.needles, example="warning", help="The same for stderr."),
-    Option(name="log_line_prefix_template", group=_OUTPUT, metavar="TEXT", pet=True, may_be_empty=True, verbatim=True,
-           foreign="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", parse=str, example="'[${hostname}:${rank}] '",
-           help="The text before each line, in place of the rank. ddplaunch replaces ${rank}, ${local_rank}, ${role_name} "
-                "and ${hostname}."),
     Option(name="run_id", group=_OUTPUT, metavar="NAME", parse=parsers.name, example="baseline-1",
            help="Name of this run and of its folder. Default: date, time and four characters."),
     Option(name="quiet", short="-q", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",
@@ -312,20 +283,16 @@ OPTIONS: tuple[Option, ...] = (
            variable=False, example="0", reach=Reach.HERE,
            help="Give this rank (default: 0) the terminal, for breakpoint() and pdb. The other ranks print only to their "
                 "logs."),
-
     Option(name="debug_on_error", group=_DEBUGGING, is_flag=True, parse=parsers.switch, variable=False, reach=Reach.HERE,
            help="Open a debugger where the first rank fails, and give that rank the terminal. The other ranks wait until "
                 "you leave the debugger."),
-
     Option(name="debugpy", group=_DEBUGGING, metavar="[RANKS]", parse=parsers.ranks, optional="0", field="debugpy_ranks",
            variable=False, listed=True, example="0,1",
            help="Let these ranks (default: 0) wait for VS Code or another client of debugpy before they begin. ddplaunch "
                 "prints the lines for launch.json."),
-
     Option(name="no_flight_recorder", group=_DEBUGGING, is_flag=True, parse=parsers.switch,
            help="Keep torch from recording the collectives of each worker. `ddplaunch stacks` needs these records to say "
                 "who waits for whom."),
-
     Option(name="simulate", group=_DEBUGGING, metavar="[divide|share]", parse=parsers.one_of(*_SIMULATIONS),
            choices=_SIMULATIONS, optional="divide", example="divide", reach=Reach.HERE,
            help="Start all nodes on this machine, each with an agent and an address of its own, as on several hosts. "
@@ -363,21 +330,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, may_be_empty=True,
            parse=parsers.host, example="10.0.0.2", reach=Reach.HERE,
            help="The address at which other nodes reach this one."),
-    Option(name="standalone", group=_NODES, is_flag=True, pet=True, parse=parsers.switch, reach=Reach.HERE,
-           help="Run on one node with a free port. This is the default for one node."),
-    Option(name="rdzv_backend", group=_NODES, metavar="NAME", pet=True, parse=parsers.one_of(*_RENDEZVOUS),
-           choices=_RENDEZVOUS, example="c10d", reach=Reach.HERE, help="torchrun's rendezvous: static, c10d, etcd or etcd-v2."),
-    Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, may_be_empty=True, parse=parsers.endpoint,
-           example="10.0.0.1:29500", reach=Reach.HERE, help="The endpoint of the rendezvous, an address of node 0."),
-    Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="job-1",
-           help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
     Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=parsers.positive_duration, example="10m", default="10m",
            help="How long the nodes wait for each other at the start. After that, the exit status is 121."),
-    Option(name="rdzv_conf", group=_NODES, metavar="KEY=VALUE,...", pet=True, may_be_empty=True,
-           parse=parsers.rendezvous_settings, example="join_timeout=60",
-           help="Settings of torchrun's rendezvous. join_timeout and timeout mean --rdzv-timeout. last_call_timeout (30): "
-                "how many seconds MIN nodes wait for more, up to MAX. is_host=1: this is node 0. is_host=0: this is not "
-                "node 0."),
     Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=parsers.duration_from_1s, example="30s",
            default="10s",
            help="A node that sends no heartbeat for this time, or whose agent does not run, is lost. The job ends with exit "
@@ -391,20 +345,64 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="no_control", group=_NODES, is_flag=True, parse=parsers.switch, reach=Reach.STEP,
            help="Use no control channel between the nodes. A failure on one node does not stop the others."),
 
-    Option(name="run_path", group=_TORCHRUN, is_flag=True, pet=True, parse=parsers.switch,
+    Option(name="role", group=TORCHRUN, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="trainer",
+           default="default",
+           help="Name of the workers' role: ROLE_NAME."),
+    Option(name="redirects", short="-r", group=TORCHRUN, metavar="STREAMS", pet=True, parse=parsers.streams, example="3",
+           default="0",
+           help="Streams that go only to the log. 1: stdout, 2: stderr, 3: both. 0:3,1:2 names local ranks."),
+    Option(name="tee", short="-t", group=TORCHRUN, metavar="STREAMS", pet=True, parse=parsers.streams, example="3", default="0",
+           help="Streams that go to the log and to the console."),
+    Option(name="duplicate_stdout_filters", group=TORCHRUN, metavar="TEXTS", pet=True, may_be_empty=True,
+           parse=parsers.needles, example="loss,accuracy",
+           help="Copy lines of stdout that hold one of these texts to a file of their own."),
+    Option(name="duplicate_stderr_filters", group=TORCHRUN, metavar="TEXTS", pet=True, may_be_empty=True,
+           parse=parsers.needles, example="warning", help="The same for stderr."),
+    Option(name="log_line_prefix_template", group=TORCHRUN, metavar="TEXT", pet=True, may_be_empty=True, verbatim=True,
+           foreign="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", parse=str, example="'[${hostname}:${rank}] '",
+           help="The text before each line, in place of the rank. ddplaunch replaces ${rank}, ${local_rank}, ${role_name} "
+                "and ${hostname}."),
+    Option(name="local_ranks_filter", group=TORCHRUN, metavar="LIST", pet=True, may_be_empty=True,
+           parse=parsers.local_ranks, listed=True, example="0,1",
+           help="Show only the output of these local ranks."),
+    Option(name="signals_to_handle", group=TORCHRUN, metavar="LIST", pet=True, parse=parsers.signals, listed=True,
+           field="stop_signals", example="SIGTERM,SIGINT", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+           help="Signals that stop the job. ddplaunch passes each of them on to the workers."),
+    Option(name="shutdown_timeout", group=TORCHRUN, metavar="TIME", pet=True, field="grace_period",
+           foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=parsers.duration, example="30", default="30s",
+           help="torchrun's name for --grace-period."),
+    Option(name="virtual_local_rank", group=TORCHRUN, is_flag=True, pet=True, parse=parsers.switch,
+           help="LOCAL_RANK is 0 for every worker, and each sees its own device only."),
+    Option(name="numa_binding", group=TORCHRUN, metavar="HOW", parse=parsers.one_of(*_NUMA_BINDINGS),
+           torchruns=True, choices=_NUMA_BINDINGS, example="node",
+           help="torchrun's CPU binding: node, socket, exclusive or core-complex."),
+    Option(name="standalone", group=TORCHRUN, is_flag=True, pet=True, parse=parsers.switch, reach=Reach.HERE,
+           help="Run on one node with a free port. This is the default for one node."),
+    Option(name="rdzv_backend", group=TORCHRUN, metavar="NAME", pet=True, parse=parsers.one_of(*_RENDEZVOUS),
+           choices=_RENDEZVOUS, example="c10d", reach=Reach.HERE, help="torchrun's rendezvous: static, c10d, etcd or etcd-v2."),
+    Option(name="rdzv_endpoint", group=TORCHRUN, metavar="HOST[:PORT]", pet=True, may_be_empty=True, parse=parsers.endpoint,
+           example="10.0.0.1:29500", reach=Reach.HERE, help="The endpoint of the rendezvous, an address of node 0."),
+    Option(name="rdzv_id", group=TORCHRUN, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="job-1",
+           help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
+    Option(name="rdzv_conf", group=TORCHRUN, metavar="KEY=VALUE,...", pet=True, may_be_empty=True,
+           parse=parsers.rendezvous_settings, example="join_timeout=60",
+           help="Settings of torchrun's rendezvous. join_timeout and timeout mean --rdzv-timeout. last_call_timeout (30): "
+                "how many seconds MIN nodes wait for more, up to MAX. is_host=1: this is node 0. is_host=0: this is not "
+                "node 0."),
+    Option(name="run_path", group=TORCHRUN, is_flag=True, pet=True, parse=parsers.switch,
            no_effect="a script is run as a file anyway", help="SCRIPT is a file's path, even with --no-python."),
-    Option(name="monitor_interval", group=_TORCHRUN, metavar="SECONDS", pet=True, parse=parsers.positive_number,
+    Option(name="monitor_interval", group=TORCHRUN, metavar="SECONDS", pet=True, parse=parsers.positive_number,
            example="0.1", no_effect="the system tells ddplaunch when a worker ends",
            help="How often torchrun checks its workers."),
-    Option(name="event_log_handler", group=_TORCHRUN, metavar="NAME", pet=True, parse=_NAME, example="null",
+    Option(name="event_log_handler", group=TORCHRUN, metavar="NAME", pet=True, parse=_NAME, example="null",
            no_effect="events are in events.jsonl of the run folder", help="Where torchrun sends its events."),
-    Option(name="logs_specs", group=_TORCHRUN, metavar="NAME", torchruns=True, parse=parsers.one_of("default"),
+    Option(name="logs_specs", group=TORCHRUN, metavar="NAME", torchruns=True, parse=parsers.one_of("default"),
            may_be_empty=True, example="default", no_effect="logs are written as --log-dir, --redirects and --tee say",
            help="A plug-in for torchrun's logs. ddplaunch accepts only default."),
-    Option(name="use_env", group=_TORCHRUN, is_flag=True, torchruns=True, parse=parsers.switch,
+    Option(name="use_env", group=TORCHRUN, is_flag=True, torchruns=True, parse=parsers.switch,
            no_effect="LOCAL_RANK is always set, and no --local-rank is added to the script's arguments",
            help="An option of torch.distributed.launch: pass the local rank in a variable."),
-    Option(name="print_completion", group=_TORCHRUN, metavar="SHELL", torchruns=True, variable=False,
+    Option(name="print_completion", group=TORCHRUN, metavar="SHELL", torchruns=True, variable=False,
            parse=parsers.one_of(*SHELLS), choices=SHELLS, example="bash", help="The same as `ddplaunch completion SHELL`."),
 )
 ALIASES = (

@@ -1,6 +1,6 @@
 """Shows text to people where rich is not loaded: colours, links and line breaks by a few codes of our own. Pure.
 
-For failure reports, errors and help. None has a table to lay out, and rich takes 17 ms to import, from files that may be gone
+For failure summaries, errors and help. None has a table to lay out, and rich takes 17 ms to import, from files that may be gone
 once a job has crashed, or lie on a disk that hangs.
 """
 

@@ -71,7 +71,7 @@ class Raised(Struct, frozen=True, kw_only=True):
 
 
 def worker_failed(raised: Raised, report: str) -> WorkerFailed:
-    """Return the exception for an exception of a worker; `report` is the failure report, "" if there is none."""
+    """Return the exception for an exception of a worker; `report` is the failure summary, "" if there is none."""
     result = None
     if raised.parts is not None:
         result = _with_both_types(*raised.parts)
@@ -88,7 +88,7 @@ def worker_failed(raised: Raised, report: str) -> WorkerFailed:
 
 
 def from_report(kind: type[E], report: str) -> E:
-    """Return the exception for a job in which no worker raised one, from the failure report or error message."""
+    """Return the exception for a job in which no worker raised one, from the failure summary or error message."""
     head, _, rest = report.removeprefix("error: ").rstrip().partition("\n")
     result = kind(head)
     if rest:

@@ -49,7 +49,7 @@ def test_a_short_report_of_a_failure_says_who_failed_how_and_why_it_is_short() -
         "  RuntimeError: boom\n"
         "  twice\n"
         "  logs /run/1.err\n"
-        "  this report is short, since what writes the full one has failed: ImportError: gone\n"
+        "  this summary is short, since what writes the full one has failed: ImportError: gone\n"
     )
     killed = replace(end(1), code=None, signal=SIGKILL)
     assert render_short(killed, "").startswith("error: rank 1 (pid 101 on node) was killed by SIGKILL\n")

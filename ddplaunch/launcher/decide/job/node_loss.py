@@ -42,7 +42,7 @@ def on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     state = _begin_after_lease(state, lost)  # until then workers may live there
     state = replace(state, members=state.members.without(lost.id))
     if state.phase in BETWEEN_GENERATIONS and _cannot_go_on_without(state):
-        # between generations it has no node rank: the report names it by the rank that its user gave it
+        # between generations it has no node rank: the failure summary names it by the rank that its user gave it
         named = member if member.requested_rank is None else replace(member, node_rank=member.requested_rank)
         generation = replace(state.generation, lost=(f"{named}: {lost.reason}",))
         return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
