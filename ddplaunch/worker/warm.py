@@ -95,7 +95,7 @@ class _Warm:
         self.imported = self.fork_server.Imported(modules, kind, target)
         _signal.alarm(0)
         self._files = imported_files.ImportedFiles(began, self.fork_server.folder_of(kind, target))
-        self.imported.leave_working_directory()
+        self.imported.leave_working_directory()  # whose file system may be unmounted between runs
         self.guard.adopt_orphans()  # the processes that workers have started, where their guard was killed
         self._children = self.guard.Children()
         self._of_imports = {*self._children.now()}  # every child that comes later is a guard, or was left by one
