@@ -120,9 +120,10 @@ def asked(spec: JobSpec) -> str:
 # imported before torch by many scripts; none of them sets a variable that torch reads, or replaces a module
 _HARMLESS = sys.stdlib_module_names | {"ddplaunch", "numpy", "packaging", "psutil", "tqdm", "yaml"}
 
-# what torch._dynamo reads at its import comes after the script's own import of torch
-_TELLTALES = (b"TORCH", b"TRITON", b"INDUCTOR", b"sys.modules", b"meta_path", b"path_hooks", b"load_dotenv")
-_NO_TELLTALES = (b"TORCHELASTIC",)
+# words of a script that may change, wherever they stand, how torch is imported: torch._dynamo, which the fork server imports as
+# well, would be imported only after the script's first lines
+_MAY_CHANGE_TORCH = (b"TORCH", b"TRITON", b"INDUCTOR", b"sys.modules", b"meta_path", b"path_hooks", b"load_dotenv")
+_HARMLESS_WORDS = (b"TORCHELASTIC",)
 
 _PLAIN = (
     _ast.Constant, _ast.Name, _ast.Attribute, _ast.Subscript, _ast.Tuple, _ast.List, _ast.Dict, _ast.Compare, _ast.BoolOp,
@@ -132,9 +133,9 @@ _PLAIN = (
 
 def import_torch(text: bytes) -> bool:
     """Whether this script imports torch before it does anything that could change how torch is imported."""
-    for harmless in _NO_TELLTALES:
+    for harmless in _HARMLESS_WORDS:
         text = text.replace(harmless, b"")
-    if any(telltale in text for telltale in _TELLTALES):
+    if any(word in text for word in _MAY_CHANGE_TORCH):
         return False
     try:
         with warnings.catch_warnings():

@@ -36,7 +36,7 @@ def split_unfinished(data: bytes) -> tuple[bytes, bytes]:
 
 
 class RedrawnRows:
-    """The last rows of one stream; rows that can no longer change plain_line it as lines.
+    """The last rows of one stream; rows that can no longer change leave it as lines.
 
     The class learns how far up the cursor goes: it holds that many rows above the last row, and at first none. It can begin
     with a guess: then each move up shows where the bars begin, and the rows above that become lines.
@@ -185,7 +185,7 @@ class RedrawnRows:
         return bytes(next((row for row in reversed(self._rows[self._cursor :]) if row.strip()), b""))
 
     def end(self) -> bytes:
-        """Make lines of all rows, as the terminal would plain_line them; an erased bar leaves none. Not to be fed again."""
+        """Make lines of all rows, as the terminal would leave them; an erased bar leaves none. Not to be fed again."""
         lines = self.settle()
         drawn = self.drawing or len(self._rows) > 1
         return lines + b"".join(bytes(row) + b"\n" for row in self._rows if (row.strip() if drawn else row))
