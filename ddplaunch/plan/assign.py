@@ -241,6 +241,7 @@ def _why_unusable(spec: JobSpec, node: Node) -> str | None:
     found = node.hardware.devices
     if not found:
         source, notes = node.hardware.device_source, node.hardware.notes
+        # else the source is a sentence, such as "no GPU driver found, although CUDA_VISIBLE_DEVICES=0,1"
         none_found = "this node has no accelerator" if source == "none found" else source
         return notes[0] if notes else none_found  # a note says which were left out
     # a command may bring another torch, as a container does

@@ -190,7 +190,7 @@ class _Writer:
     def _listen(self, name: str, in_folder: bool) -> None:
         """Listen at the socket of the run in its folder, or, where that fails, under this name in the folder of all sockets.
 
-        Without `in_folder`, only there. Nothing is replied where it fails for no reason that a user could do anything about.
+        Without `in_folder`, only there. Where that fails too, the agent is told why only if a user could do anything about it.
         """
         listener = socket.socket(fileno=self._listener)
         if in_folder and self._folder >= 0:

@@ -46,21 +46,21 @@ class ErrorFiles:
     def __init__(self, run_id: str, tmp: str) -> None:
         """Choose the folder for this run: in shared memory, or in `tmp` where there is none with room.
 
-        Made before the agent is forked, so that the command, which removes the folder, knows its name too.
+        The command calls this before it forks the agent, since the command removes the folder, and so has to know its name.
         """
         with suppress(OSError):  # there is no shared memory
             found = os.statvfs(_SHM)
             has_room = found.f_bavail * found.f_frsize >= _ROOM and os.access(_SHM, os.W_OK | os.X_OK)
             tmp = _SHM if has_room else tmp
         self._path = f"{tmp}/{_NAME}{run_id[:_LONGEST_RUN]}-{os.urandom(4).hex()}"
-        self._made: str | None = None  # what `folder` returns; None: it was not asked for yet
+        self._made_folder: str | None = None  # "": there is no place for one; None: none was asked for yet
         self._lock = -1  # the descriptor by which this process holds the folder; -1: none
         self._pipe: tuple[int, int] | None = None  # for notifications; None: not made yet
 
     @property
     def folder(self) -> str:
         """The folder of the error files, made at the first call; "" if there is no place for one."""
-        if self._made is None:
+        if self._made_folder is None:
             _remove_abandoned(os.path.dirname(self._path))
             try:
                 os.mkdir(self._path, 0o700)
@@ -68,13 +68,13 @@ class ErrorFiles:
                 # locked until this process ends, so that no other job takes the folder for an abandoned one
                 self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
-                self._made = self._path
+                self._made_folder = self._path
             except OSError:
-                self._made = ""
-        return self._made
+                self._made_folder = ""
+        return self._made_folder
 
     @property
-    def _ends(self) -> tuple[int, int]:
+    def _pipe_ends(self) -> tuple[int, int]:
         if self._pipe is None:
             try:
                 # both for as long as this process lives: it has no end when no worker has it open
@@ -90,17 +90,17 @@ class ErrorFiles:
         No name in a folder, which the program may remove or replace. Not inotify(7): to close its descriptor takes up to 15 ms,
         at the end of each job.
         """
-        return f"/proc/{os.getpid()}/fd/{self._ends[1]}"
+        return f"/proc/{os.getpid()}/fd/{self._pipe_ends[1]}"
 
     @property
     def notified(self) -> int:
         """A descriptor that is readable while there are notifications; -1 if there can be none."""
-        return self._ends[0]
+        return self._pipe_ends[0]
 
     def notifications(self) -> bytes:
         """Take what workers have written there: RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, or anything."""
         try:
-            return os.read(self._ends[0], 1 << 16)
+            return os.read(self._pipe_ends[0], 1 << 16)
         except OSError:  # nothing, or no pipe
             return b""
 
@@ -151,7 +151,7 @@ class ErrorFiles:
 
     def forget_all_but(self, generation: int) -> None:
         """Remove the files of all other generations: they take memory, and a job may restart for months."""
-        self.notifications()  # drops those that speak of these files
+        self.notifications()  # so that none is read later that speaks of these files
         for folder in (self._path, f"{self._path}/{_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
                 for name in os.listdir(fd):

@@ -31,7 +31,8 @@ def allocate(
     """Return the allocation of as many of `hosts` as the job asks for; for this host alone, no agent has to be started.
 
     `starter` is how agents are started, `source` what listed the hosts, for messages. `resolvable`: workers can resolve these
-    names, which ssh alone may know. `here`: the cluster's name for this host. `in_step`: this host's agent is started too.
+    names, which ssh alone may know. `here`: the cluster's name for this host. `in_step`: the agent of this host is started, too,
+    in a step like all others, even if there is no other host.
     """
     spec = facts.spec
     if spec.node_rank is not None:

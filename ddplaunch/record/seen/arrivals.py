@@ -84,8 +84,9 @@ def _arrivals_in(group: str, members: str, calls: Sequence[_Call], every: int, m
     length, period = find_step([(call.at, kind) for call, kind in zip(calls, kinds, strict=True)])
     # if all are one operation, a step may be one call of any size, or all of them
     has_one_operation = len({call.name for call in calls}) == 1
-    if not length and not has_one_operation and not _repeats_too_rarely(kinds):
-        length, period = find_step([(call.at, call.name) for call in calls])  # the sizes may change from step to step
+    sizes_may_change = not length and not has_one_operation and not _repeats_too_rarely(kinds)  # from step to step
+    if sizes_may_change:
+        length, period = find_step([(call.at, call.name) for call in calls])
     kept = calls
     if length and every > 1:
         steps = _steps_to_keep(calls[0].number, calls[-1].number, length, every)
