@@ -69,7 +69,7 @@ class StragglerCheck:
         self.last_pace: float | None = None  # also of a job that has made its last step
         self.last_steps: int | None = None  # about how many this generation has made
         # for the next reading; not set: no generation has a process group, or the check has failed
-        self._next = loop.timer(None, self._on_time, may_rest=True)
+        self._next = loop.timer(None, self._on_time, may_come_late=True)
 
     def begin(self) -> None:
         """Begin: a worker of this generation has a process group."""

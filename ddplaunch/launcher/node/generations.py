@@ -69,7 +69,7 @@ class Generations:
         self._flushes = loop.timer(None, lambda: self.output.flush(loop.now()))
         self._backpressure = Backpressure(loop, context.queue)
         self.start_notice = StartNotice(loop)
-        self._describes = loop.timer(None, self._describe, may_rest=True)
+        self._describes = loop.timer(None, self._describe, may_come_late=True)
         self._sample_at = inf  # when to sample what the workers use; inf: not now
         self._given_up: set[str] = set()  # the warnings of `call_or_warn` about what has failed
         # what most jobs do without: None until it is needed, and then made by `inspection`, `debuggers`, `sampler`

@@ -244,7 +244,7 @@ class MetricsFile:
         self._path = path
         self._progress = progress
         self._has_ended = False
-        self._due = loop.timer(loop.now(), lambda: progress.ask(self._write), may_rest=True)
+        self._due = loop.timer(loop.now(), lambda: progress.ask(self._write), may_come_late=True)
 
     def _write(self) -> None:
         if self._has_ended:
