@@ -303,7 +303,7 @@ def _choose_start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
     preload, why_fresh = start_method.Preload(None)
     if is_considered:
         preload, why_fresh = start_method.choose_preload(
-            spec, plans, here.caller, node.script, is_followed=node.is_followed
+            spec, plans, here.caller, node.script, debugger_follows_children=node.debugger_follows_children
         )
     warm = start_method.choose_keep_warm(spec, preload, here.allocation, here.caller)
     why_cold = why_fresh or warm.why_not

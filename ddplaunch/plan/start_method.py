@@ -38,15 +38,15 @@ def choose_preload(
     caller: Mapping[str, str],
     script: bytes = b"",
     *,
-    is_followed: bool = False,
+    debugger_follows_children: bool = False,
 ) -> Preload:
     """Return what a fork server imports. By `auto` there is one only if the script shows that a fork changes nothing.
 
-    `script` is the text of the program, `is_followed`: a debugger around the command gets into the workers.
+    `script` is the text of the program, `debugger_follows_children`: a debugger around the command gets into the workers.
     """
     if spec.start_method == "auto":
         fork_may_change_workers = (
-            is_followed
+            debugger_follows_children
             or any(worker.terminal or worker.cpus or worker.wrap for worker in workers)
             or any(map(caller.get, _OF_EACH_PROCESS))
         )
@@ -55,7 +55,7 @@ def choose_preload(
         return Preload(PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS)
     if spec.program.kind is ProgramKind.COMMAND:
         return Preload(None, "a command cannot be forked from an interpreter")
-    if is_followed:
+    if debugger_follows_children:
         return Preload(None, "the debugger around this command gets into fresh processes only")
     if any(worker.wrap for worker in workers):
         return Preload(None, "a worker of --wrap is a fresh process")

@@ -26,7 +26,7 @@ from ddplaunch.spec.outcome import ClusterQuestions
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, own_imports
 from ddplaunch.system.net import port
-from ddplaunch.system.process.fork import is_followed, unfollowed
+from ddplaunch.system.process.fork import debugger_follows_children, unfollowed
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import duration
 
@@ -238,7 +238,7 @@ def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None, str]
             return interpreter, _note_of_new(draft, interpreter, why_older_ends) if interpreter.is_new else ""
     if why_not:
         return None, f"no interpreter is kept warm: {why_not}"
-    is_fresh_for_debugger = draft.preload is None and is_followed()
+    is_fresh_for_debugger = draft.preload is None and debugger_follows_children()
     why_fresh = draft.reasons.get("start", "") if is_fresh_for_debugger else ""
     return None, f"workers are fresh processes: {why_fresh}" if why_fresh else ""
 

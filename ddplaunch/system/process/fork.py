@@ -26,7 +26,7 @@ def fork() -> int:
     return pid
 
 
-def is_followed() -> bool:
+def debugger_follows_children() -> bool:
     """Return whether a debugger gets into each program of Python that this process, or one that it has forked, executes."""
     return bool(_setup().get("multiprocess") or _setup().get("multiproc"))  # PyDev's and debugpy's word, and PyCharm's
 
