@@ -50,7 +50,7 @@ def choose_preload(
             or any(worker.terminal or worker.cpus or worker.wrap for worker in workers)
             or any(map(caller.get, _OF_EACH_PROCESS))
         )
-        if fork_may_change_workers or not import_torch(script):
+        if fork_may_change_workers or not imports_torch_first(script):
             return Preload(None)
         return Preload(PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS)
     if spec.program.kind is ProgramKind.COMMAND:
@@ -131,7 +131,7 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def import_torch(text: bytes) -> bool:
+def imports_torch_first(text: bytes) -> bool:
     """Whether this script imports torch before it does anything that could change how torch is imported."""
     for harmless in _HARMLESS_WORDS:
         text = text.replace(harmless, b"")

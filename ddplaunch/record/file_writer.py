@@ -206,7 +206,7 @@ class _Writer:
         if self._socket is not None:
             found, name = self._socket
             self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{found}"), name=name)
-        elif why := run_socket.problem():
+        elif why := run_socket.why_unsafe():
             self.reply(listening=False, why=why)
 
     def _create(self, name: str, flags: int = 0) -> int:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeGuard
 
 from ddplaunch.spec.outcome import Frame, Progress, WorkerError
-from ddplaunch.system.fields import duration, piece, size
+from ddplaunch.system.fields import bounded_duration, bounded_size, piece
 from ddplaunch.system.process.files import open_regular, remove_within
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
@@ -97,7 +97,7 @@ class ErrorFiles:
         """A descriptor that is readable while there are notifications; -1 if there can be none."""
         return self._pipe_ends[0]
 
-    def notifications(self) -> bytes:
+    def take_notifications(self) -> bytes:
         """Take what workers have written there: RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, or anything."""
         try:
             return os.read(self._pipe_ends[0], 1 << 16)
@@ -151,7 +151,7 @@ class ErrorFiles:
 
     def forget_all_but(self, generation: int) -> None:
         """Remove the files of all other generations: they take memory, and a job may restart for months."""
-        self.notifications()  # so that none is read later that speaks of these files
+        self.take_notifications()  # so that none is read later that speaks of these files
         for folder in (self._path, f"{self._path}/{_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
                 for name in os.listdir(fd):
@@ -307,7 +307,7 @@ def parse_progress(text: bytes, now: float, source: str = "script") -> Progress 
     """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read.
 
     That is {"step": 7, "total": 100, "at": 12.5, "first": [1, 3.2], "metrics": {"loss": 0.3}}: "first" is the step that was
-    told first, and when. `size`, `piece` and `duration` bring what a program wrote into the range of a field.
+    told first, and when.
     """
     found = _values(text)
     step, total, first = found.get("step"), found.get("total"), found.get("first")
@@ -317,13 +317,13 @@ def parse_progress(text: bytes, now: float, source: str = "script") -> Progress 
         return None
     metrics = list(_mapping(found.get("metrics")).items())[:_MOST_METRICS]
     return Progress(
-        step=size(step),
-        total=size(total) if _is_count(total) else None,
+        step=bounded_size(step),
+        total=bounded_size(total) if _is_count(total) else None,
         source=source,
         metrics=tuple((piece(name, _LONGEST), f"{value:.4g}") for name, value in metrics if isinstance(value, float)),
-        first_step=size(first_step),
-        seconds=duration(at - began),
-        age=duration(now - at),
+        first_step=bounded_size(first_step),
+        seconds=bounded_duration(at - began),
+        age=bounded_duration(now - at),
     )
 
 
@@ -332,8 +332,8 @@ def progress_of_bar(line: str, age: float) -> Progress | None:
     found = next(filter(None, (form.search(line) for form in _BARS)), None)
     if found is None:
         return None
-    step, total = (size(int(text.replace(",", ""))) for text in found.groups())
-    return Progress(step=step, total=total, source="bar", age=duration(age))
+    step, total = (bounded_size(int(text.replace(",", ""))) for text in found.groups())
+    return Progress(step=step, total=total, source="bar", age=bounded_duration(age))
 
 
 def _is_count(value: object) -> TypeGuard[int]:

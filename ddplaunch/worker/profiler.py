@@ -433,9 +433,8 @@ def groups_of_torch() -> "dict[str, int]":
     """Return the number of ranks of each process group by its name."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
     try:
-        return {
-            str(group.group_name): len(ranks) for group, ranks in list(module._pg_group_ranks.items())[:MOST_RECORDED]
-        }  # type: ignore[union-attr]
+        table: Any = module._pg_group_ranks  # type: ignore[union-attr]
+        return {str(group.group_name): len(ranks) for group, ranks in list(table.items())[:MOST_RECORDED]}
     except Exception:  # noqa: BLE001 - not the torch that we know
         return {}
 

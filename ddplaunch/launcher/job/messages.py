@@ -244,7 +244,7 @@ def _fitted_error(error: WorkerError) -> WorkerError:
         frames=tuple(
             Frame(
                 file=piece(frame.file[-_PART:]),
-                line=fields.number(frame.line),
+                line=fields.bounded_number(frame.line),
                 function=piece(frame.function, _PART),
                 source=piece(frame.source, _PART),
             )

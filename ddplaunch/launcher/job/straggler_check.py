@@ -219,10 +219,10 @@ class _Reading:
     def compare_answers(self) -> _Compared:
         """Compare all that was answered. Runs in a child, where a failure finds nothing: in the loop it would be raised again."""
         try:
-            from ddplaunch.record.seen.arrivals import of_arrivals
+            from ddplaunch.record.seen.arrivals import rows_of_arrivals
 
             found = [each for answer, _ in self._answers for each in answer.series]
             clocks = {each.rank: clock for answer, clock in self._answers for each in answer.series}
-            return _Compared(compare(found, clocks), of_arrivals(found, clocks))
+            return _Compared(compare(found, clocks), rows_of_arrivals(found, clocks))
         except Exception:  # noqa: BLE001 - as of a file of this package that is gone
             return _Compared([], [])

@@ -261,7 +261,7 @@ class Generations:
 
     def _on_notifications(self) -> None:
         """Read what workers have announced through their pipe, a byte each, and post an event for each kind of news."""
-        found = self._context.error_files.notifications()
+        found = self._context.error_files.take_notifications()
         if JOINED in found and not self._has_group:
             self._has_group = True
             self.start_notice.end()
@@ -430,11 +430,11 @@ class Generations:
 
     def _keep_stacks(self, workers: Workers, inspected: Inspection) -> None:
         """Write where the workers were to the folder of the run, and when they came to their collectives."""
-        from ddplaunch.record.seen.arrivals import of_samples  # few jobs have stacks to keep
+        from ddplaunch.record.seen.arrivals import rows_of_samples  # few jobs have stacks to keep
 
         workers.keep_stacks(inspected.stacks)
         if (folder := self._context.folder) is not None and not self._context.inputs.spec.no_sample:
-            for row in of_samples(inspected.samples, time.time_ns() - time.monotonic_ns()):
+            for row in rows_of_samples(inspected.samples, time.time_ns() - time.monotonic_ns()):
                 folder.keep_sample(COLLECTIVES, row)
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ def _check_ports(allocated: AllocatedJob, draft: Plan) -> None:
     Raises LaunchError: it is so.
     """
     if draft.master_port and 0 in draft.ranks and not allocated.allocation.is_elastic:
-        port.reserve(draft.master_port, draft.reasons["master_port"], named=allocated.spec.no_control).release()
+        port.reserve(draft.master_port, draft.reasons["master_port"], must_be_named=allocated.spec.no_control).release()
     if draft.world_size > 1 and draft.master_addr == LOOPBACK:
         port.check_loopback()
 

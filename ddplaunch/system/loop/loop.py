@@ -169,7 +169,7 @@ class Loop:
     def timer(self, at: float | None, call: Callable[[], object], *, may_come_late: bool = False) -> Timer:
         """Return a timer that makes this call at this time; None: once a time is set.
 
-        `may_come_late`: after a pause of this process the call may come late, so this process does not wake each second until then.
+        `may_come_late`: the call may, after a pause of this process, so that this process does not wake each second until then.
         """
         timer = Timer(self._timers, call, may_come_late=may_come_late)
         timer.set(at)
