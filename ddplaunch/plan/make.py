@@ -186,7 +186,7 @@ def _bind_to_cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Ow
         # each worker has CPUs of its own, and cannot use more than the smallest share has, however many the node has
         usable = min([usable, *(len(sharing) * len(share) for share in bound)])
     own = bound if task is None or sharing is owned else (bound[task.local_rank],)
-    return _Cpus(own, usable, len(sharing), notes)
+    return _Cpus(of_workers=own, usable=usable, sharing=len(sharing), notes=notes)
 
 
 class _Here(Struct, frozen=True, kw_only=True):

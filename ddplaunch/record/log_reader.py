@@ -29,7 +29,9 @@ _GAP_NOTE = b"[ddplaunch: a part is left out here: the log had reached its limit
 _OUR_NAME = re.compile(r"rank-(\d{1,9})\.(out|err)")
 _ATTEMPT = re.compile(r"attempt_(\d{1,9})")
 _TORCHRUN_NAMES = {"stdout.log": "out", "stderr.log": "err"}
-_SETTLED = 2.0  # seconds after which a change of a folder has another time than the one before, on any file system
+_SETTLED_AFTER = (
+    2.0  # seconds after which a change of a folder has another time than the one before, on any file system
+)
 _LONGEST_EXCEPTION = 1 << 18  # characters
 
 
@@ -106,7 +108,7 @@ def segments_of(path: str) -> Sequence[int]:
         return ()
     now = time.time()
     # a change right after a listing may have the same time as the change before: such a listing is not used again
-    version = changed if now - changed >= _SETTLED else now
+    version = changed if now - changed >= _SETTLED_AFTER else now
     return _segments_in(folder, version).get(base, ())
 
 

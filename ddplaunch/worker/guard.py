@@ -51,10 +51,10 @@ def serve(control: "Any", fork_server: "ModuleType", imported: "Any") -> "list[s
     _be_continued_at_end_of(control.fileno())  # by SIGCONT: a guard that was stopped has to end its workers then, too
     us = os.getpid()
     guard = _Guard(control, fork_server)
-    fork_server.send(control, f"guard {us}\n{imported.report}")
+    fork_server.send(control, f"guard {us}\n{imported.report_to_agent}")
     while True:
         content, descriptors = guard.next_fork_request()
-        workers = fork_server.split(control, content, descriptors)
+        workers = fork_server.split_fork_request(control, content, descriptors)
         if not workers:
             continue
         worker = guard.fork_all(workers)
@@ -67,7 +67,7 @@ def serve(control: "Any", fork_server: "ModuleType", imported: "Any") -> "list[s
             if hasattr(sys, "orig_argv"):  # since Python 3.10; it still is that of the warm interpreter's first run
                 sys.orig_argv[-len(sys.argv) :] = [sys.argv[0], *arguments]
             return arguments
-        fork_server.close(workers)
+        fork_server.close_descriptors(workers)
 
 
 def adopt_orphans() -> None:
@@ -114,7 +114,7 @@ class _Guard:
                 return None
             if pid == 0:
                 worker = workers.pop(index)
-                self._fork_server.close(workers)
+                self._fork_server.close_descriptors(workers)
                 return worker
             self._end_pipes[pid] = descriptors.pop()
             self._fork_server.send(self._control, f"pid {pid}\n")

@@ -24,13 +24,14 @@ WORTH_NAMING = 0.5  # seconds
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-def pin(device: str) -> None:
+def pin_device(device: str) -> None:
     """Make `device`, such as "cuda:2", the current device when torch first uses a device of that kind."""
     kind, _, number = device.partition(":")
     index = int(number)
     visibility = [os.environ.get(name) for name in VISIBILITY]
 
-    def choose() -> None:
+    def make_current() -> None:
+        """Make `device` the current one, unless the program has changed which are visible. torch calls this as it starts CUDA."""
         module = sys.modules[f"torch.{kind}"]
         try:
             # the program may have changed which devices are visible, so that the index means another one
@@ -41,12 +42,12 @@ def pin(device: str) -> None:
             pass
 
     def queue(module: "Any") -> None:
-        module._lazy_call(choose)  # torch calls it when it starts CUDA
+        module._lazy_call(make_current)
 
     when_imported(f"torch.{kind}", queue)
 
 
-def share(strategy: str) -> None:
+def set_sharing_strategy(strategy: str) -> None:
     """Make `strategy` the way in which torch.multiprocessing shares CPU tensors, unless the program names another."""
 
     def choose(module: "Any") -> None:

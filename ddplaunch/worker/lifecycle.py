@@ -97,9 +97,9 @@ class Lifecycle:
             return
         imports = self._load("imports")
         if device:
-            imports.pin(device)
+            imports.pin_device(device)
         if sharing:
-            imports.share(sharing)
+            imports.set_sharing_strategy(sharing)
 
         def follow(trainer: "Any") -> None:
             if self._error_file:

@@ -166,7 +166,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         endpoint=endpoint,
         rendezvous=rendezvous,
         task=None if step.once_per_node else step.task,
-        has_front=is_ours,
+        has_front=is_ours,  # the command that has started the step, and coordinates it
         identity="" if is_ours else f"slurm {job}.{number}",  # agents of a step of ours know each other by the port
         notes=tuple(checks.endpoint_unused(spec, "slurm determines the endpoint")),
         doubt=doubt,

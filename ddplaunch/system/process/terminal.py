@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 _STDIN = 0
-_READ = {"x86_64": 0, "aarch64": 63}  # the number of read(2)
+_READ_SYSCALLS = {"x86_64": 0, "aarch64": 63}  # the number of read(2)
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _UNKNOWN = os.terminal_size((80, 24))  # of a serial line
 
@@ -84,7 +84,7 @@ def awaited_input(pid: int) -> str | None:
     try:
         with open(f"/proc/{pid}/syscall") as file:  # proc(5): the number, then the arguments in hexadecimal
             number, fd, *_ = file.read().split()
-        if int(number) != _READ.get(os.uname().machine):
+        if int(number) != _READ_SYSCALLS.get(os.uname().machine):
             return None
         if not os.readlink(f"/proc/{pid}/fd/{int(fd, 16)}").startswith(_TERMINALS):
             return None
