@@ -67,10 +67,9 @@ class _Writer:
         self._times: LogTimes | None = None
         # where the socket of the run lies: a descriptor of the folder, and the name
         self._socket: tuple[int, str] | None = None
-        self._old_runs_removal: Iterator[str | None] | None = (
-            None  # step by step; None: there is nothing to remove, or that is done
-        )
-        self._removal_begins_at = 0.0  # when that begins, in monotonic seconds
+        # step by step; None: there is nothing to remove, or that is done
+        self._old_runs_removal: Iterator[str | None] | None = None
+        self._removal_begins_at = 0.0  # monotonic seconds
 
     def run(self) -> None:
         """Carry out every message: those of the socket, then those that an agent that has ended left in the shared file."""

@@ -203,7 +203,7 @@ def find_candidate(runs: str, name: str) -> Candidate | None:
     if os.path.islink(folder) or not os.path.isdir(folder):  # a link may lead to where the user has moved a run
         return None
     began, written, ended_well = [], [], []
-    has_own_name = short(name) != name
+    is_name_of_run = short(name) != name  # only names of the form that we make have a short one
     for node in Run(folder).nodes:
         events = _own_file(f"{node.folder}/events.jsonl")
         if events is None:
@@ -218,11 +218,11 @@ def find_candidate(runs: str, name: str) -> Candidate | None:
             is_second_of_name = number.isdecimal() and node.start.run_id == base
             if node.start.run_id != name and not is_second_of_name:
                 return None
-            has_own_name = True
+            is_name_of_run = True
         began.append(node.head[0].at)
         summary = node.object("summary") if _own_file(f"{node.folder}/summary.json") is not None else {}
         ended_well.append(summary.get("why") in _ENDED_WELL)
-    if not began or not has_own_name:
+    if not began or not is_name_of_run:
         return None
     matters = not all(ended_well) or max(written) - min(began) >= _LONG_RUN
     return Candidate(name=name, written=max(written), matters=matters)

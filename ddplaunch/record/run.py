@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from ddplaunch.record.folders import parts_of
+from ddplaunch.record.folders import node_folders_of
 from ddplaunch.system.fields import Duration, Number, Seconds, Size, Status, line
 from ddplaunch.system.process.files import content, read_json
 
@@ -130,7 +130,7 @@ class Run(Struct, dict=True):
     @cached_property
     def nodes(self) -> Sequence[Node]:
         """Its nodes, by node rank."""
-        return [*map(Node, parts_of(self.folder))]
+        return [*map(Node, node_folders_of(self.folder))]
 
     @cached_property
     def start(self) -> EventRow | None:
