@@ -25,7 +25,7 @@ Owned = tuple[tuple[Device, ...], ...]  # the devices of each local worker, by l
 
 
 def divide_devices(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
-    """Return the devices of each local worker, by local rank: one in turn, unless options say otherwise.
+    """Return the devices of each local worker, by local rank: one device in turn, unless options say otherwise.
 
     Raises:
         LaunchError: --gpus-per-worker or --workers-per-gpu cannot be met by these devices.

@@ -204,7 +204,7 @@ def _divide_among_devices(flag: str, owned: Owned, cores: Sequence[Core], numa_n
 
 
 def _with_nodes_for_all(near: Sequence[set[int]], cores: Iterable[Core]) -> list[set[int]]:
-    """Return these sets of NUMA nodes, with one node in place of each empty set: that with the most cores for each user of it."""
+    """Return these sets of NUMA nodes, each empty one filled with a node: that with the most cores for each of its users."""
     sizes = Counter(core.numa_node for core in cores)
     users = Counter(chain.from_iterable(near))
     completed = []

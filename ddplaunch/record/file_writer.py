@@ -29,7 +29,7 @@ _WHY_MISSING = "the log folder did not answer"
 
 
 def run(sock: int, shared: int, listener: int = -1) -> None:
-    """Be that process: take messages from this socket until there are no more, and note in the file `shared` what is done.
+    """Be the writer: take messages from this socket until there are no more, and note in the file `shared` what is done.
 
     `listener` is the socket of the run, which the agent has too. `sock` is closed at once at the end, which the agent waits for:
     this process may take another while to end.
@@ -169,7 +169,7 @@ class _Writer:
             self._old_runs_removal = old_runs.tidy(runs, keep)
 
     def _remove_old_runs_until_next(self, messages: BufferedReader) -> None:
-        """Remove old runs, one file at a time, until the next message is there: no job begins or ends later for them."""
+        """Remove old runs, one file at a time, until the next message is there: no job begins or ends later because of that."""
         if self._old_runs_removal is None:
             return
         sock = messages.fileno()

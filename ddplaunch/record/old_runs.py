@@ -257,7 +257,7 @@ def _measure(runs: str, run: Candidate) -> Generator[None, None, Candidate]:
 
 
 def _remove(runs: str, run: Candidate, why: str) -> Generator[None, None, bool]:
-    """Remove a run and note why in the list of removed runs; yield between files. Return False for one that stays: it goes on."""
+    """Remove a run and note why in the list of removed runs; yield between files. Return False if the run stays."""
     if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
         return False
     going = f"{runs}/{_BEING_REMOVED}{run.name}"

@@ -234,8 +234,8 @@ def folder_of_run(
 def run_id_with_nodes(spec: JobSpec, env: Mapping[str, str]) -> str:
     """Return the name of a run whose nodes lay their folders into its own; one that was asked for and is taken gets a number.
 
-    The command that starts all agents calls this and tells them the name: each alone would find the folder of the first one
-    taken. Where the disk hangs, the name is taken as it was asked for.
+    The command that starts all agents calls this and tells them the name: an agent alone would find that the first
+    agent's folder has taken it. Where the disk hangs, the name is taken as it was asked for.
     """
     asked, runs = run_id_of(spec), runs_folder(env)
     is_drawn = spec.run_id is None

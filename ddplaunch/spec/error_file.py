@@ -44,7 +44,7 @@ class ErrorFiles:
     """Where the workers of this node write their exceptions: in memory, so that neither they nor we wait for a disk."""
 
     def __init__(self, run_id: str, tmp: str) -> None:
-        """Choose the folder for this run: in shared memory, or in `tmp` where there is none with room.
+        """Choose the folder for this run: in shared memory, or in `tmp` where that has no room.
 
         The command calls this before it forks the agent, since the command removes the folder, and so has to know its name.
         """
@@ -176,7 +176,7 @@ def _opened(folder: str) -> Iterator[int]:
 
 
 def _remove_abandoned(parent: str) -> None:
-    """Remove the folders of this user that no agent holds any more: it was killed, and the command that started it too."""
+    """Remove the folders of this user that no agent holds any more: the agent was killed, and the command that started it too."""
     deadline = time.monotonic() + _REMOVED_WITHIN
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:

@@ -125,7 +125,7 @@ class Profile:
         self.times["began"] = time.time_ns()
 
     def stop(self) -> None:
-        """Stop torch's profiler, and keep its record. It waits for no kernel, which other ranks may have to reach first."""
+        """Stop torch's profiler, and keep its record. Do not wait for kernels of GPUs, which other ranks may have to reach."""
         self.times["ended"] = time.time_ns()
         profiler, self.profiler = self.profiler, None
         if profiler is not None:

@@ -197,7 +197,7 @@ def _output_is_read() -> bool:
 
 
 def _exit_like(status: int) -> NoReturn:
-    """End as the child has, by the same signal if it was one; `status` is that of waitpid."""
+    """End as the child has, by the same signal if a signal ended the child; `status` is that of waitpid."""
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     signum = os.WTERMSIG(status)
