@@ -89,7 +89,7 @@ class RunFolder:
                 self.files.fails = True
             case {"problem": problem, **more}:
                 self.problem = self.problem or problem
-                output_is_lost = "fails" in more
+                output_is_lost = "fails" in more  # a log, and not another file, could not be written
                 self.files.fails = self.files.fails or output_is_lost
                 if not self.is_made:  # before its first reply a writer only has a problem if it ends
                     self.path, self.is_made = None, True

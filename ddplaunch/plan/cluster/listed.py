@@ -82,7 +82,7 @@ def _choose_hosts(facts: ClusterFacts, hosts: Sequence[Host], source: str) -> tu
     bad = [host for host in hosts if host not in good]
     if not bad:
         return good, ()
-    _check_rest(spec, good, bad, source)
+    _check_enough_are_left(spec, good, bad, source)
     return good, (f"{spec.origin('avoid_bad_nodes')} leaves out {_names(bad)}: {FAILED}",)
 
 
@@ -97,7 +97,7 @@ def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int
     return min_nodes, min(max_nodes, len(hosts))
 
 
-def _check_rest(spec: JobSpec, hosts: Sequence[Host], bad: Sequence[Host], source: str) -> None:
+def _check_enough_are_left(spec: JobSpec, hosts: Sequence[Host], bad: Sequence[Host], source: str) -> None:
     """Refuse a job that has too few `hosts` without the `bad` ones, on which a machine has failed."""
     needed = spec.nnodes[0] + spec.spares  # the former is 1 if no number was asked for
     if needed > len(hosts):

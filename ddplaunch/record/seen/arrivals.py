@@ -61,13 +61,13 @@ def arrivals(rank: int, bodies: Iterable[bytes], members: Mapping[str, str], eve
                 name, sizes = str(fields.get("profiling_name")), str(fields.get("input_sizes"))
                 of_group.append(_Call(index, at, name, sizes))
     is_too_much = sum(map(len, calls.values())) > _MOST_ENTRIES
-    most = _MOST_ENTRIES // len(calls) if is_too_much else _MOST_ENTRIES
+    most_of_group = _MOST_ENTRIES // len(calls) if is_too_much else _MOST_ENTRIES
     made = []
     for group, of_group in calls.items():
         _, _, own_name = group.partition(" ")  # behind the backend, see `_named_group`
         ranks = members.get(own_name, "")
         known_ranks = ranks if len(ranks) <= LONGEST_REPEATED_MEMBERS else ""
-        made.append(_arrivals_in(group, known_ranks, of_group, every, most, rank))
+        made.append(_arrivals_in(group, known_ranks, of_group, every, most_of_group, rank))
     return made
 
 
