@@ -19,7 +19,7 @@ from ddplaunch.system.fields import Duration, Number, Seconds, Size, Status, lin
 from ddplaunch.system.process.files import content, read_json
 
 LONGEST = 64 << 20  # bytes of a file of lines that are read
-_HEAD = 1 << 14  # bytes of the events in which the start of the job stands
+_LONGEST_HEAD = 1 << 14  # bytes of the events in which the start of the job stands
 _LONGEST_ERROR = 300  # characters of the first failure, in a sentence
 KILLED = "was killed"  # the command and its agent
 
@@ -103,7 +103,7 @@ class Node(Struct, dict=True):
     def head(self) -> Sequence[EventRow]:
         """The first events: up to the start of the job, or up to a line that cannot be read."""
         found: list[EventRow] = []
-        for event in lines_of(content(f"{self.folder}/events.jsonl", _HEAD), EventRow):
+        for event in lines_of(content(f"{self.folder}/events.jsonl", _LONGEST_HEAD), EventRow):
             if event is None:
                 break
             found.append(event)

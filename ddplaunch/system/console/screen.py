@@ -164,7 +164,7 @@ class RedrawnRows:
             rows = int(argument) if argument.isdigit() else 1
             self._rows_climbed += rows
             self.goes_up = self.redrawn = True
-            self._next_row_is_first_bar = self._depth_is_guessed  # without a guess `_newline` has found that out
+            self._next_row_is_first_bar = self._depth_is_guessed
             self._depth = min(max(self._depth, self._rows_climbed), _MAX_ROWS)
             self._cursor = max(0, self._cursor - rows)
             self._at_start = True

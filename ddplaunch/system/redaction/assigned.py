@@ -175,9 +175,8 @@ def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
     if opened is not None and "\n" in opened[0]:  # without quotes, the next line may be anything
         return
     if (call := compiled(_CALL).match(text, at)) is not None:
-        if (
-            compiled(_CALLS_THAT_REFER).fullmatch(call[0]) is None
-        ):  # else the arguments say where the value is: getenv("...")
+        refers = compiled(_CALLS_THAT_REFER).fullmatch(call[0])  # the arguments say where the value is: getenv("...")
+        if refers is None:
             yield from _quoted_arguments(text, call.end(), name)
         yield from _quoted_fallbacks(text, at, name)
         return

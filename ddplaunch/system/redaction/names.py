@@ -150,7 +150,7 @@ def _makes_name_secret(words: list[str], at: int, *, is_constant: bool) -> bool:
     return False
 
 
-_NOTHING = frozenset((
+_WORDS_FOR_NO_SECRET = frozenset((
     "none", "null", "nil", "true", "false", "yes", "no", "on", "off", "undefined", "nan", "default", "required",
     "optional", "str", "int", "float", "bool", "bytes", "object", "any", "dict", "list", "tuple", "string", "number",
     "boolean", "text", "secretstr", "path", "auto", "token", "tokens", "password", "secret", "passwd", "key", "hidden",
@@ -169,7 +169,7 @@ _FILE = r"(?:[\w.-]+/)*[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|c
 def is_value(text: str, name: str) -> bool:
     """Whether a text beside the name of a secret is a secret: no placeholder, path, type or switch, and no count."""
     text = text.strip()
-    if not text or text.lower() in _NOTHING:
+    if not text or text.lower() in _WORDS_FOR_NO_SECRET:
         return False
     if len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
         return False
