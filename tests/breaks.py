@@ -60,7 +60,7 @@ BREAKS = (
     Break("reach/channel/handshake.py", "signing.update(number.to_bytes(8))", "signing.update(bytes(8))", "unit/control"),
     Break("system/loop/stream.py", "if length > self.limit:", "if False:", "unit/loop unit/control"),
     # output and what is kept
-    Break("system/console/lines.py", "return whole if len(self._rest) <= MAX_LINE else", "return whole if True else", "unit/output"),
+    Break("system/console/lines.py", "return whole if len(self._partial_line) <= MAX_LINE else", "return whole if True else", "unit/output"),
     Break("system/console/streams.py", 'if env.get("NO_COLOR"):', "if False:", "unit/output unit/report"),
     Break("record/old_runs.py", "if os.path.islink(folder) or not", "if not", "unit/runlog"),
     Break("record/old_runs.py", "return not run.matters, -run.written", "return run.matters, -run.written", "unit/runlog"),

@@ -94,7 +94,7 @@ class Patience(Clock):
         return self.at
 
     def select(
-        self, selector: selectors.BaseSelector, deadline: float, rest_until: float = inf
+        self, selector: selectors.BaseSelector, deadline: float, lenient_deadline: float = inf
     ) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for events."""
         began = time.monotonic()

@@ -114,7 +114,7 @@ def doctor(
 
     # a job without a script: the options of files and variables hold for this command too
     with_program = line if line.program else replace(line, program=("-",))
-    spec = interpreter.chosen(job.resolve(with_program, env, working_directory()), env)
+    spec = interpreter.with_chosen_interpreter(job.resolve(with_program, env, working_directory()), env)
     if line.program:
         check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     allocation, env = _allocation(spec, env)

@@ -331,7 +331,7 @@ def checked(ctx: click.Context) -> JobSpec:
             f"there is no SCRIPT to run: {words[-1]} is the value of {words[-2]}",
             hint="type the value of the option first, then the script",
         )
-    spec = interpreter.chosen(resolve(line, env, working_directory()), env)
+    spec = interpreter.with_chosen_interpreter(resolve(line, env, working_directory()), env)
     assert isinstance(ctx.command, JobCommand)
     verbs_flags = [option.opts[0] for option in ctx.command.own_options]
     is_run = not verbs_flags  # all other verbs with the options of a job have some of their own

@@ -25,7 +25,7 @@ Owned = tuple[tuple[Device, ...], ...]  # the devices of each local worker, by l
 
 
 def divide_devices(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
-    """Return the devices of each local worker, by local rank: one in turn, unless options say otherwise.
+    """Return the devices of each local worker, by local rank: one device in turn, unless options say otherwise.
 
     Raises:
         LaunchError: --gpus-per-worker or --workers-per-gpu cannot be met by these devices.
@@ -154,7 +154,7 @@ def bind_device(
 
 
 def pin_notes(spec: JobSpec, pin: str, owned: Owned) -> list[str]:
-    """Warn scripts that take LOCAL_RANK for a device index."""
+    """Return a note for scripts that take LOCAL_RANK for a device index, where it is none; `pin` is as of `choose_pin`."""
     workers = len(owned)
     devices = len({device for own in owned for device in own})
     if not devices or spec.virtual_local_rank:
@@ -241,6 +241,7 @@ def _why_unusable(spec: JobSpec, node: Node) -> str | None:
     found = node.hardware.devices
     if not found:
         source, notes = node.hardware.device_source, node.hardware.notes
+        # else the source is a sentence, such as "no GPU driver found, although CUDA_VISIBLE_DEVICES=0,1"
         none_found = "this node has no accelerator" if source == "none found" else source
         return notes[0] if notes else none_found  # a note says which were left out
     # a command may bring another torch, as a container does

@@ -50,12 +50,12 @@ def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequenc
         return Binding(cpus=((),) * len(owned))
     flag = f"--numa-binding {mode}" if mode in TORCHRUN_MODES else f"--cpu-bind {mode}"
     if not cores:
-        raise LaunchError(f"{flag}: the cores of this node are not known", hint=_without(flag))
+        raise LaunchError(f"{flag}: the cores of this node are not known", hint=_hint_without(flag))
     # caches stay together: some firmware numbers the CPUs of several caches in turn
     cores = sorted(cores, key=lambda core: (core.numa_node, core.package, core.cache, core.cpus))
     used = set(chain.from_iterable(owned))
     devices = sorted(used | set(all_devices), key=lambda device: device.index)
-    numa_nodes, notes = _find_numa_nodes(devices, cores, used, guess=mode in TORCHRUN_MODES)
+    numa_nodes, notes = _find_numa_nodes(devices, cores, used, assume_node_0=mode in TORCHRUN_MODES)
     if mode == "exclusive" and all(owned):
         shares = _divide_among_devices(flag, owned, cores, numa_nodes)
     elif mode in ("cores", "exclusive"):
@@ -68,14 +68,14 @@ def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequenc
 
 
 def _find_numa_nodes(
-    devices: Iterable[Device], cores: Sequence[Core], used: Container[Device], *, guess: bool
+    devices: Iterable[Device], cores: Sequence[Core], used: Container[Device], *, assume_node_0: bool
 ) -> tuple[NumaNodes, list[str]]:
     """Return the NUMA node near each device that has allowed CPUs, and notes on those of the devices that are `used`.
 
-    `guess`: take node 0 where the node of a device is not known, if CPUs of that are allowed.
+    `assume_node_0`: take node 0 where the node of a device is not known, as torchrun does, if CPUs of node 0 are allowed.
     """
     nodes = {core.numa_node for core in cores}
-    guess = guess and 0 in nodes
+    assume_node_0 = assume_node_0 and 0 in nodes
     numa_nodes: dict[Device, int] = {}
     without_cpus, unknown = [], []
     for device in devices:
@@ -89,14 +89,14 @@ def _find_numa_nodes(
             (numa_nodes[device],) = candidates
             continue
         unknown.append(device)
-        if guess:
+        if assume_node_0:
             numa_nodes[device] = 0
     notes = []
     if names := _names(without_cpus, used):
         allowed = count(_count_cpus(cores), "CPU")
         notes.append(f"no CPU near {names} is among the {allowed} allowed here: others are used")
     if names := _names(unknown, used):
-        instead = "NUMA node 0 is used, as torchrun does" if guess else "any of the allowed are used"
+        instead = "NUMA node 0 is used, as torchrun does" if assume_node_0 else "any of the allowed are used"
         notes.append(f"which CPUs are near {names} is not known: {instead}")
     return numa_nodes, notes
 
@@ -105,7 +105,7 @@ def _names(devices: Iterable[Device], used: Container[Device]) -> str:
     return ", ".join(str(device) for device in devices if device in used)
 
 
-def _without(flag: str) -> str:
+def _hint_without(flag: str) -> str:
     return "--cpu-bind none" if flag.startswith("--cpu-bind") else "leave --numa-binding out"
 
 
@@ -204,7 +204,7 @@ def _divide_among_devices(flag: str, owned: Owned, cores: Sequence[Core], numa_n
 
 
 def _with_nodes_for_all(near: Sequence[set[int]], cores: Iterable[Core]) -> list[set[int]]:
-    """Return these sets of NUMA nodes, with one node in place of each empty set: that with the most cores for each user of it."""
+    """Return these sets of NUMA nodes, each empty one filled with a node: that with the most cores for each of its users."""
     sizes = Counter(core.numa_node for core in cores)
     users = Counter(chain.from_iterable(near))
     completed = []
@@ -233,7 +233,7 @@ def _divide_evenly(flag: str, cores: Sequence[Core], workers: int) -> list[Share
     if cpus < workers:
         raise LaunchError(
             f"{flag}: {workers} workers need CPUs of their own, but the job may use only {count(cpus, 'CPU')}",
-            hint=_without(flag),
+            hint=_hint_without(flag),
         )
     units = _units(cores, workers)
     nodes = sorted({unit.numa_node for unit in units})

@@ -186,7 +186,7 @@ def _bind_to_cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Ow
         # each worker has CPUs of its own, and cannot use more than the smallest share has, however many the node has
         usable = min([usable, *(len(sharing) * len(share) for share in bound)])
     own = bound if task is None or sharing is owned else (bound[task.local_rank],)
-    return _Cpus(own, usable, len(sharing), notes)
+    return _Cpus(of_workers=own, usable=usable, sharing=len(sharing), notes=notes)
 
 
 class _Here(Struct, frozen=True, kw_only=True):
@@ -220,9 +220,9 @@ def _decide_here(
 ) -> _Here:
     """Decide where this node is in the job, and how its workers are bound to devices and CPUs; parameters as of `make_plan`."""
     task = allocation.task
-    index = agreed.index if agreed is not None else agent_index(allocation)
+    own_index = agreed.index if agreed is not None else agent_index(allocation)  # of this node's agent
     if agents is None:
-        agents = agreed.agents if agreed is not None else agents_like(allocation, index, node, len(owned))
+        agents = agreed.agents if agreed is not None else agents_like(allocation, own_index, node, len(owned))
     if ranks is None:
         ranks = ranks_of_all(agents)
     _check_named_ranks(spec, world_size=ranks[-1].stop)
@@ -232,13 +232,13 @@ def _decide_here(
         allocation=allocation,
         node=node,
         agents=agents,
-        ranks=ranks[index],
+        ranks=ranks[own_index],
         owned=owned,
         cpus=_bind_to_cpus(spec, task, node, owned),
         world_size=ranks[-1].stop,  # the ranks of the last agent are the highest
-        node_rank=index if task is None else task.node_rank,
+        node_rank=own_index if task is None else task.node_rank,
         nnodes=len(agents) if task is None else task.nnodes,
-        host=agents[index].host or host_of(allocation, node.host),
+        host=agents[own_index].host or host_of(allocation, node.host),
         address=agreed.address if agreed is not None else allocation.endpoint.address or agents[0].host,
         pin=pin,
         pin_reason=pin_reason,
@@ -303,7 +303,7 @@ def _choose_start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
     preload, why_fresh = start_method.Preload(None)
     if is_considered:
         preload, why_fresh = start_method.choose_preload(
-            spec, plans, here.caller, node.script, is_followed=node.is_followed
+            spec, plans, here.caller, node.script, debugger_follows_children=node.debugger_follows_children
         )
     warm = start_method.choose_keep_warm(spec, preload, here.allocation, here.caller)
     why_cold = why_fresh or warm.why_not

@@ -15,14 +15,14 @@ from ddplaunch.spec.job import JobSpec, ProgramKind
 
 # what DDP and every optimizer import at their first step is the last of them, and takes as long as torch itself
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo")
-_WITHOUT_STEPS = PRELOAD[:-1]
-_TRAINS = (b"optim", b"DistributedDataParallel", b"torch.compile")
+_PRELOAD_WITHOUT_STEPS = PRELOAD[:-1]
+_TRAINING_WORDS = (b"optim", b"DistributedDataParallel", b"torch.compile")
 
 # OpenMP reads these and the CPUs it may use when it is loaded, which the fork server does for all workers
 _OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 
 # what is named here does something at the start of each process
-_OF_EACH_PROCESS = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+_ACT_IN_EACH_PROCESS = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
 
 
 class Preload(NamedTuple):
@@ -38,24 +38,24 @@ def choose_preload(
     caller: Mapping[str, str],
     script: bytes = b"",
     *,
-    is_followed: bool = False,
+    debugger_follows_children: bool = False,
 ) -> Preload:
     """Return what a fork server imports. By `auto` there is one only if the script shows that a fork changes nothing.
 
-    `script` is the text of the program, `is_followed`: a debugger around the command gets into the workers.
+    `script` is the text of the program, `debugger_follows_children`: a debugger around the command gets into the workers.
     """
     if spec.start_method == "auto":
         fork_may_change_workers = (
-            is_followed
+            debugger_follows_children
             or any(worker.terminal or worker.cpus or worker.wrap for worker in workers)
-            or any(map(caller.get, _OF_EACH_PROCESS))
+            or any(map(caller.get, _ACT_IN_EACH_PROCESS))
         )
-        if fork_may_change_workers or not import_torch(script):
+        if fork_may_change_workers or not imports_torch_first(script):
             return Preload(None)
-        return Preload(PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS)
+        return Preload(PRELOAD if any(word in script for word in _TRAINING_WORDS) else _PRELOAD_WITHOUT_STEPS)
     if spec.program.kind is ProgramKind.COMMAND:
         return Preload(None, "a command cannot be forked from an interpreter")
-    if is_followed:
+    if debugger_follows_children:
         return Preload(None, "the debugger around this command gets into fresh processes only")
     if any(worker.wrap for worker in workers):
         return Preload(None, "a worker of --wrap is a fresh process")
@@ -68,12 +68,12 @@ def choose_preload(
 
 
 # set in a batch job, whose end is to be the end of all that it has started
-_OF_A_JOB = (
+_VARIABLES_OF_BATCH_JOBS = (
     *("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID"),
     *("SGE_TASK_ID", "PE_HOSTFILE"),  # Grid Engine, with "undefined" as the task where the job is no array
     *("LOADL_STEP_ID", "COBALT_JOBID", "PJM_JOBID", "_CONDOR_SCRATCH_DIR"),
 )
-_OF_A_WORKER = ("TORCHELASTIC_RUN_ID", "DDPLAUNCH_RUN_ID")
+_VARIABLES_OF_WORKERS = ("TORCHELASTIC_RUN_ID", "DDPLAUNCH_RUN_ID")
 
 
 class KeptWarm(NamedTuple):
@@ -90,12 +90,12 @@ def choose_keep_warm(
     if spec.keep_warm is None or preload is None:
         return KeptWarm()
     why = ""
-    of_a_batch_job = [name for name in _OF_A_JOB if caller.get(name)]
+    of_a_batch_job = [name for name in _VARIABLES_OF_BATCH_JOBS if caller.get(name)]
     if of_a_batch_job:
         why = f"nothing may outlive a batch job, and {of_a_batch_job[0]} is set"
     elif allocation.cluster != "local" or allocation.nnodes != (1, 1):
         why = "a warm interpreter serves only jobs on this machine"
-    elif any(map(caller.get, _OF_A_WORKER)):
+    elif any(map(caller.get, _VARIABLES_OF_WORKERS)):
         why = "nothing may outlive the job whose worker has started this one"
     elif caller.get("SUDO_UID"):
         why = "no process of another user is to stay after sudo"
@@ -120,9 +120,10 @@ def asked(spec: JobSpec) -> str:
 # imported before torch by many scripts; none of them sets a variable that torch reads, or replaces a module
 _HARMLESS = sys.stdlib_module_names | {"ddplaunch", "numpy", "packaging", "psutil", "tqdm", "yaml"}
 
-# what torch._dynamo reads at its import comes after the script's own import of torch
-_TELLTALES = (b"TORCH", b"TRITON", b"INDUCTOR", b"sys.modules", b"meta_path", b"path_hooks", b"load_dotenv")
-_NO_TELLTALES = (b"TORCHELASTIC",)
+# words of a script that may change, wherever they stand, how torch is imported: torch._dynamo, which the fork server imports as
+# well, would be imported only after the script's first lines
+_MAY_CHANGE_TORCH = (b"TORCH", b"TRITON", b"INDUCTOR", b"sys.modules", b"meta_path", b"path_hooks", b"load_dotenv")
+_HARMLESS_WORDS = (b"TORCHELASTIC",)
 
 _PLAIN = (
     _ast.Constant, _ast.Name, _ast.Attribute, _ast.Subscript, _ast.Tuple, _ast.List, _ast.Dict, _ast.Compare, _ast.BoolOp,
@@ -130,11 +131,11 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def import_torch(text: bytes) -> bool:
+def imports_torch_first(text: bytes) -> bool:
     """Whether this script imports torch before it does anything that could change how torch is imported."""
-    for harmless in _NO_TELLTALES:
+    for harmless in _HARMLESS_WORDS:
         text = text.replace(harmless, b"")
-    if any(telltale in text for telltale in _TELLTALES):
+    if any(word in text for word in _MAY_CHANGE_TORCH):
         return False
     try:
         with warnings.catch_warnings():

@@ -117,8 +117,8 @@ class FileQueue:
         self._buffer = SendBuffer(sock.sendmsg) if sock is not None else SendBuffer(lambda _: 0)
         self._replies = Decoder(LONGEST_REPLY)
         self._handed_over = 0  # bytes, ever
-        self._seen = b""  # the writer's progress (the first PROGRESS bytes of `shared`), at the last look
-        self._rechecks = False  # whether the timer is set for a second look
+        self._seen_progress = b""  # the writer's progress (the first PROGRESS bytes of `shared`), at the last look
+        self._is_rechecking = False  # whether the timer is set for a second look
         self._loop: Loop | None = None
         self._timer: Timer | None = None  # to look whether there is progress
         self._logs = 0  # that were opened; a log's number is how many these were
@@ -194,7 +194,7 @@ class FileQueue:
 
     def attach(self, loop: Loop) -> None:
         """Have the loop of this process take replies, and send what waits."""
-        self._loop, self._timer = loop, loop.timer(None, self._on_time)
+        self._loop, self._timer = loop, loop.timer(None, self._check_progress)
         if self._sock is not None:
             loop.watch(self._sock, self._on_ready)
             self._watch()
@@ -210,7 +210,7 @@ class FileQueue:
         if self._sock is not None and self.size:
             self._flush()
             if self.hangs:
-                self._on_time()
+                self._check_progress()
         self._watch()
 
     def receive(self) -> None:
@@ -236,36 +236,37 @@ class FileQueue:
         if self._loop is None or self._timer is None or self._sock is None:
             return
         if self.hangs:
-            self._on_time()
+            self._check_progress()
         elif not self._timer.is_set and self._handed_over:
-            self._seen = os.pread(self._shared, PROGRESS, 0)
+            self._seen_progress = os.pread(self._shared, PROGRESS, 0)
             self._timer.set(self._loop.now() + HANG_TIMEOUT)
 
-    def _on_time(self) -> None:
-        """See whether the writer has done anything since the last look; without progress, look twice before the disk hangs.
+    def _check_progress(self) -> None:
+        """See whether the writer has done anything since the last look; only two looks without progress mean that the disk hangs.
 
         Called when the timer is due, and while the disk hangs, whenever something is to be written.
         """
         assert self._loop is not None
         assert self._timer is not None
         progress = os.pread(self._shared, PROGRESS, 0)
-        has_done_all = int.from_bytes(progress[:8], "little") == self._handed_over
-        has_progressed = progress != self._seen
-        self._seen, now = progress, self._loop.now()
+        bytes_done = int.from_bytes(progress[:8], "little")
+        has_done_all = bytes_done == self._handed_over
+        has_progressed = progress != self._seen_progress
+        self._seen_progress, now = progress, self._loop.now()
         if has_done_all:
             self.hangs = False
             self._timer.cancel()
         elif has_progressed:
             self.hangs = False
             self._timer.set(now + HANG_TIMEOUT)
-        elif not self.hangs and not self._rechecks:
-            self._rechecks = True
+        elif not self.hangs and not self._is_rechecking:
+            self._is_rechecking = True
             self._timer.set(now + RECHECK)
             return
         elif not self.hangs:
             self.hangs = self.has_hung = True
             self._timer.cancel()
-        self._rechecks = False
+        self._is_rechecking = False
 
     @property
     def is_open(self) -> bool:
@@ -293,7 +294,7 @@ class FileQueue:
     def is_busy(self) -> bool:
         """Whether the writer is still at it, and the disk does not hang."""
         if self.hangs and self._sock is not None:
-            self._on_time()
+            self._check_progress()
         return self._sock is not None and not self.hangs
 
     def leave(self) -> None:
@@ -322,4 +323,4 @@ class FileQueue:
         os.close(self._shared)
         self._sock, self.hangs = None, False
         self.pid = 0
-        self._buffer.take()
+        self._buffer.take()  # and drop it

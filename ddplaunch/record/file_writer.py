@@ -29,7 +29,7 @@ _WHY_MISSING = "the log folder did not answer"
 
 
 def run(sock: int, shared: int, listener: int = -1) -> None:
-    """Be that process: take messages from this socket until there are no more, and note in the file `shared` what is done.
+    """Be the writer: take messages from this socket until there are no more, and note in the file `shared` what is done.
 
     `listener` is the socket of the run, which the agent has too. `sock` is closed at once at the end, which the agent waits for:
     this process may take another while to end.
@@ -67,8 +67,9 @@ class _Writer:
         self._times: LogTimes | None = None
         # where the socket of the run lies: a descriptor of the folder, and the name
         self._socket: tuple[int, str] | None = None
-        self._tidying: Iterator[str | None] | None = None  # removes old runs step by step; None: there is nothing to do
-        self._tidies_at = 0.0  # when that begins, in monotonic seconds
+        # step by step; None: there is nothing to remove, or that is done
+        self._old_runs_removal: Iterator[str | None] | None = None
+        self._removal_begins_at = 0.0  # monotonic seconds
 
     def run(self) -> None:
         """Carry out every message: those of the socket, then those that an agent that has ended left in the shared file."""
@@ -81,7 +82,7 @@ class _Writer:
                 return data if len(data) == size else data + left.read(size - len(data))
 
             while True:
-                self._tidy_until_next(messages)
+                self._remove_old_runs_until_next(messages)
                 if len(header := read(file_queue.HEADER)) < file_queue.HEADER:
                     break
                 kind, log, size = file_queue.parse(header)
@@ -164,31 +165,31 @@ class _Writer:
         if runs is not None:
             # jobs that end within TIDY_AFTER remove nothing; after a day in which all did, this one begins at once
             is_overdue = time.time() - old_runs.last_tidied(runs) > old_runs.DAY
-            self._tidies_at = time.monotonic() + (0 if is_overdue else TIDY_AFTER)
-            self._tidying = old_runs.tidy(runs, keep)
+            self._removal_begins_at = time.monotonic() + (0 if is_overdue else TIDY_AFTER)
+            self._old_runs_removal = old_runs.tidy(runs, keep)
 
-    def _tidy_until_next(self, messages: BufferedReader) -> None:
-        """Remove old runs, one file at a time, until the next message is there: no job begins or ends later for them."""
-        if self._tidying is None:
+    def _remove_old_runs_until_next(self, messages: BufferedReader) -> None:
+        """Remove old runs, one file at a time, until the next message is there: no job begins or ends later because of that."""
+        if self._old_runs_removal is None:
             return
         sock = messages.fileno()
         os.set_blocking(sock, False)  # for peek(), which looks into the socket if its buffer is empty
         try:
             while not messages.peek(1):
-                not_before = max(0.0, self._tidies_at - time.monotonic())
+                not_before = max(0.0, self._removal_begins_at - time.monotonic())
                 message_comes, _, _ = select.select([sock], [], [], not_before)
                 if message_comes:
                     break
-                if (said := next(self._tidying)) is not None:
+                if (said := next(self._old_runs_removal)) is not None:
                     self.reply(notice=said)
         except Exception:  # noqa: BLE001 - StopIteration, or a bug in the tidying, which must not cost this run its logs
-            self._tidying = None
+            self._old_runs_removal = None
         os.set_blocking(sock, True)
 
     def _listen(self, name: str, in_folder: bool) -> None:
         """Listen at the socket of the run in its folder, or, where that fails, under this name in the folder of all sockets.
 
-        Without `in_folder`, only there. Nothing is replied where it fails for no reason that a user could do anything about.
+        Without `in_folder`, only there. Where that fails too, the agent is told why only if a user could do anything about it.
         """
         listener = socket.socket(fileno=self._listener)
         if in_folder and self._folder >= 0:
@@ -204,7 +205,7 @@ class _Writer:
         if self._socket is not None:
             found, name = self._socket
             self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{found}"), name=name)
-        elif why := run_socket.problem():
+        elif why := run_socket.why_unsafe():
             self.reply(listening=False, why=why)
 
     def _create(self, name: str, flags: int = 0) -> int:
@@ -263,7 +264,7 @@ class _Writer:
     def _close_log(self, number: int) -> None:
         log = self._logs.pop(number)
         before = log.error
-        log.close(copied=lambda: self._note_done(0))  # which is progress: a disk that is slow does not hang
+        log.close(after_piece=lambda: self._note_done(0))  # which is progress: a disk that is slow does not hang
         if before is None:
             self._note_error(log)
 

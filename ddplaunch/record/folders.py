@@ -18,7 +18,7 @@ from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.process.files import open_regular
 
 BAD_NODES = "the list of nodes that have failed"  # what an error calls `bad_nodes_file`
-OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
+NODE_FOLDER_PREFIXES = ("node-", "rank-")  # what the names of such folders begin with
 
 _BEGAN = "%Y%m%d-%H%M%S"
 # no vowel, so that no name is a word; none of 0, 1, l, which look like others. The first is a letter: a number is a rank
@@ -81,7 +81,7 @@ def make(root: str, name: str) -> tuple[str, int, int]:
             os.mkdir(path, 0o700)
             is_new = True
         try:
-            return path, *_claim(path)
+            return path, *_claim_by_new_events(path)
         except OSError as error:
             # a folder that was there may be of another run, or no folder; in a new one, another run may have been quicker
             is_taken = not is_new or isinstance(error, FileExistsError)
@@ -90,7 +90,7 @@ def make(root: str, name: str) -> tuple[str, int, int]:
     raise AssertionError
 
 
-def _claim(path: str) -> tuple[int, int]:
+def _claim_by_new_events(path: str) -> tuple[int, int]:
     """Return descriptors of a folder that no run has yet, and of its new events.jsonl, which makes the folder that of this run.
 
     Raises OSError: a run has it, or the disk takes no file.
@@ -158,11 +158,11 @@ def lock(events: int) -> None:
         fcntl.flock(events, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def parts_of(run: str) -> list[str]:
+def node_folders_of(run: str) -> list[str]:
     """Return the folders of a run that hold events: its own, if it has any, and those of its nodes, by node rank."""
     try:
         with os.scandir(run) as entries:
-            named = [entry for entry in entries if entry.name.startswith(OF_A_NODE)]
+            named = [entry for entry in entries if entry.name.startswith(NODE_FOLDER_PREFIXES)]
             of_nodes = [entry.path for entry in named if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return [run]
@@ -171,27 +171,27 @@ def parts_of(run: str) -> list[str]:
     return [*own, *sorted(of_nodes, key=_by_number)]
 
 
-def _by_number(part: str) -> tuple[list[int], str]:
+def _by_number(node_folder: str) -> tuple[list[int], str]:
     """Return what sorts node-2 before node-10."""
-    return [int(number) for number in re.findall(r"\d{1,9}", os.path.basename(part))], part
+    return [int(number) for number in re.findall(r"\d{1,9}", os.path.basename(node_folder))], node_folder
 
 
 def goes_on(run: str) -> bool:
     """Whether the run in this folder has not ended."""
-    return any(_is_written(part, for_sure=False) for part in parts_of(run))
+    return any(_is_written(node_folder, for_sure=False) for node_folder in node_folders_of(run))
 
 
 def first_that_goes_on(run: str) -> str | None:
     """Return the folder of the first node whose agent still runs; None, too, where the file system has no locks to tell by."""
-    return next((part for part in parts_of(run) if _is_written(part, for_sure=True)), None)
+    return next((node_folder for node_folder in node_folders_of(run) if _is_written(node_folder, for_sure=True)), None)
 
 
-def _is_written(part: str, *, for_sure: bool) -> bool:
+def _is_written(node_folder: str, *, for_sure: bool) -> bool:
     """Whether the agent that writes the events in this folder still runs, which it shows by a lock (`lock`).
 
     Where the file system has no locks: False if it is to be known `for_sure`, else whether the end of the job is not written yet.
     """
-    file = f"{part}/events.jsonl"
+    file = f"{node_folder}/events.jsonl"
     try:
         events = open_regular(file)
     except OSError:

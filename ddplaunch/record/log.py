@@ -74,8 +74,8 @@ class BoundedLog:
     ) -> None:
         """Open for appending, with mode 0600 if the file is new; limit None: unbounded. A failure is in `error` afterwards.
 
-        `folder` is a descriptor of the folder that a relative path is relative to; a link is never followed. Bytes that the file
-        has already count for the half that it may have: if they are more, `close` adds only the two segments, a sixth each.
+        `folder` is a descriptor of the folder that a relative path is relative to; a link is never followed. What the file has
+        already counts: if that is more than the half of `limit` that the file may take, `close` adds only the last two segments.
         """
         self.error: OSError | None = None  # the first one; nothing was written since
         self.path = os.fspath(path)
@@ -84,8 +84,8 @@ class BoundedLog:
         # the file itself and at most two segments; the last one is written to. Empty: it could not be opened, or is closed
         self._files: list[_File] = []
         self._segments = 0  # begun so far
-        self._dropped = 0  # bytes of segments that were removed
-        self._lost = 0  # bytes that came after the error, or after `close`
+        self._dropped_bytes = 0  # bytes of segments that were removed
+        self._lost_bytes = 0  # bytes that came after the error, or after `close`
         try:
             self._files.append(_File(self.path, folder))
         except OSError as error:
@@ -97,25 +97,25 @@ class BoundedLog:
         try:
             while written < len(data) and self._files and self.error is None:
                 file = self._files[-1]
-                end = file.end_of_piece(data, written, self._room(file, len(data)))
+                end = file.end_of_piece(data, written, self._room_in(file, if_unlimited=len(data)))
                 if end > written:
                     size_before = file.size
                     try:
                         file.append(data[written:end])
                     finally:
                         written += file.size - size_before
-                else:
+                else:  # the next line goes to another segment
                     self._begin_segment()
         except OSError as error:
             self.error = error
-        self._lost += len(data) - written
+        self._lost_bytes += len(data) - written
 
     def _begin_segment(self) -> None:
         """Begin the next segment; there are at most two, so the oldest goes."""
         _, *segments = self._files
         if len(segments) == 2:
             oldest = self._files.pop(1)
-            self._dropped += oldest.size
+            self._dropped_bytes += oldest.size
             oldest.remove()
         self._segments += 1
         self._files.append(_File(f"{self.path}.tail-{self._segments}", self._folder))
@@ -125,10 +125,10 @@ class BoundedLog:
         """The file, the log itself or a segment, that is written to next, and its size."""
         return (self._files[-1].path, self._files[-1].size) if self._files else (self.path, 0)
 
-    def _room(self, file: _File, enough: int) -> int:
-        """Return for how many more bytes a file has room; `enough` if there is no limit."""
+    def _room_in(self, file: _File, *, if_unlimited: int) -> int:
+        """Return for how many more bytes a file has room; `if_unlimited` if there is no limit."""
         if self._limit is None:
-            return enough
+            return if_unlimited
         share = self._limit // 2 if file is self._files[0] else max(1, self._limit // 6)
         return share - file.size
 
@@ -140,10 +140,10 @@ class BoundedLog:
             except OSError as error:
                 self.error = error
 
-    def close(self, copied: Callable[[], None] = lambda: None) -> None:
-        """Append the segments to the file, and note what is missing where; call `copied` after each piece that was copied."""
+    def close(self, after_piece: Callable[[], None] = lambda: None) -> None:
+        """Append the segments to the file, and note what is missing where; call `after_piece` for each copied piece."""
         try:
-            self._join(copied)
+            self._append_segments(after_piece)
         except OSError as error:  # segments that could not be joined stay where they are
             self.error = self.error or error
         for file in self._files:
@@ -153,25 +153,26 @@ class BoundedLog:
                 self.error = self.error or error
         self._files.clear()
 
-    def _join(self, copied: Callable[[], None]) -> None:
+    def _append_segments(self, after_piece: Callable[[], None]) -> None:
         """Append the segments to the file itself, behind a note on the bytes that are left out between them."""
         if not self._files:
             return
         whole = self._files[0]
-        if self._dropped:
-            self._note(whole, f"{self._dropped} bytes are left out here: the log had reached its limit")
+        if self._dropped_bytes:
+            self._note(whole, f"{self._dropped_bytes} bytes are left out here: the log had reached its limit")
         while len(self._files) > 1:
             segment, size_before = self._files[1], whole.size
             try:
                 for offset in range(0, segment.size, _PIECE):
                     whole.append(os.pread(segment.fd, min(_PIECE, segment.size - offset), offset))
-                    copied()
+                    after_piece()
             except OSError:  # the disk is full: the segment stays, so no half of it may stay in the file as well
                 os.ftruncate(whole.fd, size_before)
                 raise
             self._files.pop(1).remove()
-        if self._lost:
-            self._note(whole, f"{self._lost} bytes are missing here: {self.error.strerror if self.error else 'closed'}")
+        if self._lost_bytes:
+            why = self.error.strerror if self.error else "closed"
+            self._note(whole, f"{self._lost_bytes} bytes are missing here: {why}")
 
     def _note(self, file: _File, text: str) -> None:
         file.append(b"%b[ddplaunch: %b]\n" % (b"\n" if file.ends_midline else b"", text.encode()))

@@ -16,7 +16,7 @@ from itertools import groupby
 
 from msgspec import Struct
 
-from ddplaunch.record.folders import parts_of
+from ddplaunch.record.folders import node_folders_of
 from ddplaunch.record.log import offset_at
 from ddplaunch.record.run import Node
 from ddplaunch.system.errors import LaunchError
@@ -29,7 +29,9 @@ _GAP_NOTE = b"[ddplaunch: a part is left out here: the log had reached its limit
 _OUR_NAME = re.compile(r"rank-(\d{1,9})\.(out|err)")
 _ATTEMPT = re.compile(r"attempt_(\d{1,9})")
 _TORCHRUN_NAMES = {"stdout.log": "out", "stderr.log": "err"}
-_SETTLED = 2.0  # seconds after which a change of a folder has another time than the one before, on any file system
+_SETTLED_AFTER = (
+    2.0  # seconds after which a change of a folder has another time than the one before, on any file system
+)
 _LONGEST_EXCEPTION = 1 << 18  # characters
 
 
@@ -56,7 +58,7 @@ class LogFile(Struct, frozen=True):
 
 def logs_of(run: str) -> list[LogFile]:
     """Return all logs in the folder of a run: of one node, or, where the nodes share a home, of all nodes."""
-    roots = dict.fromkeys((run, *parts_of(run)))  # in order: the latest log of a rank is that of the last node
+    roots = dict.fromkeys((run, *node_folders_of(run)))  # in order: the latest log of a rank is that of the last node
     return sorted((log for root in roots for log in _logs_in(root)), key=lambda log: log.order)
 
 
@@ -106,7 +108,7 @@ def segments_of(path: str) -> Sequence[int]:
         return ()
     now = time.time()
     # a change right after a listing may have the same time as the change before: such a listing is not used again
-    version = changed if now - changed >= _SETTLED else now
+    version = changed if now - changed >= _SETTLED_AFTER else now
     return _segments_in(folder, version).get(base, ())
 
 
@@ -230,15 +232,18 @@ def end_of(path: str, size: int) -> str:
 # --- what workers have left besides
 
 
-def stacks(part: str, generation: int, size: int) -> str:
+def stacks(node_folder: str, generation: int, size: int) -> str:
     """Return the stacks that one node kept of a generation; "" for none."""
-    paths = (f"{part}/stacks/{generation}.txt", f"{part}/attempt_{generation}/stacks.txt")
+    paths = (f"{node_folder}/stacks/{generation}.txt", f"{node_folder}/attempt_{generation}/stacks.txt")
     return next((text for path in paths if (text := end_of(path, size))), "")
 
 
-def exception(part: str, generation: int, rank: int, local_rank: int) -> str:
+def exception(node_folder: str, generation: int, rank: int, local_rank: int) -> str:
     """Return the traceback that one worker recorded in a generation, in our form or in torch elastic's; "" for none."""
-    for path in (f"{part}/errors/{generation}/{rank}.json", f"{part}/attempt_{generation}/{local_rank}/error.json"):
+    for path in (
+        f"{node_folder}/errors/{generation}/{rank}.json",
+        f"{node_folder}/attempt_{generation}/{local_rank}/error.json",
+    ):
         found = read_json(path)
         message = found.get("message") if isinstance(found, dict) else None
         if isinstance(message, str):

@@ -73,13 +73,13 @@ def last_tidied(runs: str) -> float:
 class Looks(Struct, frozen=True):
     """When jobs have looked here, by the clock of the disk, in seconds since 1970: what the marker file holds."""
 
-    last: float = 0.0  # 0: never
-    leapt: float = (
-        0.0  # the first look after a leap of the clock, which a look on a later day confirms; 0: there was none
+    last_at: float = 0.0  # 0: never
+    leapt_at: float = (
+        0.0  # the first look after a leap of the clock, which one on a later day confirms; 0: there was none
     )
 
 
-def doubt(now: float, of_disk: float, looks: Looks) -> tuple[str, Looks]:
+def why_clocks_are_doubted(now: float, of_disk: float, looks: Looks) -> tuple[str, Looks]:
     """Return why nothing may be removed for its age ("": the clocks agree), and the looks with this one. Pure.
 
     `now` is the time by the clock of this node, `of_disk` that by the clock of the disk.
@@ -88,15 +88,16 @@ def doubt(now: float, of_disk: float, looks: Looks) -> tuple[str, Looks]:
     if abs(ahead) > SKEW:
         which = "ahead of" if ahead > 0 else "behind"
         return f"the clock of this node is {duration(abs(ahead))} {which} that of their disk", looks
-    since_last = of_disk - looks.last
-    has_leapt = looks.last > 0 and not -SKEW <= since_last <= LEAP
+    since_last = of_disk - looks.last_at
+    has_leapt = looks.last_at > 0 and not -SKEW <= since_last <= LEAP
     if has_leapt:
         since = f"{duration(abs(since_last))} {'after' if since_last > 0 else 'before'} the last job here, by its clock"
-        return f"this is {since}. If the clock is right, old runs go from tomorrow on", Looks(of_disk, of_disk)
-    is_unconfirmed = looks.leapt > 0 and 0 <= of_disk - looks.leapt < DAY
+        why = f"this is {since}. If the clock is right, old runs go from tomorrow on"
+        return why, Looks(last_at=of_disk, leapt_at=of_disk)
+    is_unconfirmed = looks.leapt_at > 0 and 0 <= of_disk - looks.leapt_at < DAY
     if is_unconfirmed:
-        return "the clock has leapt by many days since yesterday", Looks(of_disk, looks.leapt)
-    return "", Looks(of_disk)
+        return "the clock has leapt by many days since yesterday", Looks(last_at=of_disk, leapt_at=looks.leapt_at)
+    return "", Looks(last_at=of_disk)
 
 
 def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
@@ -122,14 +123,14 @@ def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
         except OSError:
             pass  # a file system without locks: two jobs may do the same at once
         _shorten_list(runs)
-        why, looks = doubt(time.time(), time_of_disk(os.path.dirname(runs)), _looks(marker, tidied_at))
+        why, looks = why_clocks_are_doubted(time.time(), time_of_disk(os.path.dirname(runs)), _looks(marker, tidied_at))
         if why:
             yield f"no old runs are removed: {why}. {_KEEP_ALL}"
-        os.pwrite(marker, b"%017.3f %017.3f\n" % (looks.last, looks.leapt), 0)
+        os.pwrite(marker, b"%017.3f %017.3f\n" % (looks.last_at, looks.leapt_at), 0)
         # the marker has the time of this write now; in doubt it stays, so that the doubt is not said again within AGAIN_AFTER
         if not (why and tidied_at):
             os.utime(marker, (tidied_at, tidied_at))
-        removed = yield from _tidy(runs, days, by_age=not why)
+        removed = yield from _remove_by_rules(runs, days, by_age=not why)
         if removed:
             yield f"removed {count(removed, 'run')} no longer kept (--keep-runs {days}); `ddplaunch logs RUN` says why"
         if not why:
@@ -143,10 +144,10 @@ def _looks(marker: int, tidied: float) -> Looks:
     with suppress(ValueError):
         if found := os.pread(marker, 100, 0).split()[:2]:
             return Looks(*map(float, found))
-    return Looks(tidied)
+    return Looks(last_at=tidied)
 
 
-def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
+def _remove_by_rules(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
     """Remove runs that are too old, too large together, or in the way of a full disk; return how many. Yield between steps.
 
     Without `by_age`, only a full disk is a reason: which runs go then, the clock of the disk alone decides.
@@ -160,7 +161,7 @@ def _tidy(runs: str, days: int, *, by_age: bool) -> Generator[None, None, int]:
         yield
         if name.startswith(_BEING_REMOVED):  # a job ended while it removed this
             yield from remove(f"{runs}/{name}")
-        elif (run := look(runs, name)) is None:
+        elif (run := find_candidate(runs, name)) is None:
             continue
         elif now - run.written <= DAY:
             young.append(run)
@@ -192,17 +193,17 @@ def _last_to_go(run: Candidate) -> tuple[bool, float]:
     return not run.matters, -run.written
 
 
-def look(runs: str, name: str) -> Candidate | None:
-    """Return the run in the folder of this name; None if that is not a run of ours, or was renamed by the user.
+def find_candidate(runs: str, name: str) -> Candidate | None:
+    """Return the run in the folder of this name, as one that may go; None if it is no run of ours, or was renamed by the user.
 
-    It is one if each of its nodes has a file of events that begins with an event of ours, and its name is what its first event
-    says, or, before there is one, of the form that we make.
+    A run of ours has for each node a file of events that begins with an event of ours, and its name is what its first event says,
+    or, before there is one, of the form that we make.
     """
     folder = f"{runs}/{name}"
     if os.path.islink(folder) or not os.path.isdir(folder):  # a link may lead to where the user has moved a run
         return None
     began, written, ended_well = [], [], []
-    has_own_name = short(name) != name
+    is_name_of_run = short(name) != name  # only names of the form that we make have a short one
     for node in Run(folder).nodes:
         events = _own_file(f"{node.folder}/events.jsonl")
         if events is None:
@@ -217,11 +218,11 @@ def look(runs: str, name: str) -> Candidate | None:
             is_second_of_name = number.isdecimal() and node.start.run_id == base
             if node.start.run_id != name and not is_second_of_name:
                 return None
-            has_own_name = True
+            is_name_of_run = True
         began.append(node.head[0].at)
         summary = node.object("summary") if _own_file(f"{node.folder}/summary.json") is not None else {}
         ended_well.append(summary.get("why") in _ENDED_WELL)
-    if not began or not has_own_name:
+    if not began or not is_name_of_run:
         return None
     matters = not all(ended_well) or max(written) - min(began) >= _LONG_RUN
     return Candidate(name=name, written=max(written), matters=matters)
@@ -256,7 +257,7 @@ def _measure(runs: str, run: Candidate) -> Generator[None, None, Candidate]:
 
 
 def _remove(runs: str, run: Candidate, why: str) -> Generator[None, None, bool]:
-    """Remove a run and note why in the list of removed runs; yield between files. Return False for one that stays: it goes on."""
+    """Remove a run and note why in the list of removed runs; yield between files. Return False if the run stays."""
     if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
         return False
     going = f"{runs}/{_BEING_REMOVED}{run.name}"

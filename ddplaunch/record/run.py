@@ -14,12 +14,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from ddplaunch.record.folders import parts_of
+from ddplaunch.record.folders import node_folders_of
 from ddplaunch.system.fields import Duration, Number, Seconds, Size, Status, line
 from ddplaunch.system.process.files import content, read_json
 
 LONGEST = 64 << 20  # bytes of a file of lines that are read
-_HEAD = 1 << 14  # bytes of the events in which the start of the job stands
+_LONGEST_HEAD = 1 << 14  # bytes of the events in which the start of the job stands
 _LONGEST_ERROR = 300  # characters of the first failure, in a sentence
 KILLED = "was killed"  # the command and its agent
 
@@ -103,7 +103,7 @@ class Node(Struct, dict=True):
     def head(self) -> Sequence[EventRow]:
         """The first events: up to the start of the job, or up to a line that cannot be read."""
         found: list[EventRow] = []
-        for event in lines_of(content(f"{self.folder}/events.jsonl", _HEAD), EventRow):
+        for event in lines_of(content(f"{self.folder}/events.jsonl", _LONGEST_HEAD), EventRow):
             if event is None:
                 break
             found.append(event)
@@ -130,7 +130,7 @@ class Run(Struct, dict=True):
     @cached_property
     def nodes(self) -> Sequence[Node]:
         """Its nodes, by node rank."""
-        return [*map(Node, parts_of(self.folder))]
+        return [*map(Node, node_folders_of(self.folder))]
 
     @cached_property
     def start(self) -> EventRow | None:

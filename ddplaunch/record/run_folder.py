@@ -89,7 +89,7 @@ class RunFolder:
                 self.files.fails = True
             case {"problem": problem, **more}:
                 self.problem = self.problem or problem
-                output_is_lost = "fails" in more
+                output_is_lost = "fails" in more  # a log, and not another file, could not be written
                 self.files.fails = self.files.fails or output_is_lost
                 if not self.is_made:  # before its first reply a writer only has a problem if it ends
                     self.path, self.is_made = None, True
@@ -169,8 +169,8 @@ class RunFolder:
         base = f"attempt_{generation}/" if self._torchrun_layout else ""
         return f"{base}filtered_stdout.log", f"{base}filtered_stderr.log"
 
-    def news(self, on: str) -> str | None:
-        """Return a message if the disk hangs or answers again since the last call, else None; `on`: "" or " on HOST", for it."""
+    def news(self, on_host: str) -> str | None:
+        """Return a message if the disk hangs or answers again since the last call, else None; `on_host`: "" or " on HOST"."""
         if self.files.hangs is self._reported_hanging:
             return None
         self._reported_hanging = self.files.hangs
@@ -178,22 +178,23 @@ class RunFolder:
             what = "its logs wait"
             if not self.is_made:
                 what += f". `ddplaunch ps`, `stop` and `logs` do not find it: {_HINT_OTHER_DISK}"
-            return f"warning: the log folder {self.path}{on} does not answer. The job goes on, and {what}"
+            return f"warning: the log folder {self.path}{on_host} does not answer. The job goes on, and {what}"
         lines = self.files.dropped_lines
         dropped = [f"{count(lines, 'line')} of log were dropped meanwhile"] if lines else []
-        return "; ".join([f"the log folder {self.path}{on} answers again", *dropped])
+        return "; ".join([f"the log folder {self.path}{on_host} answers again", *dropped])
 
-    def leave(self, on: str) -> str | None:
-        """Leave what is not written to the writer, as this process ends; return a message if the disk hangs, else None."""
+    def leave(self, on_host: str) -> str | None:
+        """Leave to the writer what waits, as this process ends; return a message if the disk hangs, else None.
+
+        `on_host`: as for `news`.
+        """
         hangs = self.files.hangs
         self.files.leave()
         if not hangs:
             return None
         lines = self.files.dropped_lines
         dropped = f"{count(lines, 'line')} of log dropped; " if lines else ""
-        return (
-            f"warning: the log folder {self.path}{on} does not answer: {dropped}what waits is written if it ever does"
-        )
+        return f"warning: the log folder {self.path}{on_host} does not answer: {dropped}what waits is written if it ever does"
 
 
 def folder_of_run(
@@ -201,7 +202,7 @@ def folder_of_run(
 ) -> RunFolder:
     """Have the folder of this run made where --log-dir wants it; return a folder that keeps nothing if none is wanted.
 
-    `is_part`: the command that has started all agents has the folder of the whole run, perhaps on the same disk.
+    `is_part`: the folder is that of one node, and lies in the run's, which the command that has started all agents makes.
     """
     if spec.log_dir == os.devnull:  # torchrun's value for none
         return RunFolder.none(files)
@@ -233,8 +234,8 @@ def folder_of_run(
 def run_id_with_nodes(spec: JobSpec, env: Mapping[str, str]) -> str:
     """Return the name of a run whose nodes lay their folders into its own; one that was asked for and is taken gets a number.
 
-    The command that starts all agents calls this and tells them the name: each alone would find the folder of the first one
-    taken. Where the disk hangs, the name is taken as it was asked for.
+    The command that starts all agents calls this and tells them the name: an agent alone would find that the first
+    agent's folder has taken it. Where the disk hangs, the name is taken as it was asked for.
     """
     asked, runs = run_id_of(spec), runs_folder(env)
     is_drawn = spec.run_id is None

@@ -58,8 +58,8 @@ def open_runtime_folder(*, make: bool = False) -> int:
     return folder
 
 
-def problem() -> str:
-    """Say why that folder takes no sockets of ours, if it is another's, as any user can have arranged; "" if it is not."""
+def why_unsafe() -> str:
+    """Say why the runtime folder takes no sockets of ours, if it is another's, as any user can have arranged; "" if it is not."""
     try:
         os.close(open_runtime_folder())
     except FileNotFoundError:

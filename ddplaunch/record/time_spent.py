@@ -95,4 +95,5 @@ def time_spent(attempts: Sequence[Attempt], began: float, ended: float, queue: f
         last = last_call
     if last is None:
         return None
-    return Spent(queue + ended - began, start, steps, again, restarts, ended - last, queue)
+    total = queue + ended - began
+    return Spent(total=total, start=start, steps=steps, again=again, restarts=restarts, end=ended - last, queue=queue)

@@ -32,7 +32,7 @@ def write(file: IO[bytes], entries: Iterable[Entry], about: Mapping[str, Any], *
     # mtime: the same run gives the same bytes
     target: Any = gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) if packed else nullcontext(file)
     with target as out:
-        out.write(b'{"displayTimeUnit":"ms","otherData":' + encode(_cleaned(about)) + b',"traceEvents":[\n')
+        out.write(b'{"displayTimeUnit":"ms","otherData":' + encode(_with_clean_texts(about)) + b',"traceEvents":[\n')
         while batch := list(islice(remaining, _BATCH)):
             out.write(separator + b",\n".join(map(encode, batch)))
             separator = b",\n"
@@ -42,23 +42,23 @@ def write(file: IO[bytes], entries: Iterable[Entry], about: Mapping[str, Any], *
 def named(what: Literal["process", "thread"], track: Track, name: str, order: int) -> Iterator[Entry]:
     """Name a track or its process, and say as which one from the top the viewers show it."""
     pid, tid = track
-    for field, value in (("name", _cleaned(name)), ("sort_index", order)):
+    for field, value in (("name", _with_clean_texts(name)), ("sort_index", order)):
         yield {"ph": "M", "name": f"{what}_{field}", "pid": pid, "tid": tid, "args": {field: value}}
 
 
 def span(track: Track, category: str, name: str, begin: float, length: float, details: Mapping[str, Any]) -> Entry:
     """Return a slice of a track. Slices of one track may lie in each other, but must not overlap otherwise."""
-    return {**_entry("X", track, name, begin), "cat": category, "dur": length, "args": _cleaned(details)}
+    return {**_entry("X", track, name, begin), "cat": category, "dur": length, "args": _with_clean_texts(details)}
 
 
 def moment(track: Track, name: str, at: float, details: Mapping[str, Any]) -> Entry:
     """Return what happened on a track at one moment."""
-    return {**_entry("i", track, name, at), "s": "t", "args": _cleaned(details)}
+    return {**_entry("i", track, name, at), "s": "t", "args": _with_clean_texts(details)}
 
 
 def point(pid: int, name: str, at: float, value: float) -> Entry:
     """Return a point of the curve with this name, which viewers show above the tracks of the process."""
-    return {"ph": "C", "name": _cleaned(name), "pid": pid, "ts": at, "args": {"value": value}}
+    return {"ph": "C", "name": _with_clean_texts(name), "pid": pid, "ts": at, "args": {"value": value}}
 
 
 def arrow(
@@ -71,16 +71,16 @@ def arrow(
 
 def _entry(phase: str, track: Track, name: str, at: float) -> dict[str, Any]:
     pid, tid = track
-    return {"ph": phase, "name": _cleaned(name), "pid": pid, "tid": tid, "ts": at}
+    return {"ph": phase, "name": _with_clean_texts(name), "pid": pid, "tid": tid, "ts": at}
 
 
-def _cleaned(value: Any) -> Any:
+def _with_clean_texts(value: Any) -> Any:
     """Return a value with all texts in it cleaned and cut."""
     match value:
         case str():
             return clean(value[:_LONGEST_TEXT])
         case Mapping():
-            return {name: _cleaned(part) for name, part in value.items()}
+            return {name: _with_clean_texts(part) for name, part in value.items()}
         case list() | tuple():
-            return [_cleaned(part) for part in value]
+            return [_with_clean_texts(part) for part in value]
     return value

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeGuard
 
 from ddplaunch.spec.outcome import Frame, Progress, WorkerError
-from ddplaunch.system.fields import duration, piece, size
+from ddplaunch.system.fields import bounded_duration, bounded_size, piece
 from ddplaunch.system.process.files import open_regular, remove_within
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
@@ -44,23 +44,23 @@ class ErrorFiles:
     """Where the workers of this node write their exceptions: in memory, so that neither they nor we wait for a disk."""
 
     def __init__(self, run_id: str, tmp: str) -> None:
-        """Choose the folder for this run: in shared memory, or in `tmp` where there is none with room.
+        """Choose the folder for this run: in shared memory, or in `tmp` where that has no room.
 
-        Made before the agent is forked, so that the command, which removes the folder, knows its name too.
+        The command calls this before it forks the agent, since the command removes the folder, and so has to know its name.
         """
         with suppress(OSError):  # there is no shared memory
             found = os.statvfs(_SHM)
             has_room = found.f_bavail * found.f_frsize >= _ROOM and os.access(_SHM, os.W_OK | os.X_OK)
             tmp = _SHM if has_room else tmp
         self._path = f"{tmp}/{_NAME}{run_id[:_LONGEST_RUN]}-{os.urandom(4).hex()}"
-        self._made: str | None = None  # what `folder` returns; None: it was not asked for yet
+        self._made_folder: str | None = None  # "": there is no place for one; None: none was asked for yet
         self._lock = -1  # the descriptor by which this process holds the folder; -1: none
         self._pipe: tuple[int, int] | None = None  # for notifications; None: not made yet
 
     @property
     def folder(self) -> str:
         """The folder of the error files, made at the first call; "" if there is no place for one."""
-        if self._made is None:
+        if self._made_folder is None:
             _remove_abandoned(os.path.dirname(self._path))
             try:
                 os.mkdir(self._path, 0o700)
@@ -68,13 +68,13 @@ class ErrorFiles:
                 # locked until this process ends, so that no other job takes the folder for an abandoned one
                 self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
-                self._made = self._path
+                self._made_folder = self._path
             except OSError:
-                self._made = ""
-        return self._made
+                self._made_folder = ""
+        return self._made_folder
 
     @property
-    def _ends(self) -> tuple[int, int]:
+    def _pipe_ends(self) -> tuple[int, int]:
         if self._pipe is None:
             try:
                 # both for as long as this process lives: it has no end when no worker has it open
@@ -90,17 +90,17 @@ class ErrorFiles:
         No name in a folder, which the program may remove or replace. Not inotify(7): to close its descriptor takes up to 15 ms,
         at the end of each job.
         """
-        return f"/proc/{os.getpid()}/fd/{self._ends[1]}"
+        return f"/proc/{os.getpid()}/fd/{self._pipe_ends[1]}"
 
     @property
     def notified(self) -> int:
         """A descriptor that is readable while there are notifications; -1 if there can be none."""
-        return self._ends[0]
+        return self._pipe_ends[0]
 
-    def notifications(self) -> bytes:
+    def take_notifications(self) -> bytes:
         """Take what workers have written there: RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, or anything."""
         try:
-            return os.read(self._ends[0], 1 << 16)
+            return os.read(self._pipe_ends[0], 1 << 16)
         except OSError:  # nothing, or no pipe
             return b""
 
@@ -151,7 +151,7 @@ class ErrorFiles:
 
     def forget_all_but(self, generation: int) -> None:
         """Remove the files of all other generations: they take memory, and a job may restart for months."""
-        self.notifications()  # drops those that speak of these files
+        self.take_notifications()  # so that none is read later that speaks of these files
         for folder in (self._path, f"{self._path}/{_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
                 for name in os.listdir(fd):
@@ -176,7 +176,7 @@ def _opened(folder: str) -> Iterator[int]:
 
 
 def _remove_abandoned(parent: str) -> None:
-    """Remove the folders of this user that no agent holds any more: it was killed, and the command that started it too."""
+    """Remove the folders of this user that no agent holds any more: the agent was killed, and the command that started it too."""
     deadline = time.monotonic() + _REMOVED_WITHIN
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
@@ -307,7 +307,7 @@ def parse_progress(text: bytes, now: float, source: str = "script") -> Progress 
     """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read.
 
     That is {"step": 7, "total": 100, "at": 12.5, "first": [1, 3.2], "metrics": {"loss": 0.3}}: "first" is the step that was
-    told first, and when. `size`, `piece` and `duration` bring what a program wrote into the range of a field.
+    told first, and when.
     """
     found = _values(text)
     step, total, first = found.get("step"), found.get("total"), found.get("first")
@@ -317,13 +317,13 @@ def parse_progress(text: bytes, now: float, source: str = "script") -> Progress 
         return None
     metrics = list(_mapping(found.get("metrics")).items())[:_MOST_METRICS]
     return Progress(
-        step=size(step),
-        total=size(total) if _is_count(total) else None,
+        step=bounded_size(step),
+        total=bounded_size(total) if _is_count(total) else None,
         source=source,
         metrics=tuple((piece(name, _LONGEST), f"{value:.4g}") for name, value in metrics if isinstance(value, float)),
-        first_step=size(first_step),
-        seconds=duration(at - began),
-        age=duration(now - at),
+        first_step=bounded_size(first_step),
+        seconds=bounded_duration(at - began),
+        age=bounded_duration(now - at),
     )
 
 
@@ -332,8 +332,8 @@ def progress_of_bar(line: str, age: float) -> Progress | None:
     found = next(filter(None, (form.search(line) for form in _BARS)), None)
     if found is None:
         return None
-    step, total = (size(int(text.replace(",", ""))) for text in found.groups())
-    return Progress(step=step, total=total, source="bar", age=duration(age))
+    step, total = (bounded_size(int(text.replace(",", ""))) for text in found.groups())
+    return Progress(step=step, total=total, source="bar", age=bounded_duration(age))
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -41,7 +41,7 @@ class Order(Struct, frozen=True):
         )
 
     def spec(self) -> JobSpec:
-        """Return the job. Raises LaunchError: it cannot run here."""
+        """Return the job. Raises LaunchError: the job cannot run here."""
         from ddplaunch.spec.job import Given
         from ddplaunch.spec.options.resolve import received
 

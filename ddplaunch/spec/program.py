@@ -33,15 +33,15 @@ def check(program: Program, path: str | None) -> None:
             _check_command(program.target, path)
             return
         case ProgramKind.SCRIPT:
-            _check_script(program.target, path, ours=program.python is None)
+            _check_script(program.target, path, by_own_python=program.python is None)
         case ProgramKind.MODULE:
-            _check_module(program.target, ours=program.python is None)
+            _check_module(program.target, by_own_python=program.python is None)
     if program.python is not None:
         _check_command(program.python, path, hint="--python takes a path, or a name on PATH")
 
 
-def _check_script(target: str, path: str | None, *, ours: bool) -> None:
-    """Check that every worker can read the script again, and that it is Python; `ours`: for our own interpreter."""
+def _check_script(target: str, path: str | None, *, by_own_python: bool) -> None:
+    """Check that every worker can read the script again, and that it is Python; `by_own_python`: our interpreter runs it."""
     head = _read_head(target, path)
     if head is None:
         return
@@ -50,7 +50,7 @@ def _check_script(target: str, path: str | None, *, ours: bool) -> None:
     except zipimport.ZipImportError:
         archive = None
     if archive is None:
-        _check_source(target, head, ours=ours)
+        _check_source(target, head, by_own_python=by_own_python)
     elif archive.find_spec("__main__") is None:
         raise LaunchError(
             f"{target} is a zip file without __main__.py", hint="python runs a zip file by the __main__.py in it"
@@ -88,7 +88,7 @@ def _read_head(target: str, path: str | None) -> bytes | None:
         raise LaunchError(f"cannot read {target}: {reason}") from None
 
 
-def _check_source(target: str, head: bytes, *, ours: bool) -> None:
+def _check_source(target: str, head: bytes, *, by_own_python: bool) -> None:
     """Check that a file which is no zip file is Python source; one named .py is taken for that, whatever is in it."""
     if target.endswith(".py"):
         return
@@ -97,7 +97,7 @@ def _check_source(target: str, head: bytes, *, ours: bool) -> None:
         raise LaunchError(f"{target} is a {kind}, not a Python script", hint=hint)
     is_whole, is_text = len(head) < _LOOKED_AT, b"\0" not in head
     # another interpreter may be of a version with another syntax
-    if ours and is_whole and is_text and (reason := _syntax_error(target, head)):
+    if by_own_python and is_whole and is_text and (reason := _syntax_error(target, head)):
         raise LaunchError(f"{target} is not a Python script: {reason}", hint="name the script, such as train.py")
 
 
@@ -141,8 +141,8 @@ def _directory_hint(target: str) -> str:
     return f"name the script in it, such as {os.path.join(target, script)}"
 
 
-def _check_module(target: str, *, ours: bool) -> None:
-    """Check that -m names a module, and, for our interpreter, one that is there."""
+def _check_module(target: str, *, by_own_python: bool) -> None:
+    """Check that -m names a module, and, for `by_own_python`, one that is there."""
     if not _is_dotted(target):
         dotted = target.removesuffix(".py").strip("./").replace("/", ".")
         raise LaunchError(
@@ -154,7 +154,7 @@ def _check_module(target: str, *, ours: bool) -> None:
             f"-m {target}: this is a file",
             hint=f"type `-m {target.removesuffix('.py')}`, or leave -m out to run a file",
         )
-    if ours and _top_level(target) is None:
+    if by_own_python and _top_level(target) is None:
         top = target.partition(".")[0]
         raise LaunchError(
             f"-m {target}: there is no module {top} in {working_directory() or '.'} or installed for {sys.executable}",

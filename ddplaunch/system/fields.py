@@ -133,22 +133,22 @@ def host(name: str) -> str:
     return re.sub(f"[{NOT_IN_HOSTS}]", "?", name[:_HOST]) or "?"
 
 
-def number(value: int) -> int:
+def bounded_number(value: int) -> int:
     """Make a number that a program wrote fit for a `Number`."""
     return max(0, min(value, _LARGEST))
 
 
-def size(value: int) -> int:
+def bounded_size(value: int) -> int:
     """Make a number that a program wrote fit for a `Size`."""
     return max(0, min(value, _LARGEST_SIZE))
 
 
-def pace(steps_per_second: float | None) -> float | None:
+def bounded_pace(steps_per_second: float | None) -> float | None:
     """Make a pace fit for a `Pace`; None where there is none."""
     is_one = steps_per_second is not None and _SLOWEST <= steps_per_second <= _FASTEST
     return steps_per_second if is_one else None
 
 
-def duration(seconds: float) -> float:
+def bounded_duration(seconds: float) -> float:
     """Make seconds that follow from what a program wrote fit for a `Duration`; 0 for no number."""
     return 0.0 if math.isnan(seconds) else max(0.0, min(seconds, _LONGEST_DURATION))

@@ -8,13 +8,13 @@ CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: struct ucred, unix(7)
 DESCRIPTOR = struct.Struct("i")
 # how a question begins: an exception ends the program; a client comes, for which the agent has sent a signal; debugpy listens at
 # a port (the same in launcher/look/debuggers.py)
-FAILED, COMES, LISTENS = "E", "A", "P"
+HAS_FAILED, COMES_FOR_CLIENT, LISTENS_FOR_DEBUGPY = "E", "A", "P"
 
 
 def ask(address: str, question: str) -> "socket.socket | None":
     """Connect to the agent and ask; return the connection, None if no agent of this user or of root listens there.
 
-    A question begins with FAILED, COMES or LISTENS.
+    A question begins with HAS_FAILED, COMES_FOR_CLIENT or LISTENS_FOR_DEBUGPY.
     """
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -44,12 +44,12 @@ def receive(agent: socket.socket, most: int) -> "tuple[bytes, list[int]]":
     return word, fds
 
 
-def meet(address: str) -> "tuple[bytes, socket.socket, socket.socket] | None":
+def fetch_client(address: str) -> "tuple[bytes, socket.socket, socket.socket] | None":
     """Ask for the client for which the agent has sent a signal; return its wish, its socket, and the socket to the agent.
 
     None: the client has gone.
     """
-    agent = ask(address, COMES)
+    agent = ask(address, COMES_FOR_CLIENT)
     if agent is None:
         return None
     wish, fds = receive(agent, 1)

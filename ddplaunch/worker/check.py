@@ -189,7 +189,10 @@ class Groups:
         self._sent: dict[tuple[str, int], int] = {}
         self._library = torch.library.Library("c10d", "IMPL")  # the kernels live as long as it does
         table = self._c10d._pg_group_ranks
-        self._c10d._pg_group_ranks = tables.in_front_of(table, GroupTable)(table, self._note_group)
+        kind = tables.class_in_place_of(
+            table, GroupTable
+        )  # a dict that calls `_note_group` for each group that torch adds
+        self._c10d._pg_group_ranks = kind(table, self._note_group)
         self._c10d.rendezvous = self._dist.rendezvous = self._rendezvous  # programs call it, too, as ours does
         self._make_group = self._c10d._new_process_group_helper
         self._signature = inspect.signature(self._make_group)
@@ -262,18 +265,19 @@ class Groups:
         """
         c10d = self._torch._C._distributed_c10d
         operation, inputs, outputs = OPERATORS[name]
+        # of each argument of the operator in a call
         position = {argument.name: number for number, argument in enumerate(operator._schema.arguments)}
-        peer_at = next((position[word] for word in ("root_rank", "dst", "src") if word in position), None)
+        peer_position = next((position[word] for word in ("root_rank", "dst", "src") if word in position), None)
         key = self._torch._C.DispatchKey.BackendSelect
         keys_of_backends = self._torch._C._dispatch_keyset_full_after(key)
 
         def note(args: "Sequence[Any]") -> None:
-            """Note a call with these arguments: its group, the other rank and tag if it has one, what goes in and out."""
+            """Note a call with these arguments: its group, the other rank and tag if there are any, what goes in and out."""
             group = c10d.ProcessGroup.unbox(args[position["process_group"]]).group_name
             fields = {}
-            if peer_at is not None:
-                in_group = args[peer_at]
-                fields["peer"] = self._ranks[group].get(in_group, in_group)  # the rank in the job
+            if peer_position is not None:
+                rank_in_group = args[peer_position]
+                fields["peer"] = self._ranks[group].get(rank_in_group, rank_in_group)  # by the rank in the job
             if "tag" in position:
                 fields["tag"] = args[position["tag"]]
             for field, argument in (("inputs", inputs), ("outputs", outputs)):

@@ -35,7 +35,7 @@ def post_mortem(error: BaseException, address: str, load: "Callable[[str], Modul
         return
     summary = traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
     asking = load("asking")
-    agent = asking.ask(address, asking.FAILED + summary[:LONGEST])
+    agent = asking.ask(address, asking.HAS_FAILED + summary[:LONGEST])
     if agent is None:
         return
     with agent:  # the terminal is ours until this is closed
@@ -135,7 +135,7 @@ def wait_for_client(address: str, load: "Callable[[str], ModuleType]") -> "socke
     debugpy: Any = importlib.import_module("debugpy")
     port = load("own_user").listen(debugpy)
     asking = load("asking")
-    agent: socket.socket | None = asking.ask(address, f"{asking.LISTENS}{port}")
+    agent: socket.socket | None = asking.ask(address, f"{asking.LISTENS_FOR_DEBUGPY}{port}")
     debugpy.wait_for_client()
     return agent
 

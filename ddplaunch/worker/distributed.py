@@ -159,8 +159,8 @@ def variable_of_recorder(torch_version: str) -> "str | None":
     return VARIABLES[0] if (major, minor) >= (2, 8) else VARIABLES[1]
 
 
-def record_collectives(distributed: "Any", path: str, joined: "Callable[[], None]") -> None:
-    """Have torch record collectives, before it has made a process group; call `joined` when it has made the first.
+def record_collectives(distributed: "Any", path: str, on_first_group: "Callable[[], None]") -> None:
+    """Have torch record collectives, before it has made a process group; call `on_first_group` when it has made the first.
 
     `path` is that of the socket at which the agent reads the records; the ranks of groups are written to `path`.groups.
     """
@@ -171,25 +171,26 @@ def record_collectives(distributed: "Any", path: str, joined: "Callable[[], None
         os.environ[variable] = ENTRIES
     groups = distributed.distributed_c10d
     table = groups._pg_group_ranks  # torch adds each group that it makes
-    groups._pg_group_ranks = in_front_of(table, GroupRanks)(table, path, joined)
+    kind = class_in_place_of(table, GroupRanks)
+    groups._pg_group_ranks = kind(table, path, on_first_group)
 
 
-def in_front_of(table: "Mapping[Any, Any]", kind: "type[Any]") -> "type[Any]":
-    """Return the class `kind` of such a table; where somebody else's class is there, as one that does what that does, too."""
+def class_in_place_of(table: "Mapping[Any, Any]", kind: "type[Any]") -> "type[Any]":
+    """Return the class for our table in place of `table`: `kind`, or, where that is somebody else's, a class that is both."""
     return kind if type(table) is dict else type(kind.__name__, (kind, type(table)), {})
 
 
 class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
     """torch's table of the ranks of each process group, which writes down each group that torch adds.
 
-    With the first of them it starts the WorkerServer at `path`, and calls `joined`.
+    With the first of them it starts the WorkerServer at `path`, and calls `on_first_group`.
     """
 
-    def __init__(self, table: "Mapping[Any, Any]", path: str, joined: "Callable[[], None]") -> None:
+    def __init__(self, table: "Mapping[Any, Any]", path: str, on_first_group: "Callable[[], None]") -> None:
         dict.__init__(self, table)  # of another class in our place it would be called with what is for ours
         vars(self).update(getattr(table, "__dict__", {}))
         self._path = path
-        self._joined = joined
+        self._on_first_group = on_first_group
         self._worker = os.getpid()
         self._noted = 0  # groups
         self._room = ROOM  # characters left in the file
@@ -206,15 +207,15 @@ class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
         """Write down the ranks of a group that torch has made."""
         self._noted += 1
         if self._noted == 1:  # from now on there may be collectives
-            self._start_server()
-            self._joined()
+            self._start_record_server()
+            self._on_first_group()
         line = f"{group.group_name} {ranges_of(ranks)}\n"
         if len(line) <= self._room:  # else the group has too many ranks; later ones may have few
             self._room -= len(line)
             with open(f"{self._path}.groups", "a", encoding="utf-8") as file:
                 file.write(line)
 
-    def _start_server(self) -> None:
+    def _start_record_server(self) -> None:
         """Start torch's WorkerServer, which serves the records at `path`."""
         import ctypes  # torch has imported it
 

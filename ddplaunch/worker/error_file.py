@@ -24,7 +24,7 @@ SOURCE_LIMIT = 256
 
 
 def record(error: BaseException, path: str) -> None:
-    """Write the exception that ended the program, whole or not at all; not for its own choice to exit, and not for Ctrl-C.
+    """Write the exception that ended the program, whole or not at all; nothing if the program chose to exit, or for Ctrl-C.
 
     Raises: any error of writing.
     """

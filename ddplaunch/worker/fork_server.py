@@ -60,7 +60,7 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
     agent = os.getppid()
     control = _socket.socket(fileno=fd)
     imported = Imported(modules, *arguments[:2])
-    unsent = imported.report
+    unsent = imported.report_to_agent
     while True:
         if (why := imported.why_unsafe((fd,))) is not None:
             send(control, f"unsafe {why}\n")
@@ -72,18 +72,18 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
             content, descriptors = receive(control)
         except (EOFError, OSError):  # the agent wants no more
             os._exit(0)
-        workers = split(control, content, descriptors)
+        workers = split_fork_request(control, content, descriptors)
         if not workers:
             continue
         index = _fork_all(control, len(workers))
         if index is not None:  # in the worker
             control.close()
             content, (*files, release) = workers.pop(index)
-            close(workers)
+            close_descriptors(workers)
             arguments = become_worker(agent, content, files, release)
             imported.repeat_side_effects()
             return arguments
-        close(workers)
+        close_descriptors(workers)
 
 
 def send(control: "Any", text: str) -> None:
@@ -121,7 +121,7 @@ def receive(control: "Any") -> "tuple[bytes, list[int]]":
     ]
 
 
-def split(control: "Any", content: bytes, descriptors: "list[int]") -> "list[Request]":
+def split_fork_request(control: "Any", content: bytes, descriptors: "list[int]") -> "list[Request]":
     """Return what a request to fork holds for each worker; [] if descriptors are missing, which the agent is told here."""
     descriptors_each, rest = int.from_bytes(content[:_LENGTH], "big"), content[_LENGTH:]
     contents = []
@@ -130,14 +130,14 @@ def split(control: "Any", content: bytes, descriptors: "list[int]") -> "list[Req
         contents.append(rest[_LENGTH:end])
         rest = rest[end:]
     if len(descriptors) != descriptors_each * len(contents):  # the kernel gives none beyond our limit of open files
-        close([(b"", descriptors)])
+        close_descriptors([(b"", descriptors)])
         send(control, f"errno {_EMFILE}\n")
         return []
     starts = [descriptors_each * index for index in range(len(contents))]
     return [(one, descriptors[at : at + descriptors_each]) for one, at in zip(contents, starts)]  # noqa: B905 - Python 3.8
 
 
-def close(workers: "list[Request]") -> None:
+def close_descriptors(workers: "list[Request]") -> None:
     """Close the descriptors of these workers in a process that is none of them."""
     for _, descriptors in workers:
         for fd in descriptors:
@@ -289,7 +289,7 @@ class Imported:
         self._working_directory = _working_directory()
 
     @property
-    def report(self) -> str:
+    def report_to_agent(self) -> str:
         """The lines for the agent: which modules could not be imported, and that all others are."""
         return "".join(f"note {note}\n" for note in self._notes) + "ready\n"
 

@@ -43,17 +43,18 @@ _THREADS = 17  # of the fields behind the name in /proc/PID/stat, counted from 0
 def serve(control: "Any", fork_server: "ModuleType", imported: "Any") -> "list[str]":
     """Serve the agent at the other side of `control` until it ends. Returns only in a worker, with the worker's arguments.
 
-    `fork_server` is the module of fork_server.py; `imported` its record of what the warm interpreter has imported.
+    `fork_server` is the module of fork_server.py; `imported` its record of what the warm interpreter has imported. The last
+    descriptors of a worker are the pipe that releases it (see `become_worker`) and the pipe for how it ends.
     """
     os.setsid()
     adopt_orphans()
-    _continue_at_end_of(control.fileno())  # also a guard that was stopped ends its workers then
+    _be_continued_at_end_of(control.fileno())  # by SIGCONT: a guard that was stopped has to end its workers then, too
     us = os.getpid()
     guard = _Guard(control, fork_server)
-    fork_server.send(control, f"guard {us}\n{imported.report}")
+    fork_server.send(control, f"guard {us}\n{imported.report_to_agent}")
     while True:
         content, descriptors = guard.next_fork_request()
-        workers = fork_server.split(control, content, descriptors)
+        workers = fork_server.split_fork_request(control, content, descriptors)
         if not workers:
             continue
         worker = guard.fork_all(workers)
@@ -66,7 +67,7 @@ def serve(control: "Any", fork_server: "ModuleType", imported: "Any") -> "list[s
             if hasattr(sys, "orig_argv"):  # since Python 3.10; it still is that of the warm interpreter's first run
                 sys.orig_argv[-len(sys.argv) :] = [sys.argv[0], *arguments]
             return arguments
-        fork_server.close(workers)
+        fork_server.close_descriptors(workers)
 
 
 def adopt_orphans() -> None:
@@ -74,7 +75,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _continue_at_end_of(connection: int) -> None:
+def _be_continued_at_end_of(connection: int) -> None:
     """Have the kernel send this process SIGCONT when the connection ends: it may be stopped, and has to end its workers then."""
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETSIG, _signal.SIGCONT)
@@ -113,7 +114,7 @@ class _Guard:
                 return None
             if pid == 0:
                 worker = workers.pop(index)
-                self._fork_server.close(workers)
+                self._fork_server.close_descriptors(workers)
                 return worker
             self._end_pipes[pid] = descriptors.pop()
             self._fork_server.send(self._control, f"pid {pid}\n")

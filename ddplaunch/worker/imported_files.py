@@ -26,16 +26,19 @@ class ImportedFiles:
         # changed since the imports began, so that these may have read what was there before
         self._changed_meanwhile = [path for path in files if (stamp := self._stamps.get(path)) and stamp[0] >= since]
         self._suffixes = tuple(loading.all_suffixes())
-        self._names = {name.partition(".")[0] for name in sys.modules} - {"__main__", *sys.builtin_module_names}
+        self._imported_names = {name.partition(".")[0] for name in sys.modules} - {
+            "__main__",
+            *sys.builtin_module_names,
+        }
         self._replaced_libraries = _replaced_libraries()
         self._first_folder = folder
-        self._modules_beside = self._same_names_in(folder)
+        self._modules_in_first_folder = self._modules_by_imported_names(folder)
 
     def why_unfit(self, folder: str) -> "str | None":
         """Return why scripts in another folder than the first might import other modules; None if they would not."""
         if folder == self._first_folder:
             return None
-        if found := self._same_names_in(folder) or self._modules_beside:
+        if found := self._modules_by_imported_names(folder) or self._modules_in_first_folder:
             return f"scripts in {folder} and in {self._first_folder} may import different modules {min(found)}"
         return None
 
@@ -48,18 +51,18 @@ class ImportedFiles:
                 return f"{path} has changed"
         if replaced := _replaced_libraries() - self._replaced_libraries:
             return f"{min(replaced)} has been replaced"
-        if changed := self._same_names_in(self._first_folder) ^ self._modules_beside:
+        if changed := self._modules_by_imported_names(self._first_folder) ^ self._modules_in_first_folder:
             return f"{min(changed)} in {self._first_folder} has changed"
         return None
 
-    def _same_names_in(self, folder: str) -> "set[str]":
-        """Return the modules in this folder with the names of modules that were imported, from here or elsewhere."""
+    def _modules_by_imported_names(self, folder: str) -> "set[str]":
+        """Return the modules in this folder that have the name of an imported module, and may be that one or stand before it."""
         entries = _entries(folder)
         names = {entry.partition(".")[0] for entry in entries if entry.endswith(self._suffixes)}
-        for entry in self._names.intersection(entries):
+        for entry in self._imported_names.intersection(entries):
             if any(inner.startswith("__init__.") for inner in _entries(f"{folder}/{entry}")):  # a package
                 names.add(entry)
-        return names & self._names
+        return names & self._imported_names
 
 
 def _entries(folder: str) -> "list[str]":

@@ -24,13 +24,14 @@ WORTH_NAMING = 0.5  # seconds
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-def pin(device: str) -> None:
+def pin_device(device: str) -> None:
     """Make `device`, such as "cuda:2", the current device when torch first uses a device of that kind."""
     kind, _, number = device.partition(":")
     index = int(number)
     visibility = [os.environ.get(name) for name in VISIBILITY]
 
-    def choose() -> None:
+    def make_current() -> None:
+        """Make `device` the current one, unless the program has changed which are visible. torch calls this as it starts CUDA."""
         module = sys.modules[f"torch.{kind}"]
         try:
             # the program may have changed which devices are visible, so that the index means another one
@@ -41,12 +42,12 @@ def pin(device: str) -> None:
             pass
 
     def queue(module: "Any") -> None:
-        module._lazy_call(choose)  # torch calls it when it starts CUDA
+        module._lazy_call(make_current)
 
     when_imported(f"torch.{kind}", queue)
 
 
-def share(strategy: str) -> None:
+def set_sharing_strategy(strategy: str) -> None:
     """Make `strategy` the way in which torch.multiprocessing shares CPU tensors, unless the program names another."""
 
     def choose(module: "Any") -> None:
@@ -91,7 +92,7 @@ class Watching:
         """Return whether a module of this name is to be looked for."""
         raise NotImplementedError
 
-    def wants(self, spec: "Any") -> bool:
+    def watches_found(self, spec: "Any") -> bool:
         """Return whether the module that was found is watched."""
         return True
 
@@ -102,18 +103,18 @@ class Watching:
     def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
         """Return the spec that the other finders find, with a loader in front of its own; None if they find none.
 
-        Python's import calls it, and so does `search`: then it returns None, so that only the others search.
+        Python's import calls this, and so does `search_with_all_finders`: then this returns None, so that only the others search.
         """
         this_search = _thread.get_ident(), name
         if this_search in self._searching or not self.watches(name):
             return None
         self._searching.add(this_search)
         try:
-            spec = search(name, path, target)
+            spec = search_with_all_finders(name, path, target)
         finally:
             self._searching.discard(this_search)
         is_executed = spec is not None and hasattr(spec.loader, "exec_module")  # a folder without `__init__.py` is not
-        if is_executed and self.wants(spec):
+        if is_executed and self.watches_found(spec):
             spec.loader = Loader(spec.loader, self.execute)
         return spec
 
@@ -146,7 +147,7 @@ class Loader:
         self._call(self._loader.exec_module, module)
 
 
-def search(name: str, path: "Sequence[str] | None", target: "ModuleType | None") -> "Any":
+def search_with_all_finders(name: str, path: "Sequence[str] | None", target: "ModuleType | None") -> "Any":
     """Return the spec that the finders of the interpreter find for a module; None if they find none."""
     for finder in [*sys.meta_path]:
         spec = getattr(finder, "find_spec", lambda *_: None)(name, path, target)
@@ -203,7 +204,7 @@ class Timing(Watching):
         """Return whether no module is being executed."""
         return not self._is_busy
 
-    def wants(self, spec: "Any") -> bool:
+    def watches_found(self, spec: "Any") -> bool:
         """Return whether the module is an installed one."""
         return any(part in (spec.origin or "") for part in INSTALLED)
 

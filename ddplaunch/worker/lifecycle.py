@@ -97,9 +97,9 @@ class Lifecycle:
             return
         imports = self._load("imports")
         if device:
-            imports.pin(device)
+            imports.pin_device(device)
         if sharing:
-            imports.share(sharing)
+            imports.set_sharing_strategy(sharing)
 
         def follow(trainer: "Any") -> None:
             if self._error_file:
@@ -195,7 +195,7 @@ def prepare(
                 sys.path.insert(0, os.getcwd())
         except OSError:  # the working directory was removed
             pass
-        return _run_module(names, target, True)
+        return _run_module(names, target, alter_argv=True)  # runpy puts the module's path in place of "-m"
 
     sys.argv = [target, *arguments]
     path = _absolute(target)
@@ -203,7 +203,7 @@ def prepare(
     try:
         if _has_importer(path):  # a directory or a zip file
             sys.path.insert(0, path)
-            return _run_module(names, "__main__", False)
+            return _run_module(names, "__main__", alter_argv=False)
         with open(path, "rb") as file:
             content = file.read()
         code, loader = _code(content, path)
@@ -286,7 +286,7 @@ def _code(content: bytes, path: str) -> "tuple[Any, Any]":
     return marshal.loads(memoryview(content)[16:]), IMPORTLIB.SourcelessFileLoader  # behind magic, flags, time and size
 
 
-def _run_module(names: "Mapping[str, object]", name: str, alter_argv: bool) -> "Run":
+def _run_module(names: "Mapping[str, object]", name: str, *, alter_argv: bool) -> "Run":
     import runpy
 
     main = _become_main(names, __loader__=None)

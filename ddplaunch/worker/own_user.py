@@ -40,15 +40,15 @@ def admits(sock: socket.socket) -> bool:
         return False
     for _ in range(LOOKS):
         for local, remote, _state, uid, inode in sockets():
-            is_other_end = local in written(there) and remote in written(here)
+            is_other_end = local in as_in_tables(there) and remote in as_in_tables(here)
             if is_other_end:
                 return uid == os.geteuid() and inode != 0  # 0: its process has closed it
     return False
 
 
-def listens(port: int) -> bool:
+def is_listening_here(port: int) -> bool:
     """Whether a process of this user listens at this port of loopback."""
-    wanted = written(("127.0.0.1", port))
+    wanted = as_in_tables(("127.0.0.1", port))
     return any(
         local in wanted and state == LISTENS and uid == os.geteuid() and inode != 0
         for local, _remote, state, uid, inode in sockets()
@@ -68,7 +68,7 @@ def sockets() -> "Iterator[tuple[str, str, str, int, int]]":
             yield fields[1], fields[2], fields[3], int(fields[7]), int(fields[9])
 
 
-def written(address: "tuple[Any, ...]") -> "tuple[str, ...]":
+def as_in_tables(address: "tuple[Any, ...]") -> "tuple[str, ...]":
     """Return an address as the kernel's tables write it, an IPv4 one in two forms: words in the machine's order, and the port."""
     host, port = str(address[0]).partition("%")[0], address[1]
     packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
@@ -111,7 +111,7 @@ def listen(debugpy: "Any") -> int:
     finally:
         if subprocess_module.Popen is Adapter:
             subprocess_module.Popen = original
-    if not (Adapter.was_started and listens(port)):
+    if not (Adapter.was_started and is_listening_here(port)):
         raise RuntimeError(f"--debugpy: ddplaunch cannot keep other users out of debugpy {debugpy.__version__}")
     return int(port)
 

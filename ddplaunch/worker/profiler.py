@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 OLDEST = (2, 4)  # of torch
-SILENT = 120.0  # seconds after which a client that says nothing is given up
-COLLECTED = 3600.0  # seconds for the client to fetch what others have recorded
-REACH = 20.0  # seconds in which the main thread has to come by for the start
-LONGEST = 900.0  # seconds of a profile
-SAMPLE = 0.02  # seconds between two looks at the main thread
-READ = 0.5  # seconds between two readings of the recorders, less where collectives are many
-NEW = 250  # entries that a reading should find: recorders keep 500
-MOST = 100_000  # samples, and entries of recorders
-GROWTH = 1 << 30  # bytes by which the worker may grow
+CLIENT_TIMEOUT = 120.0  # seconds after which a client that says nothing is given up
+COLLECTING_TIMEOUT = 3600.0  # seconds for the client to fetch what others have recorded
+START_TIMEOUT = 20.0  # seconds in which the main thread has to come by for the start
+LONGEST_PROFILE = 900.0  # seconds of a profile
+SAMPLE_INTERVAL = 0.02  # seconds between two looks at the main thread
+READ_INTERVAL = 0.5  # seconds between two readings of the recorders, less where collectives are many
+ENTRIES_PER_READING = 250  # entries that a reading should find: recorders keep 500
+MOST_RECORDED = 100_000  # samples, and entries of recorders
+GROWTH_LIMIT = 1 << 30  # bytes by which the worker may grow
 ROOM = 2 << 30  # bytes that a folder for the trace should have free
 PIECE = 1 << 18  # bytes that are compressed at once
-LINE = 1 << 16  # bytes of what the client says
+LONGEST_LINE = 1 << 16  # bytes of what the client says
 # torch's functions that give what its flight recorders hold
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # the files in which `backward` calls C++
@@ -84,7 +84,9 @@ class Profile:
         self.steps = 0  # of the optimizer
         self.optimizer = 0  # id of the one whose steps are counted: the first that has done one
         self.first_progress = -1  # the step at which `progress()` was when its steps were first asked for
-        self.samples: list[list[Any]] = []  # of the main thread: since when, until when (time of day, ns), FILE:LINE
+        self.samples: list[
+            list[Any]
+        ] = []  # of the main thread: since when, until when (time of day, ns), FILE:LONGEST_LINE
         self.entries: list[Any] = []  # of torch's recorders: collectives
         self.newest_ids = dict.fromkeys(RECORDERS, -1)  # of the entries that were read, by recorder
         self.times: dict[str, int] = {}  # ns of the time of day; with `mono` in the name, of CLOCK_MONOTONIC
@@ -123,7 +125,7 @@ class Profile:
         self.times["began"] = time.time_ns()
 
     def stop(self) -> None:
-        """Stop torch's profiler, and keep its record. It waits for no kernel, which other ranks may have to reach first."""
+        """Stop torch's profiler, and keep its record. Do not wait for kernels of GPUs, which other ranks may have to reach."""
         self.times["ended"] = time.time_ns()
         profiler, self.profiler = self.profiler, None
         if profiler is not None:
@@ -214,10 +216,10 @@ class Profile:
 
     def serve(self) -> None:
         """Speak with the client, from the first word to the last, in the order that the module's docstring gives."""
-        wish = self.next(SILENT)
+        wish = self.next_message(CLIENT_TIMEOUT)
         torch: Any = sys.modules.get("torch")
         wants_memory = wish.get("memory") is True  # the history of the allocator
-        why_no_memory = no_memory(torch) if wants_memory else ""
+        why_no_memory = why_no_memory_history(torch) if wants_memory else ""  # "": there will be one
         self.send(
             type="hello",
             torch=str(getattr(torch, "__version__", "")),
@@ -225,11 +227,11 @@ class Profile:
             pid=os.getpid(),
             memory=wants_memory and (why_no_memory or "yes"),
         )
-        if self.next_but_pings(SILENT).get("type") != "begin":
+        if self.next_but_pings(CLIENT_TIMEOUT).get("type") != "begin":
             raise EOFError
-        if why := why_not(torch):
+        if why := why_not_profiled(torch):
             raise Refused(why)
-        keeps_memory = wants_memory and not no_memory(torch)  # CUDA may have been started since
+        keeps_memory = wants_memory and not why_no_memory_history(torch)  # CUDA may have been started since
         self.read_recorders()
         steps = int(wish.get("steps") or 0)
         optimizers = sys.modules.get("torch.optim.optimizer")
@@ -238,9 +240,9 @@ class Profile:
             if optimizers is not None:
                 hook = optimizers.register_optimizer_step_post_hook(self.on_step)
             if keeps_memory:
-                torch.cuda.memory._record_memory_history(max_entries=MOST)
+                torch.cuda.memory._record_memory_history(max_entries=MOST_RECORDED)
             atexit.register(self.at_exit)
-            self.call_in_main(self.start, time.monotonic() + REACH)
+            self.call_in_main(self.start, time.monotonic() + START_TIMEOUT)
             self.steps = 0  # some may have gone by before the profiler started
             self.send(type="began")
             note = self.record(steps)
@@ -257,10 +259,10 @@ class Profile:
     def record(self, steps: int) -> str:
         """Record until the client ends the profile or `steps` (0: no limit) are done; return why it ended earlier, else ""."""
         began = read_at = time.monotonic()
-        pause, memory_before = READ, resident()
+        pause, memory_before = READ_INTERVAL, resident()
         while True:
             try:
-                message = self.next(SAMPLE)
+                message = self.next_message(SAMPLE_INTERVAL)
             except TimeoutError:  # the client has said nothing
                 message = {}
             if message.get("type") == "ping":
@@ -268,16 +270,16 @@ class Profile:
             elif message.get("type") == "end" or (steps and self.steps_done() >= steps):
                 return ""
             now = time.monotonic()
-            if now - began >= LONGEST:
-                return f"stopped after {LONGEST:.0f} s, the longest time that is recorded"
-            self.sample()
+            if now - began >= LONGEST_PROFILE:
+                return f"stopped after {LONGEST_PROFILE:.0f} s, the longest time that is recorded"
+            self.sample_main_thread()
             if now - read_at >= pause:
                 read_at = now
                 entries = self.read_recorders()
-                # at that rate, NEW entries till the next reading
-                pause = min(READ, max(SAMPLE, pause * NEW / max(1, entries)))
-                if resident() - memory_before > GROWTH:
-                    return f"stopped after {now - began:.1f} s: it took {GROWTH >> 20} MiB of memory"
+                # at that rate, ENTRIES_PER_READING entries till the next reading
+                pause = min(READ_INTERVAL, max(SAMPLE_INTERVAL, pause * ENTRIES_PER_READING / max(1, entries)))
+                if resident() - memory_before > GROWTH_LIMIT:
+                    return f"stopped after {now - began:.1f} s: it took {GROWTH_LIMIT >> 20} MiB of memory"
 
     def steps_done(self) -> int:
         """Return how many steps are done: of an optimizer, or as the program says by `progress()` where it has none."""
@@ -288,13 +290,13 @@ class Profile:
             self.first_progress = file.step
         return int(file.step - self.first_progress)
 
-    def sample(self) -> None:
+    def sample_main_thread(self) -> None:
         """Note where the main thread is: at the innermost line that is of no library."""
         innermost = frame = sys._current_frames().get(self.main)
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
         frame = frame or innermost
-        if frame is None or len(self.samples) >= MOST:
+        if frame is None or len(self.samples) >= MOST_RECORDED:
             return
         where = f"{frame.f_code.co_filename[:500]}:{frame.f_lineno}"
         now = time.time_ns()
@@ -318,7 +320,7 @@ class Profile:
                 continue
             if new:
                 self.newest_ids[name] = new[-1]["record_id"]
-                self.entries += new[: MOST - len(self.entries)]
+                self.entries += new[: MOST_RECORDED - len(self.entries)]
         return len(self.entries) - before
 
     def send_trace(self, note: str, memory: bytes) -> None:
@@ -332,7 +334,7 @@ class Profile:
             self.times["saved"] = time.time_ns()
             size = os.fstat(file.fileno()).st_size
             self.send(type="finished", size=size, note=note)
-            if self.next_but_pings(COLLECTED).get("type") != "send":
+            if self.next_but_pings(COLLECTING_TIMEOUT).get("type") != "send":
                 raise EOFError
             packer = zlib.compressobj(1)
             header = {
@@ -351,7 +353,7 @@ class Profile:
 
     # --- the connection
 
-    def next(self, within: float) -> "dict[str, Any]":
+    def next_message(self, within: float) -> "dict[str, Any]":
         """Return the client's next message, {} for nonsense. Raises TimeoutError, and EOFError once the client has left."""
         until = time.monotonic() + within
         poll = select.poll()
@@ -360,9 +362,9 @@ class Profile:
             left = until - time.monotonic()
             if left <= 0 or not poll.poll(max(1, int(left * 1000))):
                 raise TimeoutError
-            data = self.sock.recv(LINE)
+            data = self.sock.recv(LONGEST_LINE)
             self.received += data
-            if not data or len(self.received) > LINE:
+            if not data or len(self.received) > LONGEST_LINE:
                 raise EOFError
         line, _, self.received = self.received.partition(b"\n")
         message = json.loads(line)
@@ -370,7 +372,7 @@ class Profile:
 
     def next_but_pings(self, within: float) -> "dict[str, Any]":
         """Return the client's next message that is no ping, and answer pings, each within so many seconds."""
-        while (message := self.next(within)).get("type") == "ping":
+        while (message := self.next_message(within)).get("type") == "ping":
             self.pong(message)
         return message
 
@@ -385,7 +387,7 @@ class Profile:
     def send_frame(self, *pieces: bytes) -> None:
         """Send a frame; give up a client that takes nothing for long."""
         payload = b"".join(pieces)
-        self.sock.settimeout(SILENT)
+        self.sock.settimeout(CLIENT_TIMEOUT)
         self.sock.sendall(len(payload).to_bytes(4, "big") + payload, socket.MSG_NOSIGNAL)
 
     def fail(self, why: str) -> None:
@@ -397,7 +399,7 @@ class Profile:
             pass
 
 
-def why_not(torch: "Any") -> str:
+def why_not_profiled(torch: "Any") -> str:
     """Return why this worker cannot be profiled, as a predicate of the rank: "has not imported torch"; "" if it can."""
     if torch is None:
         return "has not imported torch"
@@ -411,7 +413,7 @@ def why_not(torch: "Any") -> str:
     return "" if has_profiler else "has a torch that is built without the profiler (Kineto)"
 
 
-def no_memory(torch: "Any") -> str:
+def why_no_memory_history(torch: "Any") -> str:
     """Return why there is no history of the allocator, as a predicate; "" if there is."""
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return "uses no CUDA, and torch keeps a history of that allocator alone"
@@ -431,7 +433,8 @@ def groups_of_torch() -> "dict[str, int]":
     """Return the number of ranks of each process group by its name."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
     try:
-        return {str(group.group_name): len(ranks) for group, ranks in list(module._pg_group_ranks.items())[:MOST]}  # type: ignore[union-attr]
+        table: Any = module._pg_group_ranks  # type: ignore[union-attr]
+        return {str(group.group_name): len(ranks) for group, ranks in list(table.items())[:MOST_RECORDED]}
     except Exception:  # noqa: BLE001 - not the torch that we know
         return {}
 

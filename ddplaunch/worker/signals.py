@@ -105,7 +105,7 @@ class _ClientHandler:
             return  # the thread of the profile has sent it, and not the agent
         session: Any = None
         try:
-            met = self._load("asking").meet(self._address)
+            met = self._load("asking").fetch_client(self._address)
             if met is None:
                 return
             wish, sock, agent = met

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-WAIT = 2.0  # seconds that workers of node 0, which need time to import torch, have to host it by themselves
-PATIENCE = 5.0  # seconds to wait here for rank 0; after that torch waits in its own way
+NODE_0_HOSTS_WITHIN = (
+    2.0  # seconds that workers of node 0, which need time to import torch, have to host the store by themselves
+)
+RANK_0_TIMEOUT = 5.0  # seconds that a client waits here for rank 0; after that torch waits in its own way
 _SHORTEST, _LONGEST = 0.001, 0.05  # seconds from one try to the next
-_PART = 10  # a client waits here for at most this part of its timeout
+_SHARE = 10  # a client waits here for at most one 10th of its timeout, and leaves at least one 10th to torch
 # the parameters of TCPStore(), by position
 PARAMETERS = (
     *("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"),
@@ -42,15 +44,15 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
 
     `program` is the path of this file; `ask_agent` has the agent of node 0 start it.
     """
-    store = getattr(distributed, "TCPStore", None)
-    if store is None:  # a torch that was built without torch.distributed
+    store_class = getattr(distributed, "TCPStore", None)
+    if store_class is None:  # a torch that was built without torch.distributed
         return
     # read now: a program may remove the variables before it makes a client
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_only_node = os.environ["GROUP_WORLD_SIZE"] == "1"
     is_on_node_0, is_rank_0 = os.environ["GROUP_RANK"] == "0", os.environ["RANK"] == "0"
     agent = os.getppid()
-    construct: Any = store.__init__
+    construct: Any = store_class.__init__
     hosted = []  # keeps the store of rank 0 alive
 
     def host() -> None:
@@ -58,13 +60,13 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
         if is_hosted_within(0, address, port):
             return
         if is_rank_0:
-            hosted.append(store(address, port, None, True, wait_for_workers=False, multi_tenant=True))
+            hosted.append(store_class(address, port, None, True, wait_for_workers=False, multi_tenant=True))
         elif is_on_node_0:
             nothing = subprocess.DEVNULL
             subprocess.run(
                 [sys.executable, program, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
             )
-        elif not is_hosted_within(WAIT, address, port):  # no worker of node 0 needs it
+        elif not is_hosted_within(NODE_0_HOSTS_WITHIN, address, port):  # no worker of node 0 needs it
             ask_agent()
 
     def __init__(self: "Any", *args: "Any", **keywords: "Any") -> None:  # noqa: N807 - it becomes that method
@@ -89,7 +91,7 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
             # the client of another worker came before this rank 0, and had the store hosted: connect to that
             construct(self, **{**given, "is_master": False})
 
-    store.__init__ = __init__
+    store_class.__init__ = __init__
 
 
 def wait_for_rank_0(given: "dict[str, Any]") -> "dict[str, Any]":
@@ -97,11 +99,11 @@ def wait_for_rank_0(given: "dict[str, Any]") -> "dict[str, Any]":
     timeout: Any = given.get("timeout")
     began = _now()
     if not hasattr(timeout, "total_seconds"):  # none, or no timedelta: torch says what is wrong
-        is_hosted_within(PATIENCE, given["host_name"], given["port"])  # if it is not yet, torch goes on to wait
+        is_hosted_within(RANK_0_TIMEOUT, given["host_name"], given["port"])  # else torch goes on to wait
         return given
-    is_hosted_within(min(PATIENCE, timeout.total_seconds() / _PART), given["host_name"], given["port"])
+    is_hosted_within(min(RANK_0_TIMEOUT, timeout.total_seconds() / _SHARE), given["host_name"], given["port"])
     waited = type(timeout)(seconds=_now() - began)
-    return {**given, "timeout": max(timeout - waited, timeout / _PART)}  # a slow resolver may have used it up
+    return {**given, "timeout": max(timeout - waited, timeout / _SHARE)}  # a slow resolver may have used all of it up
 
 
 def is_hosted_within(seconds: float, address: str, port: int) -> bool:

@@ -65,7 +65,7 @@ def serve(load: "Callable[[str], ModuleType]", path: str, fd: str, seconds: str,
         warm.guards[pid] = connection
 
 
-class _Limited:
+class _Expiring:
     """A connection that is kept until a time at most."""
 
     def __init__(self, connection: "Any", until: float) -> None:
@@ -94,29 +94,30 @@ class _Warm:
         _signal.alarm(_IMPORTS_WITHIN)  # ends this process
         self.imported = self.fork_server.Imported(modules, kind, target)
         _signal.alarm(0)
-        self._files = imported_files.ImportedFiles(began, self.fork_server.folder_of(kind, target))
-        self.imported.leave_working_directory()
+        self._imported_files = imported_files.ImportedFiles(began, self.fork_server.folder_of(kind, target))
+        self.imported.leave_working_directory()  # whose file system may be unmounted between runs
         self.guard.adopt_orphans()  # the processes that workers have started, where their guard was killed
         self._children = self.guard.Children()
-        self._of_imports = {*self._children.now()}  # every child that comes later is a guard, or was left by one
+        # every child that comes later is a guard, or was left by one
+        self._children_of_imports = {*self._children.now()}
         self.guards: dict[int, Any] = {}  # pid -> connection, kept open until no process of the run is left
         # guards that have ended: closed at their time even if processes of theirs are left
-        self._lost: list[_Limited] = []
+        self._ended_guards: list[_Expiring] = []
         self._has_leftovers = False  # processes that a guard has left were killed, and have not ended yet
-        self._silent: list[_Limited] = []  # clients that have not sent their line: closed at their time
-        self._runs = 0  # that were served, for `status`
+        self._silent_clients: list[_Expiring] = []  # clients that have not sent their line: closed at their time
+        self._runs_served = 0
         self._accepts_at = 0.0  # when the next client is accepted, monotonic seconds
         self._idle_until = time.monotonic() + seconds  # when this process takes no more runs, unless one comes before
 
     def next_run(self) -> "Any":
         """Wait for the next run, and return the connection that its guard is to serve; exit when no run is to come."""
         # a run may come, or one goes on or is cleaned up
-        while self._listener is not None or self.guards or self._lost:
+        while self._listener is not None or self.guards or self._ended_guards:
             ready = self._wait()
             if self._children.fd in ready:
                 self._children.drain()
                 self._on_children_ended()
-            self._close_lost()
+            self._close_ended_guards()
             if self._listener is not None and self._listener.fileno() in ready:
                 self._accept()
             if (connection := self._answer_clients(ready)) is not None:
@@ -128,31 +129,31 @@ class _Warm:
     def _wait(self) -> "set[int]":
         """Sleep until a child ends, a client connects or sends its line, or a time has come; return the ready descriptors."""
         accepts = self._listener is not None and time.monotonic() >= self._accepts_at
-        times = [one.until for one in (*self._lost, *self._silent)]
+        times = [one.until for one in (*self._ended_guards, *self._silent_clients)]
         if self._listener is not None and not accepts:
             times.append(self._accepts_at)
         if self._listener is not None and not self.guards:
             times.append(self._idle_until)
         timeout = max(0.0, min(times) - time.monotonic()) * 1000 if times else None  # ms
         poll = select.poll()  # select() takes no descriptor above 1023, and what was imported may hold all below
-        for one in (self._children.fd, *(client.connection for client in self._silent)):
+        for one in (self._children.fd, *(client.connection for client in self._silent_clients)):
             poll.register(one, select.POLLIN)
         if accepts:
             poll.register(self._listener, select.POLLIN)
         return {fd for fd, _ in poll.poll(timeout)}
 
-    def _close_lost(self) -> None:
+    def _close_ended_guards(self) -> None:
         """Close connections of guards that have ended, once no process of theirs is left or their time is up.
 
         An agent waits for the end of its connection.
         """
         now = time.monotonic()
-        if any(lost.until <= now for lost in self._lost):
-            self._has_leftovers = self._children.kill(spared={*self.guards, *self._of_imports}, may_tidy=False)
-        for lost in self._lost[:]:
-            if not self._has_leftovers or lost.until <= now:
-                self._lost.remove(lost)
-                lost.connection.close()
+        if any(ended.until <= now for ended in self._ended_guards):
+            self._has_leftovers = self._children.kill(spared={*self.guards, *self._children_of_imports}, may_tidy=False)
+        for ended in self._ended_guards[:]:
+            if not self._has_leftovers or ended.until <= now:
+                self._ended_guards.remove(ended)
+                ended.connection.close()
 
     def close(self) -> None:
         """Close in a guard what belongs to the warm interpreter."""
@@ -161,16 +162,16 @@ class _Warm:
             one.close()
 
     def _connections(self) -> "list[Any]":
-        return [*self.guards.values(), *(one.connection for one in (*self._lost, *self._silent))]
+        return [*self.guards.values(), *(one.connection for one in (*self._ended_guards, *self._silent_clients))]
 
     def _on_children_ended(self) -> None:
         """Reap guards that have ended and kill the processes that they left; each further end calls this again."""
         for pid in [pid for pid in self.guards if os.waitpid(pid, os.WNOHANG)[0]]:
             now = time.monotonic()
-            self._lost.append(_Limited(self.guards.pop(pid), until=now + self.guard.TIDY_TIMEOUT))
+            self._ended_guards.append(_Expiring(self.guards.pop(pid), until=now + self.guard.TIDY_TIMEOUT))
             self._idle_until = now + self._idle_limit
-        if self._lost or self._has_leftovers:
-            self._has_leftovers = self._children.kill(spared={*self.guards, *self._of_imports}, may_tidy=True)
+        if self._ended_guards or self._has_leftovers:
+            self._has_leftovers = self._children.kill(spared={*self.guards, *self._children_of_imports}, may_tidy=True)
 
     def _accept(self) -> None:
         """Accept a client of this user, which then has some seconds to send its line."""
@@ -184,9 +185,9 @@ class _Warm:
         except OSError:  # the client has gone again, or there is no room
             self._accepts_at = time.monotonic() + _ACCEPT_AGAIN
             return
-        self._silent.append(_Limited(connection, until=time.monotonic() + _LINE_TIMEOUT))
-        if len(self._silent) > _MOST_SILENT:
-            self._silent.pop(0).connection.close()
+        self._silent_clients.append(_Expiring(connection, until=time.monotonic() + _LINE_TIMEOUT))
+        if len(self._silent_clients) > _MOST_SILENT:
+            self._silent_clients.pop(0).connection.close()
 
     def _answer_clients(self, ready: "set[int]") -> "Any":
         """Answer clients whose descriptors are `ready`, and close them, until one asks for a guard; return that one, else None.
@@ -194,14 +195,14 @@ class _Warm:
         Close clients that are silent too long.
         """
         now = time.monotonic()
-        for client in self._silent[:]:
+        for client in self._silent_clients[:]:
             if client.connection.fileno() in ready:
-                self._silent.remove(client)
+                self._silent_clients.remove(client)
                 if self._asks_for_guard(client.connection):
                     return client.connection
                 client.connection.close()
             elif client.until <= now:
-                self._silent.remove(client)
+                self._silent_clients.remove(client)
                 client.connection.close()
         return None
 
@@ -221,7 +222,8 @@ class _Warm:
         """Return the answer to a line WHAT REST (see the module), and whether a guard is to serve the connection from now on."""
         if what == "status":
             seconds_left = round(self._idle_until - time.monotonic())
-            fields = (os.getpid(), self._runs, len(self.guards), seconds_left, sys.executable, ",".join(self._modules))
+            modules = ",".join(self._modules)
+            fields = os.getpid(), self._runs_served, len(self.guards), seconds_left, sys.executable, modules
             return "\t".join(map(str, fields)) + "\n", False
         if what == "stop":
             self._take_no_more()
@@ -234,7 +236,7 @@ class _Warm:
         self._idle_limit = min(int(seconds), _LONGEST)
         self._idle_until = time.monotonic() + self._idle_limit
         if what == "guard":
-            self._runs += 1
+            self._runs_served += 1
         if _inode(self._path) == self._inode:
             os.utime(self._path)  # shows which interpreter was unused for longest, when another is to be started
         return "ok\n", what == "guard"
@@ -248,14 +250,14 @@ class _Warm:
         if self._listener is None:
             return "stale it ends with the runs that it serves\n"  # the client connected before it was closed
         our_sockets = {one.fileno() for one in (self._listener, connection, *self._connections())}
-        our_children = {*self._children.now()} - self._of_imports
+        our_children = {*self._children.now()} - self._children_of_imports
         if unsafe := self.imported.why_unsafe(our_sockets, our_children):
             self._take_no_more()
             return f"unsafe {unsafe}\n"
-        if stale := self._files.why_stale():
+        if stale := self._imported_files.why_stale():
             self._take_no_more()
             return f"stale {stale}\n"
-        if unfit := self._files.why_unfit(folder):
+        if unfit := self._imported_files.why_unfit(folder):
             return f"unfit {unfit}\n"
         return ""
 

@@ -297,10 +297,10 @@ def test_a_command_that_looks_for_something_is_no_program_to_debug_and_a_fork_of
         import pydevd
         from _pydev_bundle import pydev_monkey
         from ddplaunch.system.process import command, fork
-        print(fork.is_followed())
+        print(fork.debugger_follows_children())
         pydev_monkey.patch_new_process_functions()
         pydevd.SetupHolder.setup = {"client": "127.0.0.1", "port": 9, "server": False, "multiprocess": True}
-        print(fork.is_followed())
+        print(fork.debugger_follows_children())
         ask = [sys.executable, "-c", "import sys; print('pydevd' in sys.modules)"]
         theirs = subprocess._fork_exec
         print(command.run(ask, dict(os.environ), 60).out.strip(), subprocess._fork_exec is theirs)

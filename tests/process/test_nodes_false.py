@@ -165,7 +165,7 @@ def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(membe
         sock.settimeout(PATIENCE)
         sock.sendall(pack(requests.encode(requests.Request(requests.Attach(1)))))
         asked = member.hear("chunk")
-        assert requests.for_agent(b64decode(asked["data"])[4:]).asked == requests.Attach(1)
+        assert requests.decode_request(b64decode(asked["data"])[4:]).asked == requests.Attach(1)
         number = asked["number"]
         member.say({"type": "pause_limits", "paused": True})
         for reply in (requests.Attached(), requests.Said("(Pdb) ", asks=True)):
@@ -175,7 +175,7 @@ def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(membe
         while len(received) < 3:
             decoder.feed(sock.recv(1 << 16))
             while (frame := decoder.take()) is not None:
-                received.append(requests.for_client(frame))
+                received.append(requests.decode_reply(frame))
         assert [type(reply).__name__ for reply in received] == ["Run", "Attached", "Said"]
         assert nobody not in nodes.started[0].err
         sock.sendall(b"where\n")

@@ -64,7 +64,7 @@ def replies_to(place: SocketPath, data: bytes) -> list[requests.Reply]:
         except (BrokenPipeError, ConnectionResetError):  # closed while it was written to
             pass
     while (frame := decoder.take()) is not None:
-        found.append(requests.for_client(frame))
+        found.append(requests.decode_reply(frame))
     return found
 
 

@@ -198,8 +198,8 @@ class Process:
     def now(self) -> float:
         return self.world.now - self._missed
 
-    def timer(self, at: float | None, call: Callable[[], object], *, may_rest: bool = False) -> Timer:
-        timer = Timer(self._timers, call, may_rest=may_rest)
+    def timer(self, at: float | None, call: Callable[[], object], *, may_come_late: bool = False) -> Timer:
+        timer = Timer(self._timers, call, may_come_late=may_come_late)
         timer.set(at)
         return timer
 

@@ -41,7 +41,7 @@ from ddplaunch.spec.error_file import ErrorFiles
 from ddplaunch.spec.outcome import ClusterQuestions, Why
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.process.fork import is_followed
+from ddplaunch.system.process.fork import debugger_follows_children
 
 
 class LeadJob(FrontedJob, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ def inputs_of_lead(
             python=python,
             bootstrap="",
             env=env,
-            is_followed=is_followed(),
+            debugger_follows_children=debugger_follows_children(),
         ),
         draft=plan_of_job(spec, allocated.allocation, run_id=run_id, python=python),
         screen=Screen.here(env, has_rows=spec.live),

@@ -17,7 +17,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import first_term
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.process.fork import is_followed
+from ddplaunch.system.process.fork import debugger_follows_children
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import Report
@@ -82,8 +82,11 @@ def job_policy(
         last_call=spec.last_call,
         timeout=spec.timeout,
         hang_timeout=spec.hang_timeout,
-        # is_followed: this process itself runs in a debugger that follows the workers
-        debugs=spec.debug_on_error or spec.debug_rank is not None or bool(spec.debugpy_ranks) or is_followed(),
+        # the last: this process itself runs in a debugger that gets into the workers
+        debugs=spec.debug_on_error
+        or spec.debug_rank is not None
+        or bool(spec.debugpy_ranks)
+        or debugger_follows_children(),
         straggler_check=spec.straggler_check,
         notices=frozenset(spec.notices),
         spares=spec.spares,

@@ -244,7 +244,7 @@ def _fitted_error(error: WorkerError) -> WorkerError:
         frames=tuple(
             Frame(
                 file=piece(frame.file[-_LONGEST_PART_OF_FRAME:]),
-                line=fields.number(frame.line),
+                line=fields.bounded_number(frame.line),
                 function=piece(frame.function, _LONGEST_PART_OF_FRAME),
                 source=piece(frame.source, _LONGEST_PART_OF_FRAME),
             )

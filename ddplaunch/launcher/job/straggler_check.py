@@ -71,7 +71,7 @@ class StragglerCheck:
         self.last_pace: float | None = None  # also of a job that has made its last step
         self.last_steps: int | None = None  # about how many this generation has made
         # not set: no generation has a process group, or the check has failed
-        self._next_reading_at = loop.timer(None, self._on_time, may_rest=True)
+        self._next_reading_at = loop.timer(None, self._on_time, may_come_late=True)
 
     def begin(self) -> None:
         """Begin: a worker of this generation has a process group."""
@@ -221,10 +221,10 @@ class _Reading:
     def compare_answers(self) -> _Compared:
         """Compare all that was answered. Runs in a child, and catches what fails: the loop would raise it again."""
         try:
-            from ddplaunch.record.seen.arrivals import of_arrivals
+            from ddplaunch.record.seen.arrivals import rows_of_arrivals
 
             found = [each for answer, _ in self._answers for each in answer.series]
             clocks = {each.rank: clock for answer, clock in self._answers for each in answer.series}
-            return _Compared(compare(found, clocks), of_arrivals(found, clocks))
+            return _Compared(compare(found, clocks), rows_of_arrivals(found, clocks))
         except Exception:  # noqa: BLE001 - whatever it is, such as a module of ours that was removed meanwhile
             return _Compared([], [])

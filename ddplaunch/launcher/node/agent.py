@@ -52,7 +52,7 @@ class Agent(BehindFront):
         self._has_stopped_all_nodes = False  # by `stop_for_good`, where a signal would have stopped this node alone
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)  # of `_state`
-        self._quiet_deadline = loop.timer(None, self._on_deadline, may_rest=True)
+        self._quiet_deadline = loop.timer(None, self._on_deadline, may_come_late=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
 
     def connect(self) -> Link:

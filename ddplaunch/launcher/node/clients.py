@@ -26,7 +26,7 @@ from ddplaunch.record.run_socket import uid_of
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import Answer
 from ddplaunch.system.errors import call_or_report
-from ddplaunch.system.fields import Malformed, line, pace, piece, size
+from ddplaunch.system.fields import Malformed, bounded_pace, bounded_size, line, piece
 from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.loop.loop import READ, WRITE, Loop
 from ddplaunch.system.loop.stream import FrameError, SendBuffer
@@ -93,7 +93,7 @@ class Client:
             if protocol != requests.PROTOCOL:
                 self.refuse(f"it has protocol {requests.PROTOCOL} (ddplaunch {__version__}), this command {protocol}")
                 return
-            request = requests.for_agent(payload)
+            request = requests.decode_request(payload)
         except (FrameError, Malformed) as error:
             self.refuse(f"ddplaunch {__version__}, which runs it, does not know this request: {error}")
             return
@@ -349,8 +349,8 @@ class RunClients(Clients):
             return described
         return replace(
             described,
-            steps_per_second=pace(stragglers.pace),
-            steps=size(stragglers.steps) if stragglers.steps is not None else None,
+            steps_per_second=bounded_pace(stragglers.pace),
+            steps=bounded_size(stragglers.steps) if stragglers.steps is not None else None,
             straggler=piece(str(stragglers.straggler or "")),
         )
 

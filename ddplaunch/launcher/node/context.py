@@ -132,7 +132,7 @@ class AgentContext:
             self.make_folder(plan)
         assert self.folder is not None
         has_common_term = agreed is not None or plan.nnodes == 1  # else the nodes do not communicate
-        how_debugged = _how_debugged(spec, is_followed=inputs.node.is_followed)
+        how_debugged = _how_debugged(spec, debugger_follows_children=inputs.node.debugger_follows_children)
         return WorkerSetup(
             plan=plan,
             generation=generation.number,
@@ -164,7 +164,7 @@ class AgentContext:
         Where other nodes were started by hand, their users know of none, and their time limits do not wait for it.
         """
         inputs = self.inputs
-        return inputs.node.is_followed and (0 in inputs.draft.ranks or bool(inputs.allocation.start))
+        return inputs.node.debugger_follows_children and (0 in inputs.draft.ranks or bool(inputs.allocation.start))
 
     def make_folder(self, plan: Plan) -> None:
         """Have the run folder made; where a command has started the agents, each of them has a part of the command's."""
@@ -300,11 +300,11 @@ def _prefix_of_torchrun(spec: JobSpec) -> str | None:
     return "[${role_name}${local_rank}]:" if has_options_of_torchrun else None
 
 
-def _how_debugged(spec: JobSpec, *, is_followed: bool) -> str:
+def _how_debugged(spec: JobSpec, *, debugger_follows_children: bool) -> str:
     """A word for worker/bootstrap.py; "" if the job is not to be debugged."""
     if spec.debug_on_error:
         return "on-error"
-    return "rank" if spec.debug_rank is not None or spec.debugpy_ranks is not None or is_followed else ""
+    return "rank" if spec.debug_rank is not None or spec.debugpy_ranks is not None or debugger_follows_children else ""
 
 
 def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:

@@ -25,7 +25,7 @@ class EndedScripts:
         """`running` are the workers of the generation that there is, by rank. Each that lingers is posted once."""
         self._loop = loop
         self._running = running
-        self._timer = loop.timer(None, self._look, may_rest=True)
+        self._timer = loop.timer(None, self._look, may_come_late=True)
         self._ended_at: dict[int, float] = {}  # when the script of a rank was seen to have ended
         self._named: set[int] = set()
 

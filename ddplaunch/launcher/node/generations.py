@@ -69,7 +69,7 @@ class Generations:
         self._flush_at = loop.timer(None, lambda: self.output.flush(loop.now()))
         self._backpressure = Backpressure(loop, context.queue)
         self.start_notice = StartNotice(loop)
-        self._describe_at = loop.timer(None, self._describe, may_rest=True)
+        self._describe_at = loop.timer(None, self._describe, may_come_late=True)
         self._sample_at = inf  # when to sample what the workers use; inf: not now
         self._given_up: set[str] = set()  # the warnings of `call_or_warn` about what has failed
         # what most jobs do without: None until it is needed, and then made by `inspection`, `debuggers`, `sampler`
@@ -263,7 +263,7 @@ class Generations:
 
     def _on_notifications(self) -> None:
         """Read what workers have announced through their pipe, a byte each, and post an event for each kind of news."""
-        found = self._context.error_files.notifications()
+        found = self._context.error_files.take_notifications()
         if JOINED in found and not self._has_group:
             self._has_group = True
             self.start_notice.end()
@@ -437,11 +437,11 @@ class Generations:
 
     def _keep_stacks(self, workers: Workers, inspection: Inspection) -> None:
         """Write where the workers were to the folder of the run, and when they came to their collectives."""
-        from ddplaunch.record.seen.arrivals import of_samples  # few jobs have stacks to keep
+        from ddplaunch.record.seen.arrivals import rows_of_samples  # few jobs have stacks to keep
 
         workers.keep_stacks(inspection.stacks)
         if (folder := self._context.folder) is not None and not self._context.inputs.spec.no_sample:
-            for row in of_samples(inspection.samples, time.time_ns() - time.monotonic_ns()):
+            for row in rows_of_samples(inspection.samples, time.time_ns() - time.monotonic_ns()):
                 folder.keep_sample(COLLECTIVES, row)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ddplaunch.launcher.node.front import FrontOutput
 from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, SOCKET, STDERR
-from ddplaunch.record.window.rows import LONGEST, Draw, encode, for_front
+from ddplaunch.record.window.rows import LONGEST, Draw, decode_drawn, encode
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach, signal_at_end_of
@@ -191,7 +191,7 @@ class LiveOutput(FrontOutput):
         """Show rows, or a part of a snapshot; do without a viewer that has ended, or sends what is no reply."""
         try:
             data = viewer.recv(LONGEST, socket.MSG_DONTWAIT)
-            reply = for_front(data) if data else None
+            reply = decode_drawn(data) if data else None
         except BlockingIOError:
             return
         except (OSError, Malformed):

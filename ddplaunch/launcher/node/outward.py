@@ -18,7 +18,7 @@ from ddplaunch import __version__
 from ddplaunch.record.events import VERSION, Event
 from ddplaunch.record.folders import short
 from ddplaunch.spec.outcome import Progress, progress_of_job
-from ddplaunch.system.fields import line, size
+from ddplaunch.system.fields import bounded_size, line
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.command import run_in_shell
 from ddplaunch.system.process.files import replaced
@@ -231,7 +231,7 @@ class JobProgress:
         """Return about how far the job is, as its collectives show; None without such a sign."""
         stragglers = self._coordinator.stragglers
         steps = stragglers.last_steps if stragglers is not None else None
-        return Progress(step=size(steps), total=None, source="collectives") if steps is not None else None
+        return Progress(step=bounded_size(steps), total=None, source="collectives") if steps is not None else None
 
 
 class MetricsFile:
@@ -244,7 +244,7 @@ class MetricsFile:
         self._path = path
         self._progress = progress
         self._has_ended = False
-        self._due = loop.timer(loop.now(), lambda: progress.ask(self._write), may_rest=True)
+        self._due = loop.timer(loop.now(), lambda: progress.ask(self._write), may_come_late=True)
 
     def _write(self) -> None:
         if self._has_ended:

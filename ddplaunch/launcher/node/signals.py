@@ -165,7 +165,7 @@ class SignalSource:
         self._longest_wait = longest_wait(heartbeat_timeout)
         self._unasked = 0  # looks at the front in a row before which it had asked nothing for too long
         self._most_unasked = PATIENCE * heartbeat_timeout / self._interval  # inf: the front is never killed
-        self._look_at = loop.timer(None, self._look_at_front, may_rest=True)
+        self._look_at = loop.timer(None, self._look_at_front, may_come_late=True)
 
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals from now on, and SIGCHLD, SIGCONT and the front's question whether this process lives (ASKS)."""

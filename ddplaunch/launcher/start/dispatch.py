@@ -239,7 +239,7 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
         hostname=os.uname().nodename,
         read=_read,
         is_bad=partial(_has_failed, avoided),
-        confirm_job=partial(_confirm_job, env),  # that the variables of a job are not those of another one
+        doubt_about_job=partial(_doubt_about_job, env),  # that the variables of a job are not those of another one
     )
     found = discover(facts)
     found = replace(found, warnings=(*found.warnings, *warnings_of_file, *_warning_of_failed(spec, found, failures)))
@@ -272,7 +272,7 @@ def _shared_secret(allocation: Allocation, env: Mapping[str, str]) -> str | None
     )
 
 
-def _confirm_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
+def _doubt_about_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
     from ddplaunch.launcher.elsewhere.slurm.presence import confirm  # for jobs of Slurm only
 
     return confirm(token.public(env), nodes, os.uname().nodename, _read)

@@ -26,7 +26,7 @@ from ddplaunch.spec.outcome import ClusterQuestions
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, own_imports
 from ddplaunch.system.net import port
-from ddplaunch.system.process.fork import is_followed, unfollowed
+from ddplaunch.system.process.fork import debugger_follows_children, unfollowed
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import duration
 
@@ -146,7 +146,7 @@ def _check_ports(allocated: AllocatedJob, draft: Plan) -> None:
     Raises LaunchError: it is so.
     """
     if draft.master_port and 0 in draft.ranks and not allocated.allocation.is_elastic:
-        port.reserve(draft.master_port, draft.reasons["master_port"], named=allocated.spec.no_control).release()
+        port.reserve(draft.master_port, draft.reasons["master_port"], must_be_named=allocated.spec.no_control).release()
     if draft.world_size > 1 and draft.master_addr == LOOPBACK:
         port.check_loopback()
 
@@ -235,7 +235,7 @@ def _kept_warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None,
             return interpreter, _note_of_new(draft, interpreter, why_older_ends) if interpreter.is_new else ""
     if why_not:
         return None, f"no interpreter is kept warm: {why_not}"
-    is_fresh_for_debugger = draft.preload is None and is_followed()
+    is_fresh_for_debugger = draft.preload is None and debugger_follows_children()
     why_fresh = draft.reasons.get("start", "") if is_fresh_for_debugger else ""
     return None, f"workers are fresh processes: {why_fresh}" if why_fresh else ""
 

@@ -163,7 +163,7 @@ def _at_endpoint(spec: JobSpec, rdzv_endpoint: str) -> Allocation:
 
 
 def _is_coordinator(spec: JobSpec) -> bool | None:
-    """Whether this node is node 0, by its rank or by torchrun's is_host; None: it is if the endpoint's host is this one."""
+    """Whether this node is node 0, by its rank or by torchrun's is_host; None: the host of the endpoint is."""
     by_rank = None if spec.node_rank is None else spec.node_rank == 0
     by_setting = {"1": True, "0": False}.get(spec.rdzv_conf.get("is_host", ""))
     if by_rank is not None and by_setting is not None and by_setting != by_rank:

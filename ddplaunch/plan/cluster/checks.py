@@ -29,7 +29,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     read: Callable[[str], str]  # gives the text of a file; raises OSError
     is_bad: Callable[[str], bool] = lambda _: False  # whether a host is to be left out, if others are enough
     # of the nodes of a Slurm job that the variables name: raises LaunchError if we are not in it, else gives a doubt, or ""
-    confirm_job: Callable[[Sequence[str]], str] = lambda _: ""
+    doubt_about_job: Callable[[Sequence[str]], str] = lambda _: ""
 
     def value(self, *names: str) -> str | None:
         """The first of these variables that is set to something."""

@@ -23,7 +23,7 @@ _CANDIDATES = 8
 _FIRST, _BLOCKS = 20000, 1171
 
 
-def first(spec: JobSpec, *candidates: tuple[T | None, str]) -> tuple[T, str] | None:
+def first_given(spec: JobSpec, *candidates: tuple[T | None, str]) -> tuple[T, str] | None:
     """Return the first value that is set, and the origin of that field of the spec."""
     return next(((value, spec.origin(name)) for value, name in candidates if value), None)
 
@@ -41,8 +41,8 @@ def of_workers(
     """
     host, number = split_endpoint(asked or "")
     return Endpoint(
-        *(first(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr")) or address),
-        *(first(spec, (number, "rdzv_endpoint"), (spec.master_port, "master_port")) or port),
+        *(first_given(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr")) or address),
+        *(first_given(spec, (number, "rdzv_endpoint"), (spec.master_port, "master_port")) or port),
     )
 
 

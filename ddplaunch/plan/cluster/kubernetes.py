@@ -100,7 +100,7 @@ def _check_size(spec: JobSpec, size: int | None, nodes: int) -> None:
 
 def _address(facts: ClusterFacts, node_rank: int) -> tuple[str, str]:
     """Return the address of node 0 and its origin: the flag, else MASTER_ADDR, else the name of a JobSet's first pod."""
-    if asked := endpoints.first(facts.spec, (facts.spec.master_addr, "master_addr")):
+    if asked := endpoints.first_given(facts.spec, (facts.spec.master_addr, "master_addr")):
         return asked
     if address := facts.value("MASTER_ADDR"):
         return address, "MASTER_ADDR"

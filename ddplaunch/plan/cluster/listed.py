@@ -31,7 +31,8 @@ def allocate(
     """Return the allocation of as many of `hosts` as the job asks for; for this host alone, no agent has to be started.
 
     `starter` is how agents are started, `source` what listed the hosts, for messages. `resolvable`: workers can resolve these
-    names, which ssh alone may know. `here`: the cluster's name for this host. `in_step`: this host's agent is started too.
+    names, which ssh alone may know. `here`: the cluster's name for this host. `in_step`: the agent of this host is started, too,
+    in a step like all others, even if there is no other host.
     """
     spec = facts.spec
     if spec.node_rank is not None:
@@ -81,7 +82,7 @@ def _choose_hosts(facts: ClusterFacts, hosts: Sequence[Host], source: str) -> tu
     bad = [host for host in hosts if host not in good]
     if not bad:
         return good, ()
-    _check_rest(spec, good, bad, source)
+    _check_enough_are_left(spec, good, bad, source)
     return good, (f"{spec.origin('avoid_bad_nodes')} leaves out {_names(bad)}: {FAILED}",)
 
 
@@ -96,7 +97,7 @@ def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int
     return min_nodes, min(max_nodes, len(hosts))
 
 
-def _check_rest(spec: JobSpec, hosts: Sequence[Host], bad: Sequence[Host], source: str) -> None:
+def _check_enough_are_left(spec: JobSpec, hosts: Sequence[Host], bad: Sequence[Host], source: str) -> None:
     """Refuse a job that has too few `hosts` without the `bad` ones, on which a machine has failed."""
     needed = spec.nnodes[0] + spec.spares  # the former is 1 if no number was asked for
     if needed > len(hosts):

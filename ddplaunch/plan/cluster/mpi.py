@@ -223,7 +223,7 @@ class _HostOfRank0(NamedTuple):
 
 def _addresses(facts: ClusterFacts, task: Task) -> tuple[tuple[str, ...], str]:
     """Return the possible addresses of rank 0 and their origin; LaunchError if nothing tells them, or if they are wrong."""
-    if asked := endpoints.first(facts.spec, (facts.spec.master_addr, "master_addr")):
+    if asked := endpoints.first_given(facts.spec, (facts.spec.master_addr, "master_addr")):
         typed, origin = asked
         return (typed,), origin
     if task.nnodes == 1:

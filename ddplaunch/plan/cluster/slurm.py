@@ -88,7 +88,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
     all that the script has started is killed without a signal before. The tasks of a step get SIGTERM, and time.
     """
     hosts = job_hosts(facts)
-    doubt = facts.confirm_job(hosts)
+    doubt = facts.doubt_about_job(hosts)
     found = allocate(
         facts,
         "slurm",
@@ -130,7 +130,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     port = facts.number(RDZV_PORT)  # the ddplaunch command that has started the step, if one has, coordinates it there
     is_ours, is_alone = port is not None, step.task.world_size == 1
     # variables left over from another job do no harm where no other task is waited for; those of a step of ours are new
-    doubt = "" if is_ours or is_alone else facts.confirm_job(step.hosts)
+    doubt = "" if is_ours or is_alone else facts.doubt_about_job(step.hosts)
     number_of_nodes = len(step.hosts)
     checks.refuse_host_filters(spec, f"{step.name} is running already")
     hint = f"leave --nnodes out, or start as many: srun --nodes {spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
@@ -166,7 +166,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         endpoint=endpoint,
         rendezvous=rendezvous,
         task=None if step.once_per_node else step.task,
-        has_front=is_ours,
+        has_front=is_ours,  # the command that has started the step, and coordinates it
         identity="" if is_ours else f"slurm {job}.{number}",  # agents of a step of ours know each other by the port
         notes=tuple(checks.endpoint_unused(spec, "slurm determines the endpoint")),
         doubt=doubt,

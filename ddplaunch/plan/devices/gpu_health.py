@@ -139,10 +139,10 @@ def _health(index: int, handle: Any) -> Health:
         # older GPUs retire pages instead of remapping rows
         remap_pending=bool(is_remap_pending or ask_nvml(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
         remap_failed=bool(has_remap_failed),
-        brakes=_brakes(ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0),
+        brakes=_throttle_reasons(ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0),
         pci_width=(width, most_width) if width and most_width else None,
-        links=_links(handle),
-        fabric_starts=_fabric_starts(handle),
+        links=_count_nvlinks(handle),
+        fabric_starts=_is_fabric_starting(handle),
         holders=tuple(Holder(one.pid, one.usedGpuMemory) for one in _processes(handle)),
     )
 
@@ -153,7 +153,7 @@ def _processes(handle: Any) -> Iterable[Any]:
     return next((found for call in calls if (found := ask_nvml(call, handle)) is not None), ())
 
 
-def _brakes(reasons: int) -> tuple[str, ...]:
+def _throttle_reasons(reasons: int) -> tuple[str, ...]:
     named = {
         pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "heat (hardware)",
         pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "heat (driver)",
@@ -163,14 +163,14 @@ def _brakes(reasons: int) -> tuple[str, ...]:
     return tuple(name for bit, name in named.items() if reasons & bit)
 
 
-def _links(handle: Any) -> tuple[int, int] | None:
+def _count_nvlinks(handle: Any) -> tuple[int, int] | None:
     """Count the NVLinks that are up, and all; None if the GPU has none."""
     states = [ask_nvml(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
     known = [state for state in states if state is not None]
     return (sum(map(bool, known)), len(known)) if known else None
 
 
-def _fabric_starts(handle: Any) -> bool:
+def _is_fabric_starting(handle: Any) -> bool:
     """Whether the GPU belongs to an NVSwitch whose manager has not finished: cudaErrorSystemNotReady until then."""
     if not hasattr(pynvml, "c_nvmlGpuFabricInfo_t"):
         return False

@@ -21,7 +21,9 @@ from ddplaunch.spec.job import Given, JobSpec, ProgramKind
 _RECEIPTS = {"uv-receipt.toml": "uv", "pipx_metadata.json": "pipx"}
 
 
-def chosen(spec: JobSpec, env: Mapping[str, str], *, own: str = sys.executable, prefix: str = sys.prefix) -> JobSpec:
+def with_chosen_interpreter(
+    spec: JobSpec, env: Mapping[str, str], *, own: str = sys.executable, prefix: str = sys.prefix
+) -> JobSpec:
     """Return the job with the interpreter of its workers, and as its origin (shown by `ddplaunch plan`) the reason for that.
 
     `own` is ddplaunch's interpreter, `prefix` its environment. Where ddplaunch's own has torch and is no tool's, nothing changes.

@@ -19,7 +19,7 @@ from ddplaunch.plan.devices.interpreter import TorchBuild, find_torch
 from ddplaunch.plan.devices.sysfs import Root, cores, cpu_quota, exists, read_cpulist
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 from ddplaunch.system.own_files import worker_program
-from ddplaunch.system.process.fork import is_followed
+from ddplaunch.system.process.fork import debugger_follows_children
 
 # --- its accelerators and CPUs
 
@@ -125,7 +125,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         bootstrap=worker_program("bootstrap.py"),
         script=_script_text(spec.program) if spec.start_method == "auto" else b"",
         env=env,
-        is_followed=is_followed(),  # by a debugger that gets into each Python program which is started from here
+        debugger_follows_children=debugger_follows_children(),  # into each Python program that is started from here
     )
 
 
@@ -161,4 +161,4 @@ class Node(Struct, frozen=True, kw_only=True):
     script: bytes = b""  # the text of the program, if that decides how workers are started
     env: Mapping[str, str]  # of the caller
     has_terminal: bool = True  # the command has one, which a worker can be given
-    is_followed: bool = False  # a debugger around the command gets into the workers, too
+    debugger_follows_children: bool = False  # a debugger around the command gets into the workers, too

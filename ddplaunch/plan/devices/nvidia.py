@@ -61,14 +61,18 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
     """
     try:
         gpus = _ask_driver()
-        return through(gpus, env) if gpus else None
+        return narrowed_by_variable(gpus, env) if gpus else None
     except NvmlMissingError:
-        gpus = in_proc(root)
-        return through(gpus, env, source=_PROC) if gpus else None
+        gpus = gpus_in_proc(root)
+        return narrowed_by_variable(gpus, env, source=_PROC) if gpus else None
     except NvmlError as error:
-        gpus = in_proc(root)
+        gpus = gpus_in_proc(root)
         note = f"NVML does not work ({error}), so CUDA most likely does not either"
-        return through(gpus, env, source=_PROC, notes=(note,)) if gpus else Hardware(device_source=f"NVML: {error}")
+        return (
+            narrowed_by_variable(gpus, env, source=_PROC, notes=(note,))
+            if gpus
+            else Hardware(device_source=f"NVML: {error}")
+        )
 
 
 def _ask_driver() -> tuple[Gpu, ...]:
@@ -83,7 +87,7 @@ def _ask_driver() -> tuple[Gpu, ...]:
         raise NvmlError(f"it does not answer for {_TIMEOUT:g} s") from None
 
 
-def in_proc(root: Root) -> tuple[Gpu, ...]:
+def gpus_in_proc(root: Root) -> tuple[Gpu, ...]:
     """Return the GPUs as the driver lists them in /proc, by PCI address; MIG and memory cannot be seen there."""
     found = []
     for address in names(root, f"{_PROC}/gpus"):
@@ -98,7 +102,7 @@ def in_proc(root: Root) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def through(
+def narrowed_by_variable(
     gpus: Sequence[Gpu], env: Mapping[str, str], *, source: str = "NVML", notes: tuple[str, ...] = ()
 ) -> Hardware:
     """Return what CUDA_VISIBLE_DEVICES leaves of the machine's `gpus`.

@@ -115,7 +115,7 @@ def groups(root: Root, controller: str) -> Iterator[Group]:
             is_of_v1 = not is_v2 and mount.kind == "cgroup"
             shows_v1 = is_of_v1 and controller in mount.options and controller in controllers.split(",")
             if shows_v1 or shows_v2:
-                yield Group(is_v2=is_v2, folders=tuple(_folders(mount, path)))
+                yield Group(is_v2=is_v2, folders=tuple(_folders_upwards(mount, path)))
 
 
 def cpu_quota(root: Root) -> float | None:
@@ -164,7 +164,7 @@ def group_limit(root: Root, controller: str) -> GroupLimit | None:
     return min(found, key=lambda one: one.limit - one.used, default=None)
 
 
-def _folders(mount: Mount, path: str) -> Iterator[str]:
+def _folders_upwards(mount: Mount, path: str) -> Iterator[str]:
     """Yield the folder of a control group, then the folders of the groups above it, up to the mount."""
     top = mount.top.rstrip("/")
     inside = path == mount.top or path.startswith(f"{top}/")

@@ -15,7 +15,7 @@ from ddplaunch.record.events import VERSION
 from ddplaunch.record.seen import LONGEST_REPEATED_MEMBERS, MAX_ENTRIES, Arrivals, Sample
 from ddplaunch.record.seen.recorder import entries_of, number_of
 from ddplaunch.record.seen.stragglers import Clock, middle
-from ddplaunch.system.fields import duration, number, piece, size
+from ddplaunch.system.fields import bounded_duration, bounded_number, bounded_size, piece
 from ddplaunch.system.words import compress
 
 _MOST_GROUPS = 64  # of a recorder
@@ -61,13 +61,13 @@ def arrivals(rank: int, bodies: Iterable[bytes], members: Mapping[str, str], eve
                 name, sizes = str(fields.get("profiling_name")), str(fields.get("input_sizes"))
                 of_group.append(_Call(index, at, name, sizes))
     is_too_much = sum(map(len, calls.values())) > _MOST_ENTRIES
-    most = _MOST_ENTRIES // len(calls) if is_too_much else _MOST_ENTRIES
+    most_of_group = _MOST_ENTRIES // len(calls) if is_too_much else _MOST_ENTRIES
     made = []
     for group, of_group in calls.items():
         _, _, own_name = group.partition(" ")  # behind the backend, see `_named_group`
         ranks = members.get(own_name, "")
         known_ranks = ranks if len(ranks) <= LONGEST_REPEATED_MEMBERS else ""
-        made.append(_arrivals_in(group, known_ranks, of_group, every, most, rank))
+        made.append(_arrivals_in(group, known_ranks, of_group, every, most_of_group, rank))
     return made
 
 
@@ -84,8 +84,9 @@ def _arrivals_in(group: str, members: str, calls: Sequence[_Call], every: int, m
     length, period = find_step([(call.at, kind) for call, kind in zip(calls, kinds, strict=True)])
     # if all are one operation, a step may be one call of any size, or all of them
     has_one_operation = len({call.name for call in calls}) == 1
-    if not length and not has_one_operation and not _repeats_too_rarely(kinds):
-        length, period = find_step([(call.at, call.name) for call in calls])  # the sizes may change from step to step
+    sizes_may_change = not length and not has_one_operation and not _repeats_too_rarely(kinds)  # from step to step
+    if sizes_may_change:
+        length, period = find_step([(call.at, call.name) for call in calls])
     kept = calls
     if length and every > 1:
         steps = _steps_to_keep(calls[0].number, calls[-1].number, length, every)
@@ -98,14 +99,14 @@ def _arrivals_in(group: str, members: str, calls: Sequence[_Call], every: int, m
         times=gaps(call.at for call in kept[-most:]),
         newest=calls[-1].number,
         newest_at=calls[-1].at,
-        length=number(length),
-        period=duration(period),
+        length=bounded_number(length),
+        period=bounded_duration(period),
     )
 
 
 def gaps(values: Iterable[int]) -> tuple[int, ...]:
     """Return each value less the one before, the first one as it is; where the clock was set back between two times, 0."""
-    return tuple(size(after - before) for before, after in pairwise((0, *values)))
+    return tuple(bounded_size(after - before) for before, after in pairwise((0, *values)))
 
 
 def _steps_to_keep(first: int, last: int, length: int, every: int) -> range:
@@ -165,7 +166,7 @@ def _shortest_repeat(kinds: Sequence[Hashable]) -> int:
 # writes them
 
 
-def of_arrivals(found: Iterable[Arrivals], clocks: Mapping[int, Clock]) -> list[dict[str, Any]]:
+def rows_of_arrivals(found: Iterable[Arrivals], clocks: Mapping[int, Clock]) -> list[dict[str, Any]]:
     """Return the lines of one reading of all ranks; `clocks` are those of their nodes, by rank."""
     came: _Came = {}
     for each in found:
@@ -176,7 +177,7 @@ def of_arrivals(found: Iterable[Arrivals], clocks: Mapping[int, Clock]) -> list[
     return _rows(came, {})
 
 
-def of_samples(samples: Iterable[Sample], ahead: int) -> list[dict[str, Any]]:
+def rows_of_samples(samples: Iterable[Sample], ahead: int) -> list[dict[str, Any]]:
     """Return the lines of the workers of a node that had to end, with the operations of their collectives.
 
     `ahead`: nanoseconds that the time of day is ahead of CLOCK_MONOTONIC. Children of workers are left out.

@@ -248,7 +248,7 @@ def _members(of_rank: dict[int, Group]) -> list[int]:
 
 
 def _differences(calls: dict[int, Call]) -> list[tuple[str, list[int]]]:
-    """Return what was called under one number, and by which ranks; [] where that is one thing."""
+    """Return what was called under one number, and by which ranks; [] if all ranks called the same."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     for rank, call in calls.items():
         sizes = (call.inputs, call.outputs) if call.operation in _EQUAL_SIZES else ()

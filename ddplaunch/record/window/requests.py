@@ -159,18 +159,18 @@ Reply = Run | NodeReply | Done | RunEnded | RunsElsewhere | Attached | Unreached
 
 encode = msgspec.json.Encoder().encode
 protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)
-for_agent: Callable[[bytes], Request] = decoder(Request)
-_for_client: Callable[[bytes], Reply] = decoder(Reply)
-_without_answer: Callable[[bytes], _NodeReply] = decoder(_NodeReply)
+decode_request: Callable[[bytes], Request] = decoder(Request)
+_decode_reply: Callable[[bytes], Reply] = decoder(Reply)
+_decode_without_answer: Callable[[bytes], _NodeReply] = decoder(_NodeReply)
 
 
-def for_client(payload: bytes) -> Reply:
+def decode_reply(payload: bytes) -> Reply:
     """Return the reply; a malformed answer of a node becomes NoAnswer. Raises Malformed: the payload is no reply."""
     try:
-        return _for_client(payload)
+        return _decode_reply(payload)
     except Malformed as error:
         try:
-            node = _without_answer(payload)
+            node = _decode_without_answer(payload)
         except Malformed:
             raise error from None
         return NodeReply(node.node_rank, node.host, NoAnswer(line(f"has sent a malformed answer ({error})")))

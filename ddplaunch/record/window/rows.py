@@ -49,5 +49,5 @@ def snapshot_parts(written: str) -> list[Drawn]:
 
 
 encode = msgspec.json.Encoder().encode
-for_viewer: Callable[[bytes], Draw] = decoder(Draw)
-for_front: Callable[[bytes], Drawn] = decoder(Drawn)
+decode_draw: Callable[[bytes], Draw] = decoder(Draw)
+decode_drawn: Callable[[bytes], Drawn] = decoder(Drawn)

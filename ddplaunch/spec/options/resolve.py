@@ -22,7 +22,7 @@ from ddplaunch.system.words import did_you_mean, why_failed
 
 _LARGEST = 1 << 20  # characters of a file of variables
 # these differ from worker to worker: one value for all would be wrong for all but one
-_OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
+_VARIABLES_OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
              "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
 _HAVE_A_FLAG = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port", "ROLE_NAME": "--role"}
 _FIELDS = frozenset(JobSpec.__struct_fields__)
@@ -62,8 +62,8 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     of_variables = [one for one in given if BY_NAME[one.name].target == "env"]
     env, origins_of_secrets = _environment(of_variables)
     resolved = _winners(one for one in given if BY_NAME[one.name].target != "env")
-    _drop_lower(resolved)
-    _drop_contradicted(resolved)
+    _drop_one_of_conflicting(resolved)
+    _drop_one_of_contradicting(resolved)
     timeouts = _timeouts(resolved)
     _check_together(resolved)
     if not program:
@@ -167,7 +167,7 @@ def _check_variable(name: str, value: str, given: Given) -> None:
             f"{given.origin}: {TOKEN} is a secret that workers do not get",
             hint=f"set {TOKEN} where you call ddplaunch, or put the secret into a file: --token-file FILE",
         )
-    if name in _OF_PLACE or name in _HAVE_A_FLAG:
+    if name in _VARIABLES_OF_PLACE or name in _HAVE_A_FLAG:
         flag = _HAVE_A_FLAG.get(name)
         raise LaunchError(
             f"{given}: {name} is set by ddplaunch", hint=f"type `{flag} {value}`" if flag else f"leave {name} out"
@@ -307,7 +307,7 @@ _AGREE: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
 }
 
 
-def _drop_lower(resolved: dict[str, Resolved]) -> None:
+def _drop_one_of_conflicting(resolved: dict[str, Resolved]) -> None:
     """Drop, of two options in conflict, the one from the lower source."""
     for *names, hint in _CONFLICTS:
         first, second = (resolved.get(name) for name in names)
@@ -318,7 +318,7 @@ def _drop_lower(resolved: dict[str, Resolved]) -> None:
         _drop_one(resolved, first, second, hint)
 
 
-def _drop_contradicted(resolved: dict[str, Resolved]) -> None:
+def _drop_one_of_contradicting(resolved: dict[str, Resolved]) -> None:
     """Drop, of two options with values that exclude each other, the one from the lower source."""
     standalone, no_control = resolved.get("standalone"), resolved.get("no_control")
     nodes, endpoint = resolved.get("nnodes"), resolved.get("rdzv_endpoint")

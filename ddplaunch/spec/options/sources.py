@@ -78,14 +78,14 @@ def _from_files(upward: Sequence[str]) -> tuple[list[Given], list[str]]:
     for file, source in _FILES.items():
         for folder in upward:
             path = os.path.join(folder, file)
-            shown = file if folder == upward[0] else path
+            shown_path = file if folder == upward[0] else path
             try:
-                table = _table(path, source, shown=shown)
+                table = _table(path, source, shown_path=shown_path)
             except _IgnoredError as reason:
-                remarks.append(f"{shown} is ignored: {reason}")
+                remarks.append(f"{shown_path} is ignored: {reason}")
                 continue
             if table is not None:  # of each file, the nearest counts alone
-                given += _of_table(table, source, folder, shown=shown)
+                given += _of_table(table, source, folder, shown_path=shown_path)
                 break
     return given, remarks
 
@@ -94,7 +94,7 @@ class _IgnoredError(Exception):
     """Why a file is not for us, as it reads after its name."""
 
 
-def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
+def _table(path: str, source: Source, *, shown_path: str) -> dict[str, Any] | None:
     """Return our part of the file, None if there is none; _IgnoredError if the file is not ours to read.
 
     Another user may have left the file, or a link to one, and may replace it while it is looked at.
@@ -116,7 +116,7 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
         # such a file may hold nothing for us, or is not this user's to mend
         if source is Source.PYPROJECT or owner != os.geteuid():
             raise _IgnoredError(f"it cannot be read: {why_failed(error)}") from None
-        raise LaunchError(f"cannot read {shown}: {why_failed(error)}") from None
+        raise LaunchError(f"cannot read {shown_path}: {why_failed(error)}") from None
     beginning = _TABLE.removesuffix("]").encode()  # of [tool.ddplaunch], or of [tool.ddplaunch.env]
     if source is Source.PYPROJECT and beginning not in content:
         return None  # it is for other tools, and may then be of any size, owner and form
@@ -129,16 +129,16 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
     try:
         data: Any = tomllib.loads(content.decode())
     except ValueError as error:
-        raise LaunchError(f"{shown} is not valid TOML: {error}") from None
+        raise LaunchError(f"{shown_path} is not valid TOML: {error}") from None
     if source is Source.PYPROJECT:
         tools = data.get("tool")
         data = tools.get("ddplaunch") if isinstance(tools, dict) else None
     if data is not None and not isinstance(data, dict):
-        raise LaunchError(f"{_TABLE} in {shown} is not a table")
+        raise LaunchError(f"{_TABLE} in {shown_path} is not a table")
     return data
 
 
-def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str) -> Iterator[Given]:
+def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown_path: str) -> Iterator[Given]:
     """Yield the options in a table of TOML; paths in the table are relative to its `folder`."""
     keys: dict[str, str] = {}  # by the name of the option: as the table writes it
     for key, value in table.items():
@@ -146,28 +146,31 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str)
         if option is None:
             meant = did_you_mean(key.replace("_", "-"), (known.key for known in OPTIONS))
             raise LaunchError(
-                f"{key} in {shown} is not an option", hint=f"did you mean `{meant}`?" if meant else "ddplaunch --help"
+                f"{key} in {shown_path} is not an option",
+                hint=f"did you mean `{meant}`?" if meant else "ddplaunch --help",
             )
         if option.name in keys:
-            raise LaunchError(f"{keys[option.name]} and {key} in {shown} are the same option", hint="leave one out")
+            raise LaunchError(
+                f"{keys[option.name]} and {key} in {shown_path} are the same option", hint="leave one out"
+            )
         keys[option.name] = key
         quote = '"' if isinstance(value, (str, dict, list)) else ""
         form = f"{option.key} = {quote}{{}}{quote}"
-        for text in _texts_of_toml(option, value, shown):
+        for text in _texts_of_toml(option, value, shown_path):
             is_name_on_path = option.path == "command" and "/" not in text
             is_path = text and option.path and not is_name_on_path
             resolved = os.path.normpath(os.path.join(folder, text)) if is_path else text
-            yield Given(name=option.name, text=resolved, source=source, origin=shown, form=form)
+            yield Given(name=option.name, text=resolved, source=source, origin=shown_path, form=form)
 
 
-def _texts_of_toml(option: Option, value: object, shown: str) -> Iterable[str]:
+def _texts_of_toml(option: Option, value: object, shown_path: str) -> Iterable[str]:
     """Return a value in a file as words of a command line; LaunchError if the option takes no value of this type."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     has_other_types = any(isinstance(item, bool) or not isinstance(item, (str, int, float)) for item in inner)
     texts = _texts(option, value)
     if texts is None or has_other_types:
         kind = _TOML_TYPES.get(type(value), "a date or a time")
-        raise LaunchError(f"{option.key} in {shown}: expected {_types(option, _IN_TOML)}, not {kind}")
+        raise LaunchError(f"{option.key} in {shown_path}: expected {_types(option, _IN_TOML)}, not {kind}")
     return map(str.lower, texts) if isinstance(value, bool) else texts  # "true", as TOML writes it
 
 

@@ -14,9 +14,9 @@ SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before an
 LIVE_DEPTH = 3  # rows
 HIDDEN_DEPTH = 16  # rows, of a program that hides the cursor, as rich does as long as it redraws
 LIVE_SETTLE_TIMES = (0.5, 2.0)  # seconds before and after the cursor first went up
-_SEEN = 2000  # bytes of a line that has not ended, as far as it is shown
-REST = 0.5  # seconds after which a line that has not ended is shown in place: a prompt, dots
-STILL = 30.0  # seconds without a change after which a bar becomes a line, until it moves
+_LONGEST_SHOWN = 2000  # bytes of a line that has not ended, as far as it is shown
+RESTS_FOR = 0.5  # seconds after which a line that has not ended is shown in place: a prompt, dots
+STILL_FOR = 30.0  # seconds without a change after which a bar becomes a line, until it moves
 
 
 class Lines:
@@ -28,16 +28,16 @@ class Lines:
     """
 
     __slots__ = (
+        "_bar_is_a_line",
         "_end_of_state",
         "_has_updated",
         "_is_live",
-        "_is_open",
-        "_is_still",
-        "_open_at",
-        "_rest",
+        "_line_of_bar",
+        "_partial_is_shown",
+        "_partial_line",
         "_screen",
         "_settle_at",
-        "_shown",
+        "_show_partial_at",
         "_unfinished",
         "_update_at",
         "drew",
@@ -50,37 +50,37 @@ class Lines:
         """
         self._is_live = live
         self._end_of_state = end_of_state
-        self._is_still = False  # the bar has not moved for STILL: it has become a line
-        self._is_open = False  # the line that has not ended has rested for REST: it is shown in place
-        self._open_at: float | None = None  # when that is so
-        self._rest = bytearray()  # what there is of a line that has not ended, without a screen
+        self._bar_is_a_line = False  # the bar has not moved for STILL_FOR, and was returned as a line
+        self._partial_is_shown = False  # the line that has not ended has rested for RESTS_FOR: it is shown in place
+        self._show_partial_at: float | None = None  # when that is so
+        self._partial_line = bytearray()  # what there is of a line that has not ended, without a screen
         self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
         self._screen: RedrawnRows | None = None  # only while the worker redraws
         self._settle_at: float | None = None  # when rows above the cursor become lines, unless it goes up before
         self._update_at: float | None = None  # when the state of the bar becomes a line
         self._has_updated = False  # a state of a bar has become a line
-        self._shown = b""  # the state of a bar that became a line last, until there are other lines
+        self._line_of_bar = b""  # the state of a bar that became a line last, until there are other lines
         self.drew = False  # the lines that were returned last come from rows that were redrawn
 
     @property
     def deadline(self) -> float | None:
         """When to call flush; None: not before the next feed."""
-        return soonest(self._settle_at, self._update_at, self._open_at)
+        return soonest(self._settle_at, self._update_at, self._show_partial_at)
 
     @property
     def is_bar(self) -> bool:
         """Whether there are `rows` to be shown in place."""
-        return self._is_open or (self._is_live and self.draws and not self._is_still)
+        return self._partial_is_shown or (self._is_live and self.draws and not self._bar_is_a_line)
 
     @property
     def is_open(self) -> bool:
         """Whether the only one of the `rows` is a line that has not ended, and has rested."""
-        return self._is_open
+        return self._partial_is_shown
 
     @property
     def is_idle(self) -> bool:
         """Whether all that was fed has been returned as lines."""
-        return self._screen is None and not self._rest and not self._unfinished
+        return self._screen is None and not self._partial_line and not self._unfinished
 
     @property
     def draws(self) -> bool:
@@ -90,13 +90,13 @@ class Lines:
     @property
     def beginning(self) -> bytes:
         """What there is of a line that has not ended; empty while a bar is drawn."""
-        return bytes(self._rest) if self._screen is None else b""
+        return bytes(self._partial_line) if self._screen is None else b""
 
     @property
     def rows(self) -> list[bytes]:
         """The rows of the bar."""
-        if self._is_open:
-            return [bytes(self._rest[-_SEEN:])]
+        if self._partial_is_shown:
+            return [bytes(self._partial_line[-_LONGEST_SHOWN:])]
         return self._screen.rows if self._screen is not None else []
 
     def feed(self, data: bytes, at: float) -> bytes:
@@ -105,31 +105,34 @@ class Lines:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         if self._screen is not None or moves(data):
-            block, self.drew = self._without_shown(self._draw(data, at)), True
-            self._wait_for_rest(at, is_new=True)
+            block, self.drew = self._without_line_of_bar(self._draw(data, at)), True
+            self._schedule_partial_line(at, begins_line=True)
             return block
-        self.drew, self._shown = False, b""  # most output: lines that nothing redraws
+        self.drew, self._line_of_bar = False, b""  # most output: lines that nothing redraws
         end = data.rfind(b"\n") + 1
-        whole = self._take_rest() + data[:end] if end and self._rest else data[:end]
-        self._rest += data[end:]
-        self._wait_for_rest(at, is_new=end > 0)
-        return whole if len(self._rest) <= MAX_LINE else whole + self._take_rest() + b"\n"
+        whole = self._take_partial_line() + data[:end] if end and self._partial_line else data[:end]
+        self._partial_line += data[end:]
+        self._schedule_partial_line(at, begins_line=end > 0)
+        return whole if len(self._partial_line) <= MAX_LINE else whole + self._take_partial_line() + b"\n"
 
-    def _wait_for_rest(self, at: float, *, is_new: bool) -> None:
-        """Where bars are shown in place, set when a line that has not ended has rested. `is_new`: the line began just now."""
-        is_waited_for = self._open_at is not None or self._is_open
-        if self._is_live and (is_new or not self._rest or not is_waited_for):
-            self._is_open = False
-            self._open_at = at + REST if self._rest else None
+    def _schedule_partial_line(self, at: float, *, begins_line: bool) -> None:
+        """Where bars are shown in place, set when the line that has not ended is shown there: after it has rested for RESTS_FOR.
+
+        `begins_line`: this line began just now, so what was set for the line before does not hold.
+        """
+        is_scheduled_or_shown = self._show_partial_at is not None or self._partial_is_shown
+        if self._is_live and (begins_line or not self._partial_line or not is_scheduled_or_shown):
+            self._partial_is_shown = False
+            self._show_partial_at = at + RESTS_FOR if self._partial_line else None
 
     def answered(self) -> None:
         """Leave out what was shown of the line: a prompt, which stays on the terminal with its answer."""
-        self._take_rest()
-        self._is_open, self._open_at = False, None
+        self._take_partial_line()
+        self._partial_is_shown, self._show_partial_at = False, None
 
-    def _take_rest(self) -> bytes:
-        text = bytes(self._rest)
-        self._rest.clear()
+    def _take_partial_line(self) -> bytes:
+        text = bytes(self._partial_line)
+        self._partial_line.clear()
         return text
 
     def _draw(self, data: bytes, at: float) -> bytes:
@@ -137,12 +140,12 @@ class Lines:
         # bars that are seen meanwhile may be held for longer: one that ends may be the inner one, and the cursor still go up
         guess = HIDDEN_DEPTH if HIDE_CURSOR in data else LIVE_DEPTH if self._is_live else 0
         screen = self._screen or RedrawnRows(depth=guess)
-        block = screen.feed(self._take_rest() + data)
+        block = screen.feed(self._take_partial_line() + data)
         if screen.longest > MAX_LINE:
             block += screen.end()
             screen = RedrawnRows()
         self._set_times(screen, at)
-        self._keep_if_needed(screen)
+        self._keep_screen_while_redrawn(screen)
         return block
 
     def _set_times(self, screen: RedrawnRows, at: float) -> None:
@@ -150,56 +153,58 @@ class Lines:
         if not screen.holds_lines:
             self._settle_at = None
         elif self._settle_at is None or screen.redrawn:
-            before, after = LIVE_SETTLE_TIMES if self._is_live else (SETTLE_TIME, SETTLE_TIME)
-            self._settle_at = at + (after if screen.goes_up else before)
+            before_going_up, later = LIVE_SETTLE_TIMES if self._is_live else (SETTLE_TIME, SETTLE_TIME)
+            self._settle_at = at + (later if screen.goes_up else before_going_up)
         if not screen.drawing:
             self._update_at = None
         elif self._is_live:
-            self._is_still = False
-            self._update_at = at + STILL
+            self._bar_is_a_line = False
+            self._update_at = at + STILL_FOR
         elif self._update_at is None:
             self._update_at = at + (UPDATE_INTERVAL if self._has_updated else FIRST_UPDATE)
 
-    def _without_shown(self, block: bytes) -> bytes:
-        """Leave out the line that a bar has become already, if it ends as it was then."""
-        if not self._shown or not block:
+    def _without_line_of_bar(self, block: bytes) -> bytes:
+        """Leave the state of a bar that was returned as a line already out of the lines in `block`, if the bar ends so."""
+        if not self._line_of_bar or not block:
             return block
-        line, self._shown = self._shown + b"\n", b""
+        line, self._line_of_bar = self._line_of_bar + b"\n", b""
         at = (b"\n" + block).find(b"\n" + line)
         return block if at < 0 else block[:at] + block[at + len(line) :]
 
-    def _keep_if_needed(self, screen: RedrawnRows) -> None:
+    def _keep_screen_while_redrawn(self, screen: RedrawnRows) -> None:
         """Keep the screen while the worker redraws; else only the line that has not ended."""
-        line = screen.leave()
+        line = screen.plain_line()
         self._screen = screen if line is None else None
-        self._rest += line or b""
+        self._partial_line += line or b""
 
     def flush(self, at: float) -> bytes:
         """Return the lines that are due at this time (monotonic seconds): rows that have settled, and the state of a bar."""
         block = b""
-        if self._open_at is not None and at >= self._open_at:
+        if self._show_partial_at is not None and at >= self._show_partial_at:
             # a line without an end, such as a prompt, has rested: whoever shows this output in place may show it now
-            self._is_open, self._open_at = True, None
+            self._partial_is_shown, self._show_partial_at = True, None
         self.drew = self._screen is not None  # whether what is returned comes of a program that redraws rows
         if self._screen is None:
             return block
         if self._settle_at is not None and at >= self._settle_at:
             self._settle_at = None
-            block = self._without_shown(self._screen.settle())
+            block = self._without_line_of_bar(self._screen.settle())
             if not self._screen.drawing:
                 self._update_at = None
         if self._update_at is not None and at >= self._update_at:
             self._update_at = None  # until the bar moves: one that does not is shown once
             state = self._screen.snapshot()
-            if len(state) <= _SEEN:  # a longer one waits for its end: it would fill the console with states of it
+            if (
+                len(state) <= _LONGEST_SHOWN
+            ):  # a longer one waits for its end: it would fill the console with states of it
                 # a bar has been shown once, so that the next state waits longer; and none waits to be shown
-                self._has_updated = self._is_still = True
-                if state and state != self._shown:
+                self._has_updated = self._bar_is_a_line = True
+                if state and state != self._line_of_bar:
                     block += state + self._end_of_state
                 # a state without a newline is no line yet: the bar's last state is written once more, as a line
-                self._shown = state if self._end_of_state == b"\n" else b""
-        self._keep_if_needed(self._screen)
-        self._wait_for_rest(at, is_new=False)
+                self._line_of_bar = state if self._end_of_state == b"\n" else b""
+        self._keep_screen_while_redrawn(self._screen)
+        self._schedule_partial_line(at, begins_line=False)
         return block
 
     def end(self) -> bytes:
@@ -207,15 +212,15 @@ class Lines:
         last = b"" if self._unfinished == b"\r" else self._unfinished
         self.drew = self._screen is not None
         if self._screen is not None:
-            return self._without_shown(self._screen.feed(last) + self._screen.end())
-        text = self._take_rest() + last
+            return self._without_line_of_bar(self._screen.feed(last) + self._screen.end())
+        text = self._take_partial_line() + last
         return text + b"\n" if text else b""
 
 
 class LoneLines:
     """The only worker on the console, with a prefix: whole lines, but a progress bar is passed on at once and stays a bar."""
 
-    __slots__ = ("_between", "_is_open", "_prefix", "_rest", "_unfinished")
+    __slots__ = ("_between", "_partial_is_shown", "_partial_line", "_prefix", "_unfinished")
 
     deadline = None  # nothing waits for a time
 
@@ -224,29 +229,29 @@ class LoneLines:
         self._prefix = prefix.text
         # a part that was passed on cannot be searched for colours left on, so each line resets them
         self._between = (RESET if prefix.coloured else b"") + b"\n" + prefix.text
-        self._rest = bytearray()  # of the line that has not ended, as long as it has no carriage return
-        self._is_open = False  # a part of the line has been passed on
+        self._partial_line = bytearray()  # of the line that has not ended, as long as it has no carriage return
+        self._partial_is_shown = False  # a part of the line has been passed on
         self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
 
     def feed(self, data: bytes, at: float) -> bytes:
         """Take a piece; return what is to be written now: whole lines, or all of it while a bar is drawn."""
         data, self._unfinished = split_unfinished(self._unfinished + data)
         data = data.replace(b"\r\n", b"\n")
-        is_bar = self._is_open or b"\r" in data
-        is_too_long = len(self._rest) + len(data) > MAX_LINE
+        is_bar = self._partial_is_shown or b"\r" in data
+        is_too_long = len(self._partial_line) + len(data) > MAX_LINE
         end = len(data) if is_bar or is_too_long else data.rfind(b"\n") + 1
         if not end:
-            self._rest += data
+            self._partial_line += data
             return b""
-        text = bytes(self._rest) + data[:end]
-        self._rest[:] = data[end:]
+        text = bytes(self._partial_line) + data[:end]
+        self._partial_line[:] = data[end:]
         return self._with_prefixes(text)
 
     def _with_prefixes(self, text: bytes) -> bytes:
-        before = b"" if self._is_open else self._prefix
-        self._is_open = not text.endswith(b"\n")
+        before = b"" if self._partial_is_shown else self._prefix
+        self._partial_is_shown = not text.endswith(b"\n")
         out = before + text.replace(b"\n", self._between).replace(b"\r", b"\r" + self._prefix)
-        return out if self._is_open else out.removesuffix(self._prefix)
+        return out if self._partial_is_shown else out.removesuffix(self._prefix)
 
     def flush(self, at: float) -> bytes:
         """Return nothing: there is no deadline."""
@@ -254,5 +259,5 @@ class LoneLines:
 
     def end(self) -> bytes:
         """Return what is left when the stream was closed; the last line gets its newline. Not to be fed again."""
-        rest = bytes(self._rest) + (b"" if self._unfinished == b"\r" else self._unfinished)
-        return self._with_prefixes(rest + b"\n") if rest or self._is_open else b""
+        rest = bytes(self._partial_line) + (b"" if self._unfinished == b"\r" else self._unfinished)
+        return self._with_prefixes(rest + b"\n") if rest or self._partial_is_shown else b""

@@ -43,8 +43,16 @@ class RedrawnRows:
     """
 
     __slots__ = (
-        "_at_start", "_cursor", "_depth", "_has_climbed", "_is_guessed", "_rows", "_rows_climbed",
-        "drawing", "goes_up", "redrawn",
+        "_at_start",
+        "_cursor",
+        "_depth",
+        "_depth_is_guessed",
+        "_next_row_is_first_bar",
+        "_rows",
+        "_rows_climbed",
+        "drawing",
+        "goes_up",
+        "redrawn",
     )  # fmt: skip
 
     def __init__(self, depth: int = 0) -> None:
@@ -53,8 +61,10 @@ class RedrawnRows:
         self._cursor = 0  # the row where it is, 0 the top one
         self._at_start = False  # the cursor is at the start of its row: the next text replaces the row
         self._depth = depth  # how many rows above the last one are held, since the cursor may go up to them
-        self._is_guessed = depth > 0
-        self._has_climbed = False  # with a guess: the cursor has gone up, and nothing was written since
+        self._depth_is_guessed = depth > 0  # until the cursor shows where the bars begin
+        self._next_row_is_first_bar = (
+            False  # with a guess: the cursor has gone up to that row, and nothing was written there yet
+        )
         self._rows_climbed = 0  # rows up since the last newline
         self.goes_up = False  # the cursor has gone up since rows settled last
         self.redrawn = False  # the cursor has gone up in the last piece
@@ -75,8 +85,8 @@ class RedrawnRows:
         """Bytes in the cursor's row."""
         return len(self._rows[self._cursor])
 
-    def leave(self) -> bytes | None:
-        """The line that is being written, if a plain buffer would do as well as this screen; else None."""
+    def plain_line(self) -> bytes | None:
+        """Return the line that is being written, if a plain buffer would do as well as this screen; else None."""
         if self.drawing or self._depth or len(self._rows) > 1:
             return None
         return bytes(self._rows[0])
@@ -98,8 +108,8 @@ class RedrawnRows:
             if re.match(_CSI, token):
                 self._move(token)
                 continue
-            if token and self._has_climbed:  # here the bars begin
-                self._leave_above(lines)
+            if token and self._next_row_is_first_bar:
+                self._end_rows_above(lines)
             if token == b"\n":
                 self._newline(lines)
             elif token:
@@ -123,9 +133,9 @@ class RedrawnRows:
         if not self._depth:  # the program has not gone up so far: the bar has ended
             self.drawing = False
 
-    def _leave_above(self, lines: list[bytes | bytearray]) -> None:
+    def _end_rows_above(self, lines: list[bytes | bytearray]) -> None:
         """Make lines of the rows above the one to which the cursor went up: that one is the first of the bars."""
-        self._has_climbed = False
+        self._next_row_is_first_bar = False
         for row in self._rows[: self._cursor]:
             lines += (row, b"\n")
         del self._rows[: self._cursor]
@@ -154,7 +164,7 @@ class RedrawnRows:
             rows = int(argument) if argument.isdigit() else 1
             self._rows_climbed += rows
             self.goes_up = self.redrawn = True
-            self._has_climbed = self._is_guessed
+            self._next_row_is_first_bar = self._depth_is_guessed
             self._depth = min(max(self._depth, self._rows_climbed), _MAX_ROWS)
             self._cursor = max(0, self._cursor - rows)
             self._at_start = True

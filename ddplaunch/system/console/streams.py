@@ -81,7 +81,7 @@ class Screen(Struct, frozen=True, kw_only=True):
         columns = lines = 0
         with suppress(OSError):  # it is no terminal
             columns, lines = os.get_terminal_size(2)
-        terminals = frozenset(stream for stream, fd in fds if os.isatty(fd) and not _is_of_launcher(env, stream))
+        terminals = frozenset(stream for stream, fd in fds if os.isatty(fd) and not _may_be_seen_by_nobody(env, stream))
         return cls(
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
@@ -93,7 +93,7 @@ class Screen(Struct, frozen=True, kw_only=True):
         )
 
 
-def _is_of_launcher(env: Mapping[str, str], stream: Stream) -> bool:
+def _may_be_seen_by_nobody(env: Mapping[str, str], stream: Stream) -> bool:
     """Whether a terminal may be one that no person sees, which a launcher made so that a program writes at once.
 
     Open MPI makes one for the stdout of each process; `srun --unbuffered` for stdout and stderr, but not for stdin as `--pty`.

@@ -33,10 +33,10 @@ KILL_TIMEOUT = 1.0  # seconds that a child has to end after its answer, or when 
 class Timer:
     """A call that the loop makes once, at a time of its clock; the time can be set, moved and taken back."""
 
-    def __init__(self, timers: dict[Timer, None], call: Callable[[], object], *, may_rest: bool) -> None:
+    def __init__(self, timers: dict[Timer, None], call: Callable[[], object], *, may_come_late: bool) -> None:
         self.at = inf  # inf: no call is to be made
         self.call = call
-        self.may_rest = may_rest
+        self.may_come_late = may_come_late
         self._timers = timers  # of the loop, those that are set, in the order in which they were
 
     @property
@@ -166,12 +166,12 @@ class Loop:
         """Return whether a file is watched."""
         return file in self._watched
 
-    def timer(self, at: float | None, call: Callable[[], object], *, may_rest: bool = False) -> Timer:
+    def timer(self, at: float | None, call: Callable[[], object], *, may_come_late: bool = False) -> Timer:
         """Return a timer that makes this call at this time; None: once a time is set.
 
-        `may_rest`: the call may come late after a pause of this process, so the process does not wake each second until then.
+        `may_come_late`: the call may, after a pause of this process, so that this process does not wake each second until then.
         """
-        timer = Timer(self._timers, call, may_rest=may_rest)
+        timer = Timer(self._timers, call, may_come_late=may_come_late)
         timer.set(at)
         return timer
 
@@ -207,9 +207,9 @@ class Loop:
         """
         had_events = bool(self._events)  # then do not sleep: one of these may be all that the caller waits for
         self._hand_over()
-        deadline = self.now() if had_events else self._soonest(may_rest=False)
+        deadline = self.now() if had_events else self._soonest(may_come_late=False)
         last_pause = self.clock.pause
-        ready = self.clock.select(self._selector, deadline, self._soonest(may_rest=True))
+        ready = self.clock.select(self._selector, deadline, self._soonest(may_come_late=True))
         if self.clock.pause is not last_pause:  # this process has been paused meanwhile
             self.woke()
             self._hand_over()
@@ -229,8 +229,8 @@ class Loop:
         while self._events:
             self.handle(self._events.popleft())
 
-    def _soonest(self, *, may_rest: bool) -> float:
-        return min((timer.at for timer in self._timers if timer.may_rest is may_rest), default=inf)
+    def _soonest(self, *, may_come_late: bool) -> float:
+        return min((timer.at for timer in self._timers if timer.may_come_late is may_come_late), default=inf)
 
     def give_up_questions(self) -> None:
         """Answer all pending questions with their `otherwise`, at once."""

@@ -36,10 +36,10 @@ class Reservation:
         self._bound.close()
 
 
-def reserve(port: int = 0, origin: str = "", *, named: bool = False, again: bool = False) -> Reservation:
+def reserve(port: int = 0, origin: str = "", *, must_be_named: bool = False, again: bool = False) -> Reservation:
     """Reserve this port, or for 0 any free port; `origin` is the option, or the reason, for this very port.
 
-    `named`: the user has to name a port, since nothing else tells the other nodes which port it is; the hint says so.
+    `must_be_named`: the user has to name a port, since nothing else tells the other nodes which port it is; the hint says so.
     `again`: the caller tries again if the port is taken, so PortTaken is raised, and nobody looks for the port's holder.
 
     Raises:
@@ -55,11 +55,11 @@ def reserve(port: int = 0, origin: str = "", *, named: bool = False, again: bool
             bound.close()
         if again and error.errno == errno.EADDRINUSE:
             raise PortTaken from None
-        raise _not_reserved(port, origin, named, error) from None
+        raise _not_reserved(port, origin, must_be_named, error) from None
     return Reservation(bound)
 
 
-def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> LaunchError:
+def _not_reserved(port: int, origin: str, must_be_named: bool, error: OSError) -> LaunchError:
     """Return the error for a port that cannot be reserved, with what to type instead."""
     is_by_option = origin in ("", "--master-port", "launch()")  # else a cluster's variables or the like name the port
     written = f"--master-port {port}" if is_by_option else f"port {port} ({origin})"
@@ -74,7 +74,7 @@ def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> Launch
         hint = (
             "name another one there, or, where that is not yours, `--master-port` with another; the same for each node"
         )
-    elif named:
+    elif must_be_named:
         hint = "`--master-port` with another one, the same on each node"
     return LaunchError(f"{written} is taken{holder(port)}", hint=hint)
 

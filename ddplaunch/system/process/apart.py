@@ -24,9 +24,9 @@ from ddplaunch.system.process.tree import content, look
 INTERVAL = 0.5  # seconds from one look at the child to the next
 LOOKS = 8  # without progress, after which its disk hangs
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
-_WAITS = b"w"  # the first byte of the shared page while the child waits for something else than a disk
+_WAITS_FOR_NO_DISK = b"w"  # the first byte of the shared page while the child waits for something else than a disk
 _ASLEEP = "SD"  # the states in which a process waits; others run, are stopped, or have ended
-_COUNTED = (b"voluntary_ctxt_switches:", b"nonvoluntary_ctxt_switches:")
+_SWITCH_COUNTS = (b"voluntary_ctxt_switches:", b"nonvoluntary_ctxt_switches:")
 _CHUNK = 1 << 16  # bytes
 _shared_pages: list[mmap.mmap] = []  # in the child: the page that its parent, which watches it, reads; [] elsewhere
 
@@ -36,7 +36,10 @@ def go_on_in_child(on_hang: Callable[[], int]) -> None:
 
     Return in this process itself if the machine has no room for a child.
     """
-    page, relays = mmap.mmap(-1, mmap.PAGESIZE), _relays()
+    page = mmap.mmap(
+        -1, mmap.PAGESIZE
+    )  # shared with the child, which says there that it waits for no disk: see `waiting`
+    relays = _relays()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore it, and nobody could wait for the child then
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))
     us = os.getpid()
@@ -58,7 +61,7 @@ def go_on_in_child(on_hang: Callable[[], int]) -> None:
 def waiting() -> Iterator[None]:
     """Say that this process waits for no disk meanwhile, but for a user, a job or another program, as long as it takes."""
     for page in _shared_pages:
-        page[:1] = _WAITS
+        page[:1] = _WAITS_FOR_NO_DISK
     try:
         yield
     finally:
@@ -164,7 +167,7 @@ def _watch(pid: int, page: mmap.mmap, relays: Sequence[_Relay], on_hang: Callabl
                 relay.finish()
             _exit_like(status)
         last_progress, progress = progress, _progress(pid)
-        may_wait_for_disk = page[:1] != _WAITS and _output_is_read()
+        may_wait_for_disk = page[:1] != _WAITS_FOR_NO_DISK and _output_is_read()
         is_waiting = progress == last_progress and may_wait_for_disk
         looks_without_progress = looks_without_progress + 1 if is_waiting else 0
     os.kill(pid, signal.SIGKILL)
@@ -182,7 +185,7 @@ def _progress(pid: int) -> bytes:
         lines = content(f"/proc/{pid}/status").splitlines()
     except OSError:
         return unlike_any
-    return b" ".join(line for line in lines if line.startswith(_COUNTED))
+    return b" ".join(line for line in lines if line.startswith(_SWITCH_COUNTS))
 
 
 def _output_is_read() -> bool:
@@ -194,7 +197,7 @@ def _output_is_read() -> bool:
 
 
 def _exit_like(status: int) -> NoReturn:
-    """End as the child has, by the same signal if it was one; `status` is that of waitpid."""
+    """End as the child has, by the same signal if a signal ended the child; `status` is that of waitpid."""
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     signum = os.WTERMSIG(status)

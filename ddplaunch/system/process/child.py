@@ -122,7 +122,7 @@ def start(
     cpus: Iterable[int] = (),
     open_files: tuple[int, int] | None = None,
 ) -> Child:
-    """Start `argv` in a session of its own. The kernel kills the child when this process ends, whatever ends it.
+    """Start `argv` in a session of its own. The kernel kills the child when this process ends, however it ends.
 
     `handled` are `handled_signals()`, which a caller that starts many computes once. `cpus` are the logical CPUs to which the
     child is bound; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns before exec: once the child has ended,

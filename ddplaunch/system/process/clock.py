@@ -37,7 +37,7 @@ class Clock:
 
     def now(self) -> float:
         """Return the time in seconds."""
-        return self._pass(0.0)
+        return self._advance(intended_sleep=0.0)
 
     def begin(self) -> None:
         """Take nothing for a pause that was until now: this process has had no deadline."""
@@ -49,20 +49,20 @@ class Clock:
         self._beat = min(self._beat, timeout / 4)
 
     def select(
-        self, selector: selectors.BaseSelector, deadline: float, rest_until: float = inf
+        self, selector: selectors.BaseSelector, deadline: float, lenient_deadline: float = inf
     ) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for events until the deadline, but one beat at most; without a deadline (inf), as long as it takes.
 
-        `rest_until` is no deadline, but a time at which it would be good to wake: a pause until then counts as time. A beat is
-        short, since a pause within the sleep cannot be told from the sleep.
+        `lenient_deadline` is that of what may come late: this process wakes for it, but a pause until then counts as time. A beat
+        is short, since a pause within the sleep cannot be told from the sleep.
         """
         if deadline == inf:
-            ready = selector.select(None if rest_until == inf else max(0.0, rest_until - self.now()))
-            self._pass(inf)  # no pause counts: nothing was due
+            ready = selector.select(None if lenient_deadline == inf else max(0.0, lenient_deadline - self.now()))
+            self._advance(intended_sleep=inf)  # no pause counts: nothing was due
             return ready
-        sleep = min(max(0.0, min(deadline, rest_until) - self.now()), self._beat)
+        sleep = min(max(0.0, min(deadline, lenient_deadline) - self.now()), self._beat)
         ready = selector.select(sleep)
-        self._pass(sleep)
+        self._advance(intended_sleep=sleep)
         return ready
 
     def wait(self, selector: selectors.BaseSelector, deadline: float) -> list[tuple[selectors.SelectorKey, int]]:
@@ -72,13 +72,13 @@ class Clock:
                 return ready
         return []
 
-    def _pass(self, sleep: float) -> float:
+    def _advance(self, *, intended_sleep: float) -> float:
         """Let the time pass since the last call, in which this process wanted to sleep so many seconds, and return the time.
 
-        What has passed beyond `sleep` and LATE is a pause: this process did not run, and the clock stood still.
+        What has passed beyond that and LATE is a pause: this process did not run, and the clock stood still.
         """
         at = self._read()
-        missed, self._seen = at - self._seen - sleep, at
+        missed, self._seen = at - self._seen - intended_sleep, at
         if missed > LATE:
             self._missed += missed
             self.pause = Pause(missed, at - self._missed)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-_ORIGINAL = "original_"  # how the name begins under which it keeps a function that it has replaced
+_ORIGINAL_PREFIX = "original_"  # how the name begins under which it keeps a function that it has replaced
 
 
 def fork() -> int:
@@ -26,21 +26,21 @@ def fork() -> int:
     return pid
 
 
-def is_followed() -> bool:
+def debugger_follows_children() -> bool:
     """Return whether a debugger gets into each program of Python that this process, or one that it has forked, executes."""
     return bool(_setup().get("multiprocess") or _setup().get("multiproc"))  # PyDev's and debugpy's word, and PyCharm's
 
 
 @contextmanager
 def unfollowed() -> Iterator[None]:
-    """Have the debugger in this process not get into what `subprocess` starts meanwhile: put back what it has replaced there."""
+    """Have the debugger in this process not get into what `subprocess` starts meanwhile: put back what it has replaced."""
     of_debugger: list[tuple[Any, str, Any]] = []  # module, name of a function, and the debugger's in its place
     if "pydevd" in sys.modules:
         for name in ("subprocess", "_posixsubprocess"):
             module = sys.modules.get(name)
             for kept_as, original in list(vars(module).items()) if module is not None else ():
-                if kept_as.startswith(_ORIGINAL):
-                    function = kept_as.removeprefix(_ORIGINAL)
+                if kept_as.startswith(_ORIGINAL_PREFIX):
+                    function = kept_as.removeprefix(_ORIGINAL_PREFIX)
                     of_debugger.append((module, function, getattr(module, function)))
                     setattr(module, function, original)
     try:
@@ -57,7 +57,7 @@ def _setup() -> dict[str, Any]:
 
 
 def _leave_debugger() -> None:
-    """Have pydevd trace nothing in this forked process, which lacks its threads; programs executed from here are followed yet."""
+    """Have pydevd trace nothing in this forked process, which lacks its threads; it gets into programs executed from here."""
     constants: Any = sys.modules["_pydevd_bundle.pydevd_constants"]
     if constants.GlobalDebuggerHolder.global_dbg is None:  # the process that forked this one has left it
         return

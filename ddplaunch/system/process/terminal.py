@@ -8,9 +8,9 @@ from enum import Enum, auto
 from typing import Any
 
 _STDIN = 0
-_READ = {"x86_64": 0, "aarch64": 63}  # the number of read(2)
+_READ_SYSCALLS = {"x86_64": 0, "aarch64": 63}  # the number of read(2)
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
-_UNKNOWN = os.terminal_size((80, 24))  # of a serial line
+_UNKNOWN_SIZE = os.terminal_size((80, 24))  # of a serial line
 
 Modes = list["Any"]  # as termios has them
 
@@ -61,7 +61,7 @@ def size_of(fd: int) -> os.terminal_size | None:
         size = os.get_terminal_size(fd)
     except OSError:  # it was closed
         return None
-    return size if size.lines and size.columns else _UNKNOWN
+    return size if size.lines and size.columns else _UNKNOWN_SIZE
 
 
 def new_line(fd: int) -> str:
@@ -84,7 +84,7 @@ def awaited_input(pid: int) -> str | None:
     try:
         with open(f"/proc/{pid}/syscall") as file:  # proc(5): the number, then the arguments in hexadecimal
             number, fd, *_ = file.read().split()
-        if int(number) != _READ.get(os.uname().machine):
+        if int(number) != _READ_SYSCALLS.get(os.uname().machine):
             return None
         if not os.readlink(f"/proc/{pid}/fd/{int(fd, 16)}").startswith(_TERMINALS):
             return None

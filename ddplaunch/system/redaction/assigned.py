@@ -36,7 +36,7 @@ class _Named(NamedTuple):
     @property
     def before(self) -> str:
         """What stands before the name in its line, as far as it is looked at."""
-        low = max(0, self.start - _NEAR)
+        low = max(0, self.start - _LOOK_BACK)
         return self.text[max(self.text.rfind("\n", low, self.start) + 1, low) : self.start]
 
     @property
@@ -45,10 +45,10 @@ class _Named(NamedTuple):
         return self.text[self.start - 1 : self.start]
 
 
-_FAR = 4096  # characters in which a quote is closed that is not closed in its line
-_SHORTEST = 4  # characters of an argument of a call: shorter ones are formats and modes
-_ROUND = 250  # characters of an expression that are looked at, from where it begins
-_NEAR = 500  # characters before a name that are looked at
+_LONGEST_OPEN_QUOTE = 4096  # characters in which a quote is closed that is not closed in its line
+_SHORTEST_ARGUMENT = 4  # characters of an argument of a call: shorter ones are formats and modes
+_LONGEST_EXPRESSION = 250  # characters of an expression that are looked at, from where it begins
+_LOOK_BACK = 500  # characters before a name that are looked at
 _EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
 _QUOTE = r"\\{0,3}[\"'`]"
 _QUOTED = rf"[rbfuRBFU]{{0,2}}{_QUOTE}"  # how a text in quotes begins
@@ -65,16 +65,16 @@ _WAYS = (
     rf"(?P<tags>(?:{_QUOTE})?[ \t]*+>)",
     r"(?P<follows>[ \t]++(?:['\"](?=[^'\"\n]*['\"]))?(?=[^\s=:]))",
 )
-_OPENS = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?={_QUOTED}))"
+_OPENING = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?={_QUOTED}))"
 _LITERAL = r"(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>\\{0,3}(?:\"\"\"|'''|[\"'`]))"
-_ADDED = rf"[ \t]*+(?:\+[ \t]*+)?(?:\\[ \t]*+{_EOL})?(?={_QUOTED})"
-_ADDED_INSIDE = rf"[ \t]*+[+,]?[ \t]*+{_EOL}{{0,3}}(?:\+[ \t]*+)?(?={_QUOTED})"
+_JOINT = rf"[ \t]*+(?:\+[ \t]*+)?(?:\\[ \t]*+{_EOL})?(?={_QUOTED})"
+_JOINT_IN_BRACKETS = rf"[ \t]*+[+,]?[ \t]*+{_EOL}{{0,3}}(?:\+[ \t]*+)?(?={_QUOTED})"
 _SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++(?!(?:if|or|and|else|for|in|is|not)\b)"
 _BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
 _CALL = rf"{_NAME}\("
-_TARGETS = r"[+\- ]?[ \t]*+(?:[\w.]++[ \t]*+,[ \t]*+)+"  # user, password = "...", "..."
+_SEVERAL_TARGETS = r"[+\- ]?[ \t]*+(?:[\w.]++[ \t]*+,[ \t]*+)+"  # user, password = "...", "..."
 # calls whose arguments say where a secret is
-_REFERS = (
+_CALLS_THAT_REFER = (
     r"(?:.*\.)?(?:getenv|getpass|input|open|Path|get_secret\w*|read_text|prompt|path|join|environ|Depends|ask|field)\("
 )
 _EXPRESSION = (
@@ -89,7 +89,7 @@ _BEGINNING = (
     r"|//[\w./:-]*)*(?:[\w./-]+[.:/])?"
 )
 # words of a sentence that no option takes
-_SMALL = "to|and|or|is|are|in|for|from|with|the|an?|as|at|of|on|be|was|if|but|that|this|which|needs|takes|has|not"
+_SMALL_WORDS = "to|and|or|is|are|in|for|from|with|the|an?|as|at|of|on|be|was|if|but|that|this|which|needs|takes|has|not"
 
 
 def values(text: str, syntax: Syntax) -> Iterator[Span]:
@@ -141,12 +141,12 @@ def _values_beside(named: _Named) -> Iterator[Span]:
             return
         if way == "tags":  # <token>VALUE</token>
             if "<" in named.before and (closing := compiled(r"[^<>\n]*(?=</)").match(text, at)):
-                yield from _if_value(at, closing.end(), text, named.name)
+                yield from _span_if_secret(at, closing.end(), text, named.name)
             return
-        if way == "lists" and named.character_before not in ("'", '"'):
-            continue  # the text in quotes holds more than the name
+        if way == "lists" and named.character_before not in ("'", '"'):  # "NAME", "VALUE"
+            continue  # the text in quotes begins before the name, and so is more than that
         if named.character_before == "/" and "=" not in found[0]:
-            return  # a path
+            return  # the name is the end of a path
         if way == "pairs":  # name: TOKEN, value: VALUE
             named = named._replace(start=found.start("value"))
         spans = list(_value_at(named, at, is_assigned=way in ("assigns", "pairs")))
@@ -158,16 +158,16 @@ def _values_beside(named: _Named) -> Iterator[Span]:
 def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
     """Find the value that begins at `at`: in quotes, in lines below, or without quotes where a sign assigns it."""
     text, name = named.text, named.name
-    opened = compiled(_OPENS).match(text, at)  # a bracket, or the end of a line that goes on in the next one
+    opened = compiled(_OPENING).match(text, at)  # a bracket, or the end of a line that goes on in the next one
     is_in_brackets = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
     first = opened.end() if opened else at
     if (literal := compiled(_LITERAL).match(text, first)) is not None:
         is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
-        if is_docstring or _closes(named, first, literal["quote"]):  # no value begins here
+        if is_docstring or _closes_earlier_quote(named, first, literal["quote"]):  # no value begins here
             return
-        is_of_several = compiled(_TARGETS).fullmatch(named.before) is not None  # user, token = "...", "..."
+        is_of_several = compiled(_SEVERAL_TARGETS).fullmatch(named.before) is not None  # user, token = "...", "..."
         yield from _quoted(text, first, name, goes_on=is_in_brackets or is_of_several)
-        yield from _alternatives(text, _end_of_quoted(text, literal.end(), literal["quote"]), name)
+        yield from _quoted_fallbacks(text, _end_of_quoted(text, literal.end(), literal["quote"]), name)
         return
     if (block := compiled(_BLOCK).match(text, at)) is not None:
         yield from _yaml_block(named, block.end())
@@ -175,12 +175,13 @@ def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
     if opened is not None and "\n" in opened[0]:  # without quotes, the next line may be anything
         return
     if (call := compiled(_CALL).match(text, at)) is not None:
-        if compiled(_REFERS).fullmatch(call[0]) is None:  # else the arguments say where the value is: getenv("...")
+        refers = compiled(_CALLS_THAT_REFER).fullmatch(call[0])  # the arguments say where the value is: getenv("...")
+        if refers is None:
             yield from _quoted_arguments(text, call.end(), name)
-        yield from _alternatives(text, at, name)
+        yield from _quoted_fallbacks(text, at, name)
         return
     if is_assigned:
-        yield from _alternatives(text, at, name)
+        yield from _quoted_fallbacks(text, at, name)
         yield from _unquoted(named, at)
 
 
@@ -190,13 +191,13 @@ def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
 def _quoted(text: str, at: int, name: str, *, goes_on: bool) -> Iterator[Span]:
     """Find the text in quotes that begins at `at`, and each that is joined to it: "a" "b", "a" + "b".
 
-    `goes_on`: also on the next lines, and behind commas, as in brackets.
+    `goes_on`: also those on the next lines and behind commas, as in brackets.
     """
-    joint = compiled(_ADDED_INSIDE if goes_on else _ADDED)
+    joint = compiled(_JOINT_IN_BRACKETS if goes_on else _JOINT)
     while (opening := compiled(_LITERAL).match(text, at)) is not None:
         begin = opening.end()
         end = _end_of_quoted(text, begin, opening["quote"])
-        yield from _if_value(begin, end, text, name)
+        yield from _span_if_secret(begin, end, text, name)
         following = joint.match(text, min(end + len(opening["quote"]), len(text)))
         has_no_end = end >= len(text) or text[end] == "\n"
         if following is None or has_no_end:
@@ -204,10 +205,10 @@ def _quoted(text: str, at: int, name: str, *, goes_on: bool) -> Iterator[Span]:
         at = following.end()
 
 
-def _closes(named: _Named, at: int, quote: str) -> bool:
+def _closes_earlier_quote(named: _Named, at: int, quote: str) -> bool:
     """Return whether the quote at `at` ends what was begun before the name, as in `getpass("Password: ")`."""
     text, before = named.text, named.before
-    if len(before) >= _NEAR or text[at + len(quote) : at + len(quote) + 1] not in ("", *" \t\n),]}:;.+"):
+    if len(before) >= _LOOK_BACK or text[at + len(quote) : at + len(quote) + 1] not in ("", *" \t\n),]}:;.+"):
         return False
     before = compiled(r"(?<=[a-z]{2})(?<!rb)(?<!br)'(?=[a-z])").sub("", before)  # as in "don't"
     return (before + text[named.start : at]).count(quote) % 2 == 1
@@ -226,14 +227,14 @@ def _end_of_quoted(text: str, at: int, quote: str) -> int:
     found = compiled(rf"(?:[^{quote}\\\n]++|\\(?s:.))*+").match(text, at)
     end = found.end() if found else at
     if text[end : end + 1] == "\n":  # YAML, TOML and shells let it go on
-        far = text.find(quote, end, at + _FAR)
+        far = text.find(quote, end, at + _LONGEST_OPEN_QUOTE)
         has_other_names = ":" in text[end:far] or "=" in text[end:far]  # then the quote belongs to one of these
         if far >= 0 and not has_other_names:
             return far
     return end
 
 
-def _if_value(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
+def _span_if_secret(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
     """Yield this place, without the scheme of a login before the secret, if a secret stands there."""
     if (scheme := compiled(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
         begin = scheme.end()
@@ -253,30 +254,30 @@ def _is_name_itself(text: str) -> bool:
 
 def _quoted_arguments(text: str, at: int, name: str) -> Iterator[Span]:
     """Find the texts in quotes among the arguments of a call, which begin at `at`, in its line."""
-    for found in compiled(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _ROUND):
+    for found in compiled(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _LONGEST_EXPRESSION):
         if found["quote"] is None:  # the call or the line ends
             return
         if found.start() >= at:  # else the quote is in the argument before, or closes it
             end = _end_of_quoted(text, found.end(), found["quote"])
-            if end - found.end() >= _SHORTEST and not is_secret(text[found.end() : end]):  # get("api_key")
-                yield from _if_value(found.end(), end, text, name)
+            if end - found.end() >= _SHORTEST_ARGUMENT and not is_secret(text[found.end() : end]):  # get("api_key")
+                yield from _span_if_secret(found.end(), end, text, name)
             at = end + len(found["quote"])
 
 
-def _alternatives(text: str, at: int, name: str) -> Iterator[Span]:
+def _quoted_fallbacks(text: str, at: int, name: str) -> Iterator[Span]:
     """Find what the expression at `at` takes otherwise, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
-    line = text.find("\n", at, at + _ROUND)
-    until = line if line >= 0 else at + _ROUND
+    line = text.find("\n", at, at + _LONGEST_EXPRESSION)
+    until = line if line >= 0 else at + _LONGEST_EXPRESSION
     for found in compiled(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
         text, at, until
     ):
-        yield from _if_value(found.end(), _end_of_quoted(text, found.end(), found["quote"]), text, name)
+        yield from _span_if_secret(found.end(), _end_of_quoted(text, found.end(), found["quote"]), text, name)
 
 
 def _yaml_block(named: _Named, at: int) -> Iterator[Span]:
     """Find the lines of a block of YAML behind `at`: they begin farther to the right than the line of its name."""
     text = named.text
-    line = text.rfind("\n", max(0, named.start - _NEAR), named.start) + 1
+    line = text.rfind("\n", max(0, named.start - _LOOK_BACK), named.start) + 1
     is_in_diff = text[line : line + 1] == "+"  # the first character of a line says what became of the line
     indent = _indent(text[line : named.start], is_in_diff=is_in_diff)
     end = at
@@ -320,19 +321,23 @@ def _unquoted(named: _Named, at: int) -> Iterator[Span]:
         if is_tight and not up_to_value.endswith(":"):  # NAME=VALUE, and perhaps a command behind it
             value = value.split(maxsplit=1)[0] if value.strip() else value
         value = value.rstrip(",;)")
-        expression = value if is_tight else text[at : at + _NEAR].partition("\n")[0]
-        if _is_said(value, up_to_value, begins_line=begins_line) or _is_code(value) or _is_code(expression):
+        expression = value if is_tight else text[at : at + _LOOK_BACK].partition("\n")[0]
+        if (
+            _is_sentence_or_comparison(value, up_to_value, begins_line=begins_line)
+            or _is_expression(value)
+            or _is_expression(expression)
+        ):
             return
-        if not is_in_quotes and _is_name(value, name, before, text[at + len(value) :][:1]):
+        if not is_in_quotes and _is_name_of_value(value, name, before, text[at + len(value) :][:1]):
             return
         names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
         if named.syntax is Syntax.CODE and not is_tight and compiled(names).fullmatch(value):
             return
     if value.strip("[]{}() ,"):  # more than brackets, which begin a value in the next lines
-        yield from _if_value(at, at + len(value), text, name)
+        yield from _span_if_secret(at, at + len(value), text, name)
 
 
-def _is_said(value: str, up_to_value: str, *, begins_line: bool) -> bool:
+def _is_sentence_or_comparison(value: str, up_to_value: str, *, begins_line: bool) -> bool:
     """Return whether what stands behind a name and a sign is a sentence, or something that is compared with it, and no value."""
     is_tight = not up_to_value[-1:].isspace() and not up_to_value.endswith(":")
     is_compared = up_to_value.strip("\"' ]\t").endswith(("==", "!="))
@@ -356,15 +361,15 @@ def _end_of_match(text: str, at: int, pattern: str) -> int:
     return at + len(text[at:end].rstrip(".:"))
 
 
-def _is_name(value: str, name: str, before: str, after: str) -> bool:
+def _is_name_of_value(value: str, name: str, before: str, after: str) -> bool:
     """Return whether this is the name of a value: NAME=WORD among the arguments of a call, NAME=NAME."""
     is_argument = before.rstrip()[-1:] in ("(", ",") and after in (")", ",") and value.isidentifier()
     return is_argument or value == name
 
 
-def _is_code(text: str) -> bool:
+def _is_expression(text: str) -> bool:
     """Return whether this is an expression of a program: a call, a name in another one."""
-    return compiled(_EXPRESSION).fullmatch(text.rstrip().rstrip(",)}];")[:_NEAR]) is not None
+    return compiled(_EXPRESSION).fullmatch(text.rstrip().rstrip(",)}];")[:_LOOK_BACK]) is not None
 
 
 # --- as the next word
@@ -396,8 +401,8 @@ def _next_word(named: _Named, at: int) -> Iterator[Span]:
         if text[at:end].endswith((",", ")", ":", "]")):
             end -= 1
     word = text[at:end]
-    if not word.startswith("-") and compiled(_SMALL).fullmatch(word) is None:
-        yield from _if_value(at, end, text, named.name)
+    if not word.startswith("-") and compiled(_SMALL_WORDS).fullmatch(word) is None:
+        yield from _span_if_secret(at, end, text, named.name)
 
 
 # --- of commands, calls and SQL

@@ -7,7 +7,7 @@ import re
 from ddplaunch.system.redaction import HIDDEN, Redactor, Syntax
 
 _HEADER = "diff --git "
-_AHEAD = 4  # of a file, so many times the characters that are wanted are read, since secrets become shorter
+_READ_AHEAD = 4  # so many times the characters that are wanted are read of a file
 _SECRET_FILES = re.compile(
     r"(?:^|[/ \"])(?:\.env[^/\"]*|[^/\"]*\.env|\.?_?netrc|\.npmrc|\.pypirc|\.pgpass|\.htpasswd|\.git-credentials|\.dockercfg"
     r"|\.s3cfg|\.boto|\.vault-token|\.my\.cnf|\.docker/config\.json|\.kube/config|kubeconfig[^/\"]*|id_[a-z0-9_]+"
@@ -39,7 +39,8 @@ def diff(text: str, redactor: Redactor, most: int) -> str:
     while at < len(text) and length < most:
         following = text.find(f"\n{_HEADER}", at)
         end = len(text) if following < 0 else following + 1
-        piece = _file(text[at : min(end, at + _AHEAD * most)], redactor)
+        # more than is wanted, since secrets become shorter
+        piece = _file(text[at : min(end, at + _READ_AHEAD * most)], redactor)
         pieces.append(piece)
         length += len(piece)
         at = end

@@ -18,8 +18,8 @@ _SAYING_NOTHING = frozenset((
     "value", "val", "str", "string", "text", "plain", "plaintext", "raw", "b64", "base64", "default", "encoded", "new",
     "old", "prod", "dev", "test", "staging", "main", "my",
 ))  # fmt: skip
-# a name that ends so says where a secret is, or tells of one
-_TELLING_OF_ONE = frozenset((
+# a name that ends so says where a secret is, or of what kind
+_FACTS_ABOUT_SECRETS = frozenset((
     "file", "files", "path", "paths", "dir", "directory", "folder", "location", "name", "names", "ref", "refs", "url",
     "uri", "endpoint", "host", "env", "var", "variable", "variables", "id", "ids", "type", "types", "kind", "count",
     "counts", "counter", "len", "length", "limit", "budget", "size", "sizes", "num", "number", "dim", "dims", "index",
@@ -94,18 +94,18 @@ def is_secret(name: str) -> bool:
         return False
     if "webhook" in words or lowered.endswith("webhook"):
         return True
-    if _tells_of_one(words):
+    if _names_fact_about_secret(words):  # token_file
         return False
-    return any(_tells(words, at, is_constant=name.isupper()) for at in range(len(words)))
+    return any(_makes_name_secret(words, at, is_constant=name.isupper()) for at in range(len(words)))
 
 
-def _is_of_numbers(name: str) -> bool:
+def _names_number(name: str) -> bool:
     """Whether the name of a secret is rather one of a number: TOKEN_PER_GPU, max_new_token, WEBHOOK_PORT."""
     words = _words(name)
-    return any(word in _COUNTING for word in words) or words[-1] in _MEASURING or _tells_of_one(words)
+    return any(word in _COUNTING for word in words) or words[-1] in _MEASURING or _names_fact_about_secret(words)
 
 
-def _is_of_password(name: str) -> bool:
+def _names_password(name: str) -> bool:
     """Whether any number beside this name may be a secret, whatever else the name says: MIN_PASSWORD, N8N_SECRET."""
     lowered = name.lower()
     return any(part in lowered for part in ("passw", "passphrase", "passcode", "pwd", "secret"))
@@ -119,13 +119,13 @@ def _words(name: str) -> list[str]:
     return words
 
 
-def _tells_of_one(words: list[str]) -> bool:
-    """Whether a name of these words ends as one that tells of a secret: token_file, but not secret_key_id."""
+def _names_fact_about_secret(words: list[str]) -> bool:
+    """Whether a name of these words is that of a fact about a secret, by its end: token_file, but not secret_key_id."""
     is_secret_id = len(words) > 1 and words[-1] == "id" and words[-2] in _WITH_SECRET_ID
-    return words[-1] in _TELLING_OF_ONE and not is_secret_id
+    return words[-1] in _FACTS_ABOUT_SECRETS and not is_secret_id
 
 
-def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
+def _makes_name_secret(words: list[str], at: int, *, is_constant: bool) -> bool:
     """Whether the word at `at` of a name makes the name that of a secret; `is_constant`: the name is in capitals."""
     word, before, is_last = words[at], words[at - 1] if at else "", at == len(words) - 1
     if word in _PASSWORDS or word.endswith((*_PASSWORD_ENDINGS, *_KEY_ENDINGS)) or word in ("jwt", "authorization"):
@@ -150,7 +150,7 @@ def _tells(words: list[str], at: int, *, is_constant: bool) -> bool:
     return False
 
 
-_NOTHING = frozenset((
+_WORDS_FOR_NO_SECRET = frozenset((
     "none", "null", "nil", "true", "false", "yes", "no", "on", "off", "undefined", "nan", "default", "required",
     "optional", "str", "int", "float", "bool", "bytes", "object", "any", "dict", "list", "tuple", "string", "number",
     "boolean", "text", "secretstr", "path", "auto", "token", "tokens", "password", "secret", "passwd", "key", "hidden",
@@ -169,12 +169,12 @@ _FILE = r"(?:[\w.-]+/)*[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|c
 def is_value(text: str, name: str) -> bool:
     """Whether a text beside the name of a secret is a secret: no placeholder, path, type or switch, and no count."""
     text = text.strip()
-    if not text or text.lower() in _NOTHING:
+    if not text or text.lower() in _WORDS_FOR_NO_SECRET:
         return False
     if len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
         return False
     is_short_number = len(text) < 12 and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text)
-    if is_short_number and _is_of_numbers(name) and not _is_of_password(name):
+    if is_short_number and _names_number(name) and not _names_password(name):
         return False
     if re.fullmatch(_FILE, text[:1000]):
         return False

@@ -69,17 +69,17 @@ def urls(text: str) -> Iterator[Span]:
             if password is not None:
                 port, slash, _ = password.partition("/")
                 is_path = slash and port.isdigit()  # HOST:PORT/...@..., where nothing is a password
-                if not is_path and not _stands_for(password):
+                if not is_path and not _is_placeholder(password):
                     yield found.span(1)
             elif re.search(r"\d", user) and (len(user) >= 16 or re.search(r"[A-Z]", user)):  # TOKEN@HOST
                 yield found.span(2)  # a token: people's names are shorter or have no digits
     if "=" in text:
         for found in compiled(_SIGNED, re.IGNORECASE).finditer(text):
-            if not _stands_for(found[1]):
+            if not _is_placeholder(found[1]):
                 yield found.span(1)
 
 
-def _stands_for(text: str) -> bool:
+def _is_placeholder(text: str) -> bool:
     """Whether this is written in place of a value: $NAME, {name}, <name>."""
     return text.startswith(("$", "{", "<", "%(", "...", "*"))
 

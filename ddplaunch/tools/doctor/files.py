@@ -195,7 +195,7 @@ def _check_tmp(subject: Subject) -> Verdict:
     """Judge the folder of temporary files, and ddplaunch's own in /tmp, where runs on other disks have their sockets."""
     folder = subject.env.get("TMPDIR") or "/tmp"
     verdict = judge("tmp", read_place("the folder of temporary files", folder, subject))
-    problem = run_socket.problem()  # "" if the folder is ours, or not there yet
+    problem = run_socket.why_unsafe()  # "" if the folder is ours, or not there yet
     if not problem:
         return verdict
     finding = note(

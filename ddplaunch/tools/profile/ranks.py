@@ -201,7 +201,7 @@ class Rank:
     def _on_frame(self, frame: bytes) -> None:
         """Handle the reply of the agent, which comes first, then messages of the worker, and parts of its two files."""
         if not self._is_attached:
-            self._on_reply(requests.for_client(frame))
+            self._on_reply(requests.decode_reply(frame))
         elif frame[:1] in (_OF_TRACE, _OF_MEMORY):
             self.received += len(frame)
             if self.phase != "made" or self.received > LONGEST_TRACE:

@@ -302,7 +302,7 @@ def _none_here(what: str, there: Sequence[Known], typed: Typed, similar: str | N
     if there:
         run = there[-1]
         return LaunchError(f"{what}; {run.name} runs on {run.host}", hint=f"`{run.line_there(typed.words(run.name))}`")
-    if why := run_socket.problem():
+    if why := run_socket.why_unsafe():
         return LaunchError(
             f"{what}, and {why}", hint="only root can remove that folder. Jobs with --log-dir are reached through it"
         )

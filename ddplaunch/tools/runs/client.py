@@ -129,7 +129,7 @@ def _decoded(decoder: Decoder, data: bytes) -> Iterator[requests.Reply]:
     decoder.feed(data)
     try:
         while (frame := decoder.take()) is not None:
-            yield requests.for_client(frame)
+            yield requests.decode_reply(frame)
     except FrameError as error:
         raise Malformed(str(error)) from None
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ddplaunch.reach import other_host
 from ddplaunch.record import run_socket
-from ddplaunch.record.folders import OF_A_NODE, first_that_goes_on, runs_folder, short
+from ddplaunch.record.folders import NODE_FOLDER_PREFIXES, first_that_goes_on, runs_folder, short
 from ddplaunch.record.log_reader import logs_of
 from ddplaunch.record.run import Node, Run
 from ddplaunch.record.run_socket import SocketPath
@@ -93,7 +93,7 @@ def whole(folder: str) -> str:
     """Return the folder of a run, given that of one of its nodes."""
     above, name = os.path.split(folder)
     # a run may have the name node-1 itself
-    return above if name.startswith(OF_A_NODE) and os.path.basename(above) != "runs" else folder
+    return above if name.startswith(NODE_FOLDER_PREFIXES) and os.path.basename(above) != "runs" else folder
 
 
 def of_running(replies: RunReplies) -> Known:

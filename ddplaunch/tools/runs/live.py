@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.seen.collectives import Wait, waits
 from ddplaunch.record.window.questions import AskStacks, AskStatus
-from ddplaunch.record.window.rows import LONGEST, Drawn, encode, for_viewer, snapshot_parts
+from ddplaunch.record.window.rows import LONGEST, Drawn, decode_draw, encode, snapshot_parts
 from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.console.tables import Look, section, written
 from ddplaunch.system.errors import LaunchError
@@ -34,7 +34,7 @@ def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
     """Answer the requests of the front until the front ends."""
     viewer = _Viewer(env)
     while data := connection.recv(LONGEST):
-        draw = for_viewer(data)
+        draw = decode_draw(data)
         if draw.snapshot:
             replies = snapshot_parts(f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
         else:

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.record.folders import goes_on, parts_of
+from ddplaunch.record.folders import goes_on, node_folders_of
 from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
 from ddplaunch.record.run import KILLED, LONGEST, EventRow, Run, lines_of
 from ddplaunch.record.window import requests
@@ -240,7 +240,9 @@ def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
 
 def _started_in(folder: str) -> set[int]:
     """Return the ranks that have been started: a log is made before its worker, and none that is missing then comes later."""
-    events = (row for part in parts_of(folder) for row in lines_of(content(f"{part}/events.jsonl", LONGEST), EventRow))
+    events = (
+        row for part in node_folders_of(folder) for row in lines_of(content(f"{part}/events.jsonl", LONGEST), EventRow)
+    )
     return {row.rank for row in events if row is not None and row.event == "worker_started" and row.rank is not None}
 
 

@@ -216,7 +216,7 @@ def test_a_job_at_rest_sleeps_without_waking(make_bed):
         bed.loop.timer(
             bed.loop.now() + 3600,
             lambda: [bed.note(f"slept {bed.loop.slept - before} times"), bed.workers[0].exits()],
-            may_rest=True,
+            may_come_late=True,
         )
 
     bed.once_started(0, rest)

@@ -33,6 +33,6 @@ def test_a_connection_is_handed_over_without_a_free_descriptor() -> None:
         decoder.feed(far.recv(1 << 16))
         frame = decoder.take()
         assert frame is not None
-        assert requests.for_client(frame) == requests.Done()
+        assert requests.decode_reply(frame) == requests.Done()
         assert decoder.take() is None, "the client has given the socket up"
         assert given.send(b"more") == 4

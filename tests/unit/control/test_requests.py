@@ -60,10 +60,10 @@ TO_FRONT: list[dict[str, Any]] = [{"text": "k7qx  1 min\nall 4: running", "snaps
 CASES = [
     (decode, message)
     for decode, messages in [
-        (requests.for_agent, TO_AGENT),
-        (requests.for_client, TO_CLIENT),
-        (rows.for_viewer, TO_VIEWER),
-        (rows.for_front, TO_FRONT),
+        (requests.decode_request, TO_AGENT),
+        (requests.decode_reply, TO_CLIENT),
+        (rows.decode_draw, TO_VIEWER),
+        (rows.decode_drawn, TO_FRONT),
     ]
     for message in messages
 ]
@@ -80,10 +80,10 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
 
 @given(st.binary(max_size=300) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps).map(str.encode))
 def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
-    taken(requests.for_agent, payload)
-    taken(requests.for_client, payload)
-    taken(rows.for_viewer, payload)
-    taken(rows.for_front, payload)
+    taken(requests.decode_request, payload)
+    taken(requests.decode_reply, payload)
+    taken(rows.decode_draw, payload)
+    taken(rows.decode_drawn, payload)
 
 
 def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> None:
@@ -94,7 +94,7 @@ def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> Non
 
 def test_a_viewer_asks_at_a_path_that_is_no_text() -> None:
     for place, path in [(b"/runs/\xff\0socket", ("/runs/\udcff", "socket")), (b"\0name", ("", "name"))]:
-        draw = rows.for_viewer(rows.encode(rows.Draw(place, 80, 24)))
+        draw = rows.decode_draw(rows.encode(rows.Draw(place, 80, 24)))
         assert draw.socket_path == SocketPath(*path)
 
 
@@ -102,5 +102,5 @@ def test_a_viewer_asks_at_a_path_that_is_no_text() -> None:
 def test_a_snapshot_arrives_whole_in_messages_that_are_not_too_long(written: str) -> None:
     messages = [rows.encode(part) for part in rows.snapshot_parts(written)]
     assert all(len(message) < rows.LONGEST for message in messages)
-    arrived = "".join(rows.for_front(message).text for message in messages)
+    arrived = "".join(rows.decode_drawn(message).text for message in messages)
     assert arrived == written.encode(errors="replace").decode()

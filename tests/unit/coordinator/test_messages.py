@@ -217,4 +217,4 @@ def test_what_is_made_fit_is_taken(text: str) -> None:
 
 def test_what_fits_is_not_changed() -> None:
     assert [fields.line("größer, 日本"), fields.host("größer-1.example")] == ["größer, 日本", "größer-1.example"]
-    assert [fields.piece("a\tb"), fields.text("a\n\x1b[1mb"), fields.number(7)] == ["a\tb", "a\n\x1b[1mb", 7]
+    assert [fields.piece("a\tb"), fields.text("a\n\x1b[1mb"), fields.bounded_number(7)] == ["a\tb", "a\n\x1b[1mb", 7]

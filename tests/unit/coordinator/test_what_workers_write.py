@@ -129,7 +129,7 @@ def travel(report: SentReport | Answered | StacksAtEnd) -> messages.ToCoordinato
     assert messages.for_coordinator(payload) == message
     if isinstance(report, Answered):
         reply = requests.NodeReply(0, "a", report.answer)
-        assert requests.for_client(requests.encode(reply)) == reply
+        assert requests.decode_reply(requests.encode(reply)) == reply
     return message
 
 
@@ -232,7 +232,7 @@ def test_no_job_can_do_without_any_other_message(payload: bytes) -> None:
 
 def test_a_command_that_asks_is_told_which_node_has_sent_a_malformed_answer() -> None:
     payload = requests.encode({"type": "node", "node_rank": 1, "host": "b", "answer": STACKS})
-    reply = requests.for_client(payload)
+    reply = requests.decode_reply(payload)
     assert isinstance(reply, requests.NodeReply)
     assert isinstance(reply.answer, NoAnswer)
     assert (reply.node_rank, reply.host) == (1, "b")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.plan.devices.interpreter import chosen
+from ddplaunch.plan.devices.interpreter import with_chosen_interpreter
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 from ddplaunch.spec.options.resolve import received
 
@@ -32,7 +32,7 @@ def spec(python: str | None = None, kind: ProgramKind = ProgramKind.SCRIPT) -> J
 
 
 def choose(folder: Path, own: str, env: dict[str, str], given: JobSpec | None = None) -> tuple[str | None, str]:
-    found = chosen(given or spec(), env, own=own, prefix=str(Path(own).parents[1]))
+    found = with_chosen_interpreter(given or spec(), env, own=own, prefix=str(Path(own).parents[1]))
     # the agents on other hosts run the same, whatever is activated there
     assert received(found.given, [found.program.target], ()).program.python == found.program.python
     return found.program.python, found.origin("python")
@@ -82,7 +82,7 @@ def test_an_interpreter_that_was_named_and_a_command_stay_as_they_are(tmp_path, 
     own = environment(tmp_path, "tool", torch=False, receipt="uv-receipt.toml")
     environment(tmp_path, "project", torch=True)
     env = {"VIRTUAL_ENV": str(tmp_path / "project")}
-    assert chosen(given, env, own=own, prefix=str(tmp_path / "tool")) == given
+    assert with_chosen_interpreter(given, env, own=own, prefix=str(tmp_path / "tool")) == given
 
 
 def test_an_activated_environment_that_is_gone_counts_for_nothing(tmp_path):

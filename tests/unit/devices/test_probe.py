@@ -5,7 +5,7 @@ import pytest
 
 from ddplaunch.plan.devices import Hardware
 from ddplaunch.plan.devices.node import probe
-from ddplaunch.plan.devices.nvidia import in_proc
+from ddplaunch.plan.devices.nvidia import gpus_in_proc
 from tests.unit.builders import write_files
 
 SLURM = {"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1", "ZE_AFFINITY_MASK": "0,1"}
@@ -38,7 +38,7 @@ def test_the_driver_lists_its_gpus_in_proc(tmp_path: Path) -> None:
     information(tmp_path, "0000:3b:00.0", 1, **{"GPU UUID": "GPU-????????-????-????"})
     information(tmp_path, "0000:18:00.0", 0, **{"GPU UUID": "GPU-8932f937-d72c"})
     write_files(tmp_path, {"dev/nvidia0": "", "dev/nvidia1": ""})
-    assert [(gpu.pci, gpu.uuid, gpu.name) for gpu in in_proc(tmp_path)] == [
+    assert [(gpu.pci, gpu.uuid, gpu.name) for gpu in gpus_in_proc(tmp_path)] == [
         ("0000:18:00.0", "GPU-8932f937-d72c", "NVIDIA A100-SXM4-40GB"),
         ("0000:3b:00.0", None, "NVIDIA A100-SXM4-40GB"),
     ]
@@ -49,7 +49,7 @@ def test_gpus_of_the_host_that_a_container_was_not_given_do_not_count(tmp_path: 
     information(tmp_path, "0000:3b:00.0", 1)
     information(tmp_path, "0000:5e:00.0", 2, **{"GPU Excluded": "Yes"})
     write_files(tmp_path, {"dev/nvidia1": "", "dev/nvidia2": ""})
-    assert [gpu.pci for gpu in in_proc(tmp_path)] == ["0000:3b:00.0"]
+    assert [gpu.pci for gpu in gpus_in_proc(tmp_path)] == ["0000:3b:00.0"]
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_a_loop_without_timers_sleeps_until_something_happens(loop, pipe):
 
 def test_a_loop_wakes_each_second_before_a_timer_and_not_before_one_that_may_rest(loop):
     happened = []
-    loop.timer(loop.now() + 30, partial(happened.append, "rested"), may_rest=True)
+    loop.timer(loop.now() + 30, partial(happened.append, "rested"), may_come_late=True)
     loop.run_once()
     assert (happened, loop.slept) == (["rested"], 1)
     loop.timer(loop.now() + 30, partial(happened.append, "reached"))

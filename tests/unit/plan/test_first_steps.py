@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.plan.start_method import import_torch
+from ddplaunch.plan.start_method import imports_torch_first
 
 TRAINS = """#!/usr/bin/env python
 '''Trains.'''
@@ -40,7 +40,7 @@ os.environ["OMP_NUM_THREADS"] = "3"
     ],
 )
 def test_torch_comes_first(text: str) -> None:
-    assert import_torch(text.encode())
+    assert imports_torch_first(text.encode())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_torch_comes_first(text: str) -> None:
     ],
 )
 def test_something_else_comes_first(before: str) -> None:
-    assert not import_torch(f"{before}\nimport torch\n".encode())
+    assert not imports_torch_first(f"{before}\nimport torch\n".encode())
 
 
 @pytest.mark.parametrize(
@@ -101,17 +101,17 @@ def test_something_else_comes_first(before: str) -> None:
     ],
 )
 def test_it_is_not_certain(text: str) -> None:
-    assert not import_torch(text.encode())
+    assert not imports_torch_first(text.encode())
 
 
 def test_bytes_that_are_no_text_are_no_script() -> None:
-    assert not import_torch(b"import torch\nname = '\xff\xfe'")
+    assert not imports_torch_first(b"import torch\nname = '\xff\xfe'")
 
 
 def test_what_a_training_script_does_first_is_harmless() -> None:
-    assert import_torch(TRAINS.encode())
+    assert imports_torch_first(TRAINS.encode())
 
 
 def test_nothing_is_printed_or_run(capsys: pytest.CaptureFixture[str]) -> None:
-    import_torch(b"import torch\nprint('runs')\nx = '\\d' is 'a'")
+    imports_torch_first(b"import torch\nprint('runs')\nx = '\\d' is 'a'")
     assert capsys.readouterr() == ("", "")

@@ -24,9 +24,9 @@ class Machine(selectors.DefaultSelector):
         self.pause = 0.0
         return []
 
-    def wait(self, deadline: float, rest_until: float = inf) -> float:
+    def wait(self, deadline: float, lenient_deadline: float = inf) -> float:
         """Sleep as a loop does, and give the time then."""
-        self.clock.select(self, deadline, rest_until)
+        self.clock.select(self, deadline, lenient_deadline)
         return self.clock.now()
 
     def pass_time(self, seconds: float) -> float:

@@ -29,7 +29,7 @@ def rank(tmp_path):
 
     decoder = Decoder(1000)
     decoder.feed(its.recv(1000))
-    assert requests.for_agent(decoder.take() or b"").asked == requests.Profile(3)
+    assert requests.decode_request(decoder.take() or b"").asked == requests.Profile(3)
     yield made, its, says
     for each in (ours, its, made.trace, made.memory):
         each.close()

@@ -231,7 +231,7 @@ def test_files_of_earlier_generations_are_removed_and_those_that_have_written_ar
         with open(files.notify, "w") as pipe:
             pipe.write("r")
         files.forget_all_but(1)
-        assert files.notifications() == b""
+        assert files.take_notifications() == b""
         assert files.written(0) == set()
         assert files.written(1) == {0, 12}
         assert sorted(os.listdir(Path(files.recorder(1, 0)).parent)) == ["1-0.groups", "1-12.groups"]
@@ -248,12 +248,12 @@ def test_what_workers_notify_of_is_taken_whatever_they_write(tmp_path: Path) -> 
         os.write(worker, b"js")
         os.write(worker, b"r")
         os.close(worker)
-        assert set(files.notifications()) == {error_file.RAISED, error_file.JOINED, error_file.STORE_WANTED}
+        assert set(files.take_notifications()) == {error_file.RAISED, error_file.JOINED, error_file.STORE_WANTED}
         assert select.select([files.notified], [], [], 0)[0] == []  # that no worker has it open is no end
         worker = os.open(files.notify, os.O_WRONLY | os.O_NONBLOCK)
         assert os.write(worker, bytes(1 << 20)) < 1 << 20  # the others have no more room, and the agent no more to read
         os.close(worker)
-        assert set(files.notifications()) == {0}
+        assert set(files.take_notifications()) == {0}
         assert select.select([files.notified], [], [], 0)[0] == []
     finally:
         files.remove()

@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.launcher.start import shared_token
 from ddplaunch.record import bad_nodes, old_runs
-from ddplaunch.record.old_runs import Looks, doubt
+from ddplaunch.record.old_runs import Looks, why_clocks_are_doubted
 from tests.runs import DAY, run_of
 
 NOW = 1_800_000_000.0
@@ -47,15 +47,15 @@ def said(runs: Path, monkeypatch, ahead: float = 0.0) -> list[str]:
 )
 def test_two_clocks_agree_or_nothing_goes(ahead, looks, why):
     of_disk = 0.0 if ahead == NOW else NOW
-    found, _ = doubt(of_disk + ahead, of_disk, looks)
+    found, _ = why_clocks_are_doubted(of_disk + ahead, of_disk, looks)
     assert found.startswith(why) if why and not why.startswith("ahead") else (why in found and bool(why) == bool(found))
 
 
 def test_a_leap_that_a_job_of_the_next_day_confirms_is_believed():
-    _, looks = doubt(NOW, NOW, Looks(NOW - 60 * DAY))
-    found, looks = doubt(NOW + 3600, NOW + 3600, looks)
+    _, looks = why_clocks_are_doubted(NOW, NOW, Looks(NOW - 60 * DAY))
+    found, looks = why_clocks_are_doubted(NOW + 3600, NOW + 3600, looks)
     assert found
-    found, looks = doubt(NOW + DAY, NOW + DAY, looks)
+    found, looks = why_clocks_are_doubted(NOW + DAY, NOW + DAY, looks)
     assert (found, looks) == ("", Looks(NOW + DAY))
 
 

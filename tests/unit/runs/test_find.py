@@ -192,7 +192,7 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
 def test_a_pace_that_is_none_is_refused_as_malformed(pace):
     payload = requests.encode(replace(RUN, steps_per_second=2.0)).replace(b":2.0", f":{pace}".encode())
     with pytest.raises(Malformed):
-        requests.for_client(payload)
+        requests.decode_reply(payload)
 
 
 @pytest.mark.parametrize("text", ["\n  0  gpu01  forged", "\x1b[2J", "\r", "\u2028", "\x85"])

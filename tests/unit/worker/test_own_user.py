@@ -90,9 +90,9 @@ def test_those_who_may_not_are_closed_and_the_next_is_accepted(stack):
 def test_a_port_is_ours_if_we_listen_there(stack):
     there = listener(stack, "127.0.0.1")
     port = there.getsockname()[1]
-    assert own_user.listens(port)
+    assert own_user.is_listening_here(port)
     there.close()
-    assert not own_user.listens(port)
+    assert not own_user.is_listening_here(port)
 
 
 def test_a_debugpy_that_is_started_in_another_way_is_refused(stack):

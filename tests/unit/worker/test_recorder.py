@@ -68,7 +68,7 @@ def test_a_table_of_groups_that_somebody_else_watches_is_watched_by_both(tmp_pat
 
     seen: list[str] = []
     table = Theirs(seen)
-    ours = distributed.in_front_of(table, distributed.GroupRanks)(table, str(tmp_path / "0-0"), lambda: None)
+    ours = distributed.class_in_place_of(table, distributed.GroupRanks)(table, str(tmp_path / "0-0"), lambda: None)
     ours._noted = 1
     group = Group("tp")
     ours[group] = {0: 0, 1: 1}
