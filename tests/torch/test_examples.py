@@ -16,7 +16,6 @@ DOCS = EXAMPLES.parent / "docs"
 SHARING = ("hogwild", "parallel_sgd", "queues", "shared_regression")
 
 
-
 def page_of(name: str) -> str:
     """Return the page about an example, as a link in docs/ has it."""
     return "examples/multiprocessing.md" if name in SHARING else f"examples/{name}.md"
