@@ -53,7 +53,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
         "seconds": "number: how long after the median of the other ranks it came",
         "share": "number: that as a share of a step", "steps_per_second": "number or null"},
     "generation_failed": {"generation": "integer", "rank": "integer or null", "wait": "number: seconds to the next",
-        "text": "string, the first line of the summary"},
+        "text": "string, the first line of the failure summary"},
     "node_joined": {"host": "string", "workers": "integer",
         "node_rank": "integer or null: the node rank that it was started with"},
     "node_stopping": {"host": "string", "node_rank": "integer or null",
