@@ -12,13 +12,16 @@ from tests.torch.example import EXAMPLES, module, needs_torch_and_digits
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 DOCS = EXAMPLES.parent / "docs"
-# the examples whose processes share data have one page
-SHARING = ("hogwild", "parallel_sgd", "queues", "shared_regression")
+# the page of an example that has none of its own name
+PAGES = {
+    **dict.fromkeys(["hogwild", "parallel_sgd", "queues", "shared_regression"], "multiprocessing"),
+    "model_parallel": "memory_and_accumulation",
+}
 
 
 def page_of(name: str) -> str:
     """Return the page about an example, as a link in docs/ has it."""
-    return "examples/multiprocessing.md" if name in SHARING else f"examples/{name}.md"
+    return f"examples/{PAGES.get(name, name)}.md"
 
 
 each_example = pytest.mark.parametrize("name", NAMES)
