@@ -25,9 +25,7 @@ PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
 }
 _PLACES = {path: page for page, path in PAGES.items()}
-DESIGN = (
-    "docs/design/"  # the pages about the code, which CONTRIBUTING links to: text like other files of the repository
-)
+DESIGN = "docs/design/"  # about the code: shown as text, like any other file that CONTRIBUTING links to
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(?=[)#])")
 _MARK = re.compile(r"^(```console) wrong$", re.MULTILINE)  # commands that a test is not to take for right ones
 
