@@ -25,6 +25,7 @@ PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
 }
 _PLACES = {path: page for page, path in PAGES.items()}
+DESIGN = "docs/design/"  # about the code: shown as text, like any other file that CONTRIBUTING links to
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(?=[)#])")
 _EXAMPLE = re.compile(r"examples/\w+\.py")  # a program that the page of an example shows
 _MARK = re.compile(r"^(```console) wrong$", re.MULTILINE)  # commands that a test is not to take for right ones
@@ -39,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in PAGES:
         files.append(File.generated(config, page, content=texts[page]))
     targets = {_target(link, page) for page, text in texts.items() for link in _LINK.findall(_text(text, page))}
-    for path in sorted(path for path in targets - _PLACES.keys() if not path.startswith("docs/")):
+    for path in sorted(path for path in targets - _PLACES.keys() if not _is_of_site(path)):
         text = (ROOT / path).read_text(encoding="utf-8")  # a page that links to no file is an error
         files.append(File.generated(config, _place_of(path), content=text))
     return files
@@ -82,6 +83,11 @@ def _target(link: str, page: str) -> str:
 
 def _place_of(path: str) -> str:
     """Where the site has a file of the repository."""
-    if path.startswith("docs/"):
+    if _is_of_site(path):
         return path.removeprefix("docs/")
     return _PLACES.get(path, f"files/{path}.txt")  # a name that browsers show as text
+
+
+def _is_of_site(path: str) -> bool:
+    """Whether the site has this file of the repository where docs/ has it."""
+    return path.startswith("docs/") and not path.startswith(DESIGN)

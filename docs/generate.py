@@ -1,7 +1,7 @@
 """Writes what follows from the code: `python docs/generate.py`; with `--check`, fails if something is stale.
 
 It writes the tables of the reference and the map of the code; what needs more words stands in the guides.
-docs/reference/run-folder.md is written by hand.
+docs/reference/run-folder.md is written by hand, except for its list of events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddplaunch.plan.devices import Device, Hardware
 from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.variables import environment
-from ddplaunch.record.events import SCHEMA, VERSION
+from ddplaunch.record.events import SCHEMA
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 from ddplaunch.spec.options.table import GROUPS, OPTIONS, Option
 from ddplaunch.spec.options.token import VARIABLE as TOKEN
@@ -46,7 +46,7 @@ _EVENTS = {
     "kill_sent": "the grace period is over, or a second signal came: SIGKILL",
     "swept": "after the workers' end, `ddplaunch` looked for what they left behind; empty `left`: nothing is there any more",
     "job_suspended": "Ctrl-Z: the workers were stopped",
-    "job_resumed": "and continue",
+    "job_resumed": "the workers go on",
     "paused": "the agent did not run, though it should have woken: SIGSTOP, a frozen cgroup, a machine that slept",
     "front_lost": "the process that the user started was killed",
     "output_dropped": "output was not shown, because nothing read the command's stdout for seconds",
@@ -67,6 +67,9 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 MAP = ROOT / "docs/pictures/modules.svg"
 _CODES_BEGIN = "<!-- exit codes: written by docs/generate.py from the code -->"
 _CODES_END = "<!-- end of the exit codes -->"
+RUN_FOLDER = REFERENCE / "run-folder.md"
+_EVENTS_BEGIN = "<!-- events: written by docs/generate.py from the code -->"
+_EVENTS_END = "<!-- end of the events -->"
 SEEN = ROOT / "docs/reference/compatibility.md"
 FRONT, CHEAT_SHEET, SYMPTOMS = (ROOT / "docs" / name for name in ("README.md", "cheat-sheet.md", "symptoms.md"))
 _VERBS_BEGIN, _VERBS_END = "<!-- verbs: written by docs/generate.py from the code -->", "<!-- end of the verbs -->"
@@ -185,7 +188,6 @@ def pages() -> dict[str, str]:
         "exit-status.md": _exit_status(),
         "variables.md": _variables(),
         "causes.md": _causes(),
-        "events.md": _events(),
         "python.md": _python(),
     }
 
@@ -377,19 +379,19 @@ def _example() -> Plan:
 # --- events
 
 
-def _events() -> str:
+def _events() -> dict[str, tuple[Path, str]]:
+    """Return the page of the run folder, of which the list of events is a part."""
     assert _EVENTS.keys() == SCHEMA.keys(), f"say in docs/generate.py when {_EVENTS.keys() ^ SCHEMA.keys()} happens"
-    parts = []
-    for name, fields in SCHEMA.items():
-        rows = [[f"`{field}`", meaning] for field, meaning in fields.items()]
-        parts += [f"## `{name}`", f"{_EVENTS[name][0].upper()}{_EVENTS[name][1:]}."]
-        parts += [_table(["field", "type and meaning"], rows)] if rows else []
-    return _page(
-        "# Events",
-        "`events.jsonl` in the [run folder](run-folder.md) holds one JSON object a line. Each has `v` (the version of the "
-        f"format, now {VERSION}), `event` (its name), `at` (seconds since 1970) and `mono` (seconds of CLOCK_MONOTONIC), and the "
-        "fields of its kind.",
-        *parts,
+    before, begins, rest = RUN_FOLDER.read_text(encoding="utf-8").partition(_EVENTS_BEGIN)
+    _, ends, after = rest.partition(_EVENTS_END)
+    events = "\n\n".join(_event(name, fields) for name, fields in SCHEMA.items())
+    return {"docs/reference/run-folder.md": (RUN_FOLDER, f"{before}{begins}\n\n{events}\n\n{ends}{after}")}
+
+
+def _event(name: str, fields: Mapping[str, str]) -> str:
+    when = f"**`{name}`**: {_EVENTS[name]}."
+    return "\n\n".join(
+        [when, *["\n".join(f"- `{field}`: {meaning}" for field, meaning in fields.items())] * bool(fields)]
     )
 
 
@@ -540,7 +542,7 @@ def _seen() -> dict[str, tuple[Path, str]]:
 def main(arguments: Sequence[str]) -> int:
     """Write the files, or with --check only say which are stale, and give the exit status."""
     written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()}
-    written |= _map() | _exit_codes() | _verbs() | _seen()
+    written |= _map() | _exit_codes() | _verbs() | _seen() | _events()
     written |= _topics({name: text for name, (_, text) in written.items()})
     stale = {name: (path, text) for name, (path, text) in written.items() if not _is(path, text)}
     if "--check" in arguments:

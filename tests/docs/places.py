@@ -36,6 +36,7 @@ STARTERS: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
     (r"srun ", lambda: captured("slurm-node-0")),
     (r"mpirun -N 1", lambda: captured("openmpi4-node-0")),
     (r"mpirun -np 12", lambda: captured("openmpi4-rank-0")),
+    (r"mpiexec ", dict),  # MPICH's, outside of a batch job
 ]
 # Slurm says that the job runs, and that its node, whichever that is, is this host
 SCONTROL = f"""#!/bin/sh
@@ -123,7 +124,7 @@ class Place:
             return pod(block, index=0)
         if "#BSUB" in block.text:
             return {"LSB_JOBID": "84", "LSB_MCPU_HOSTS": "gpu01 32 gpu02 32 gpu03 32"}
-        if self.page == "recipes/pbs-lsf.md":
+        if self.page == "recipes/mpi-pbs-lsf.md":
             return {"PBS_JOBID": "84", "PBS_NODENUM": "0", "PBS_NODEFILE": f"{self.folder}/hosts.txt"}
         if "#SBATCH" in block.text or self.page.startswith("recipes/slurm") or "in a Slurm job" in self.command.typed:
             return captured("slurm-batch")

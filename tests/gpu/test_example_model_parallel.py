@@ -18,7 +18,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.claim(
-    "with --gpus-per-worker 2 each worker trains a model on its own two GPUs", page="examples/model_parallel.md"
+    "with --gpus-per-worker 2 each worker trains a model on its own two GPUs",
+    page="examples/memory_and_accumulation.md",
 )
 def test_each_worker_trains_on_its_own_two_gpus(tmp_path: Path, uuids: list[str]) -> None:
     workers = len(uuids) // 2

@@ -30,7 +30,7 @@ def waiting(gpu, job):
 
 @pytest.mark.claim(
     "stacks reads torch's flight recorder of NCCL, and names the collective in which a rank waits",
-    page="design/inspection.md",
+    page="guides/hangs.md",
 )
 def test_stacks_names_the_collective_that_waits(gpu, waiting, told):
     text = gpu.look(waiting, "stacks").expect(0).out
@@ -53,7 +53,7 @@ def everything(value):
             yield from everything(inner)
 
 
-@pytest.mark.claim("stacks ends with the words of NCCL's RAS service", page="design/inspection.md")
+@pytest.mark.claim("stacks ends with the words of NCCL's RAS service", page="guides/hangs.md")
 def test_stacks_ends_with_what_ras_says(gpu, waiting, told):
     version = _nccl(gpu)
     skip_without(version >= (2, 24), f"RAS came with NCCL 2.24, and this is {version}")
@@ -75,7 +75,7 @@ def _nccl(gpu):
 
 @pytest.mark.claim(
     "--hang-timeout ends a worker that keeps a CPU busy while it waits for the GPU in a collective",
-    page="design/inspection.md",
+    page="guides/hangs.md",
 )
 def test_a_worker_that_waits_for_the_gpu_hangs(gpu, job, told):
     done = gpu.run(job, *ONE, "--hang-timeout", "8s", "--grace-period", "1s", WAITS)

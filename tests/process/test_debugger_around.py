@@ -36,7 +36,7 @@ LAUNCHES = """
     if __name__ == "__main__":
         print("results", ddplaunch.launch(train, (3,), nproc_per_node=2), flush=True)
     """
-PAGE = (Path(__file__).parents[2] / "docs/recipes/vscode.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/guides/debugging.md").read_text()
 TWO = ("--nproc-per-node", 2)
 
 

@@ -23,6 +23,7 @@ from ddplaunch.launcher.start.node import _QUIET_CHECK_EVERY
 from ddplaunch.plan.cluster.endpoints import STATIC_PORT, ports_beside, ports_of
 from ddplaunch.reach.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
 from ddplaunch.reach.startup import MAX_REPEATS, MAX_STARTING
+from ddplaunch.record.events import VERSION
 from ddplaunch.record.old_runs import ROOM
 from ddplaunch.record.run_folder import LOG_LIMIT
 from ddplaunch.record.seen.stragglers import LEAST_STEPS
@@ -36,9 +37,9 @@ from docs import code_map, generate, topics
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
 NUMBERS = [
-    ("concepts/failure-report.md", f"waits up to **{CAUSE_TIMEOUT:g} seconds** while only followers have ended"),
+    ("guides/failures.md", f"waits up to **{CAUSE_TIMEOUT:g} seconds** while only followers have ended"),
     ("concepts/output.md", f"cuts a line longer than {MAX_LINE >> 20} MiB"),
-    ("concepts/output.md", f"at most one every {UPDATE_INTERVAL:g} seconds"),
+    ("guides/progress-bars.md", f"at most one every {UPDATE_INTERVAL:g} seconds"),
     ("concepts/output.md", f"keeps about {FULL >> 20} MiB"),
     ("concepts/output.md", f"They wait for at most **{READER_TIMEOUT:g} seconds**"),
     ("concepts/output.md", f"a reader that takes nothing for {UNREAD_TIMEOUT:g} seconds"),
@@ -66,10 +67,11 @@ NUMBERS = [
     ("recipes/ssh.md", f"ddplaunch calls {MAX_STARTING} at a time"),
     ("recipes/ssh.md", f"up to {MAX_REPEATS} times again"),
     ("guides/from-torchrun.md", f"if they fail within {SHORT_LIFE:g} seconds"),
-    ("guides/one-machine.md", f"Runs are kept for {default('keep_runs')} days"),
-    ("guides/one-machine.md", f"at most {ROOM >> 30} GiB"),
+    ("guides/past-runs.md", f"Runs are kept for {default('keep_runs')} days"),
+    ("guides/past-runs.md", f"at most {ROOM >> 30} GiB"),
     ("guides/stopping-and-restarting.md", f"the grace period, {default('grace_period'):g} s unless"),
     ("guides/stopping-and-restarting.md", f"A start that fails within {SHORT_LIFE:g} seconds"),
+    ("reference/run-folder.md", f"`v` is the version of the format, now {VERSION}."),
     ("guides/stopping-and-restarting.md", f"doubling up to {pause_after(99):g} s"),
 ]
 
@@ -239,6 +241,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert there.exists(), f"{page}: {target}"
         if anchor:
             assert anchor in anchors(there), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=name_of)
+def test_a_page_of_the_site_leads_to_no_page_about_the_code(page: Path) -> None:
+    """The site leaves docs/design out, to which CONTRIBUTING leads."""
+    if "design" not in page.parts:
+        assert not re.findall(r"\]\(([^)\s]*design/[^)\s]*)\)", prose(page))
 
 
 @each_page
