@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.cli import job
 from ddplaunch.cli.command import Command, Once, Page, show
 from ddplaunch.spec.options.table import BY_NAME
-from ddplaunch.system.errors import LaunchError, below, tell
+from ddplaunch.system.errors import LaunchError, indent_rest, tell
 from ddplaunch.system.exitcodes import OK
 
 if TYPE_CHECKING:  # the help needs none of it
@@ -177,7 +177,7 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
         if were_asked_for:
             raise
         note = f"only this machine is examined: {error.message}"
-        tell(f"note: {below(note)}\n")
+        tell(f"note: {indent_rest(note)}\n")
         return None, env
     found = allocated.allocation
     is_one_node = not found.start and found.rendezvous is None  # nobody is to be started elsewhere, or to be met

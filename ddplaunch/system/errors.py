@@ -37,8 +37,8 @@ class LaunchError(Exception):
 
     def render(self) -> str:
         """The text for stderr, without secrets: a message names the value that is wrong, a hint what was typed."""
-        text = f"error: {below(self.message)}\n"
-        text = f"{text}\nhint: {below(self.hint)}\n" if self.hint else text
+        text = f"error: {indent_rest(self.message)}\n"
+        text = f"{text}\nhint: {indent_rest(self.hint)}\n" if self.hint else text
         return shown(text)
 
 
@@ -106,7 +106,7 @@ def shown(text: str) -> str:
     return visible(Redactor(literals(os.environ)).text(text))
 
 
-def below(text: str) -> str:
+def indent_rest(text: str) -> str:
     """Indent all lines but the first, so that none looks like a line of ours: those begin at the left edge."""
     return re.sub(r"\n(?=[^ \n])", "\n  ", text) if "\n" in text else text
 
