@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddplaunch.record.seen.stragglers import LEAST_LAST_IN, middle
-from ddplaunch.record.spans import Span, Spans, beyond, common, length, union
+from ddplaunch.record.spans import Span, Spans, difference, intersection, total_length, union
 from ddplaunch.tools.profile.recorded import Collective, Recorded
 
 _MOST_LINES = 3  # of the program that are named
@@ -120,18 +120,18 @@ def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Di
     divisions = []
     for one in found:
         window = [windows[one.rank].span]
-        communicates = common(one.communicates, window)
+        communicates = intersection(one.communicates, window)
         waited_for_others = union(span for spans in waits.get(one.rank, {}).values() for span in spans)
-        waiting = common(communicates, waited_for_others)
+        waiting = intersection(communicates, waited_for_others)
         divisions.append(
             Division(
                 rank=one.rank,
-                whole=length(window),
+                whole=total_length(window),
                 steps=windows[one.rank].steps,
-                computes=length(common(one.computes, window)),
-                communicates=length(communicates) - length(waiting),
-                waits=length(waiting),
-                loads=length(common(one.loads, window)),
+                computes=total_length(intersection(one.computes, window)),
+                communicates=total_length(communicates) - total_length(waiting),
+                waits=total_length(waiting),
+                loads=total_length(intersection(one.loads, window)),
             )
         )
     step_times = [one.whole / one.steps for one in divisions if one.steps]
@@ -170,8 +170,8 @@ def _find_last(
     for rank, spans_by_last in waits.items():
         window = [windows[rank].span]
         for last, spans in spans_by_last.items():
-            waited = length(common(common(union(spans), by_rank[rank].communicates), window))
-            waited_for[last] = waited_for.get(last, 0.0) + waited / max(1, length(window))
+            waited = total_length(intersection(intersection(union(spans), by_rank[rank].communicates), window))
+            waited_for[last] = waited_for.get(last, 0.0) + waited / max(1, total_length(window))
     if not waited_for:
         return None
     worst = max(waited_for, key=lambda rank: waited_for[rank])
@@ -182,7 +182,7 @@ def _find_last(
         return None
     # from when the first rank came to a collective until this one did
     missing = union((_first_arrival(each.calls), each.calls[worst].arrived) for each in joined if each.last == worst)
-    missing = common(missing, [windows[worst].span])
+    missing = intersection(missing, [windows[worst].span])
     return Last(
         rank=worst,
         share=share,
@@ -218,11 +218,11 @@ def _last_in(joined: Sequence[Joined], rank: int, ends: Sequence[int]) -> list[b
 
 def _meanwhile(one: Recorded, missed: Spans) -> dict[str, float]:
     """Return what a rank did in this time, as shares of it, the largest first."""
-    whole = max(1, length(missed))
+    whole = max(1, total_length(missed))
     kinds = {"computes": one.computes, "loads data": one.loads, "is in another collective": one.communicates}
-    shares = {name: length(common(missed, spans)) / whole for name, spans in kinds.items()}
+    shares = {name: total_length(intersection(missed, spans)) / whole for name, spans in kinds.items()}
     known = union([*one.computes, *one.loads, *one.communicates])
-    shares["is in Python, or elsewhere outside torch"] = length(beyond(missed, known)) / whole
+    shares["is in Python, or elsewhere outside torch"] = total_length(difference(missed, known)) / whole
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
@@ -230,7 +230,7 @@ def _lines(one: Recorded, missed: Spans) -> list[tuple[str, float]]:
     """Return the lines of the program where its main thread was mostly in this time, each with its share of it."""
     spent_at: dict[str, int] = {}
     for sample, begin, end in one.sampled():
-        spent = length(common([(begin, end)], missed)) if begin < end else 0
+        spent = total_length(intersection([(begin, end)], missed)) if begin < end else 0
         if spent:
             spent_at[sample.where] = spent_at.get(sample.where, 0) + spent
     whole = max(1, sum(spent_at.values()))

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.record.seen.recorder import call_of, title_of
-from ddplaunch.record.spans import Span, Spans, beyond, union
+from ddplaunch.record.spans import Span, Spans, difference, union
 from ddplaunch.system.fields import Malformed, Number, Piece, Size, check_density, decoder
 
 _MOST = 100_000  # samples, and entries of recorders
@@ -223,8 +223,8 @@ def _of_device(slices: Sequence[Event]) -> _Activity:
     kernels = [event for event in slices if event.cat in _KERNELS]
     computes = union(_span(event) for event in kernels if not _is_of_nccl(event))
     communicates = union(_span(event) for event in kernels if _is_of_nccl(event))
-    loads = beyond(beyond(_loads(slices), computes), communicates)
-    return _Activity(computes, beyond(communicates, computes), loads)
+    loads = difference(difference(_loads(slices), computes), communicates)
+    return _Activity(computes, difference(communicates, computes), loads)
 
 
 def _of_cpu(slices: Sequence[Event], collectives: Sequence[Collective]) -> _Activity:
@@ -233,10 +233,10 @@ def _of_cpu(slices: Sequence[Event], collectives: Sequence[Collective]) -> _Acti
     operations = (
         event for event in slices if event.cat == "cpu_op" and not event.name.startswith(_NAMES_OF_COLLECTIVES)
     )
-    computes = beyond(union(map(_span, operations)), loads)
+    computes = difference(union(map(_span, operations)), loads)
     calls = [_span(event) for event in slices if event.name.startswith(_NAMES_OF_COLLECTIVES)]
     communicates = union([*calls, *((one.arrived, one.ended) for one in collectives)])
-    return _Activity(computes, beyond(beyond(communicates, computes), loads), loads)
+    return _Activity(computes, difference(difference(communicates, computes), loads), loads)
 
 
 def _loads(slices: Sequence[Event]) -> Spans:
