@@ -117,7 +117,7 @@ class Command(click.Command):
             if (asked := _asks_about(args)) is not None and args != [asked] and not ctx.resilient_parsing:
                 return super().parse_args(ctx, [asked])  # a line is not read for its mistakes where help is asked for
             mistake = self.mistake(error, args) if isinstance(error, click.UsageError) else error
-            mistake.is_of_line = True
+            mistake.is_same_in_each_task = True
             raise mistake from None
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:

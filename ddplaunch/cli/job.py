@@ -367,7 +367,7 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], verbs_f
     if spec.verbosity < 0:
         return
     yield from sources.unknown_variables(env)
-    yield from sources.ignored_links(env)
+    yield from sources.ignored_service_links(env)
     is_typed = spec.origin("nnodes").startswith("-")
     if spec.simulate and spec.nnodes[1] == 1 and not is_typed:
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"

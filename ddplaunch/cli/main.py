@@ -114,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
             return BUG
         failure = not_imported(error)
-    if not (failure.is_of_line and _is_other_task(os.environ)):
+    is_printed_by_first_task = failure.is_same_in_each_task and _is_other_task(os.environ)
+    if not is_printed_by_first_task:
         write_stderr(Paint(use_colour(os.environ, os.isatty(2))).report(failure.render()))
     if failure.then is not None:  # what is left to do once the user knows: node 0 is told
         failure.then()

@@ -99,7 +99,8 @@ def examine(checks: Sequence[Check], subject: Subject) -> Report:
     began = loop.now()
     ended: dict[str, tuple[CheckResult, tuple[Finding, ...]]] = {}
 
-    def on_answer(check: Check, answer: Verdict | str | None) -> None:  # what `conclude` takes
+    def on_answer(check: Check, answer: Verdict | str | None) -> None:
+        """Keep a verdict, an exception's text, or that the child gave none (None). Called by the loop."""
         ended[check.id] = conclude(check, answer, loop.now() - began)
 
     for check in checks:

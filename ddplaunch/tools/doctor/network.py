@@ -30,11 +30,11 @@ class Name(Struct, frozen=True, kw_only=True):
     """What the name of this host resolves to."""
 
     name: str
-    found: tuple[str, ...] = ()  # addresses
+    resolved: tuple[str, ...] = ()  # addresses
     problem: str = ""  # why it does not resolve; "" if it does
     seconds: float = 0.0  # that the lookup took
-    own_addresses: tuple[str, ...] = ()  # those of `found` that this host has; loopback counts
-    usable: tuple[str, ...] = ()  # addresses by which others may reach this host, the likeliest first
+    own_addresses: tuple[str, ...] = ()  # those of `resolved` that this host has; loopback counts
+    reachable_at: tuple[str, ...] = ()  # addresses by which others may reach this host, the likeliest first
 
 
 def read_name(_subject: Subject) -> Name:
@@ -42,30 +42,32 @@ def read_name(_subject: Subject) -> Name:
     name = socket.gethostname()
     began = time.monotonic()
     problem = ""
-    found: tuple[str, ...] = ()
+    resolved: tuple[str, ...] = ()
     try:
-        found = tuple(dict.fromkeys(str(one[4][0]) for one in socket.getaddrinfo(name, None)))
-    except OSError as error:  # UnicodeError is of names that no host has
+        resolved = tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in socket.getaddrinfo(name, None)))
+    except OSError as error:
         problem = why_failed(error)
     return Name(
         name=name,
-        found=found,
+        resolved=resolved,
         problem=problem,
         seconds=time.monotonic() - began,
-        own_addresses=tuple(filter(addresses.is_own, found)),
-        usable=addresses.usable_addresses(),
+        own_addresses=tuple(filter(addresses.is_own, resolved)),
+        reachable_at=addresses.usable_addresses(),
     )
 
 
 def judge_name(name: Name) -> Verdict:
     """Judge the name of this host. A job of one node needs no name, so nothing here breaks it."""
-    facts = f"{name.name} is {some(name.found) or 'not known'}; reachable at {some(name.usable) or 'no address'}"
+    facts = (
+        f"{name.name} is {some(name.resolved) or 'not known'}; reachable at {some(name.reachable_at) or 'no address'}"
+    )
     return Verdict(facts, tuple(_name_findings(name)))
 
 
 def _name_findings(name: Name) -> Iterator[Finding]:
     """Yield that the name does not lead to this host as others would reach it, and that its lookup is slow."""
-    address = next(iter(name.usable), "")
+    address = next(iter(name.reachable_at), "")  # the likeliest one
     hint = f"for several nodes name the address of node 0: `ddplaunch --master-addr {address or 'ADDRESS'} ...`"
     in_hosts = f"in /etc/hosts write `{address or 'ADDRESS'} {name.name}`"
     if name.problem:
@@ -74,17 +76,17 @@ def _name_findings(name: Name) -> Iterator[Finding]:
             "programs that look their own name up wait or fail\nother nodes do not find this one by name",
             f"{in_hosts}; {hint}",
         )
-    elif name.usable and all(map(addresses.is_loopback, name.found)):
+    elif name.reachable_at and all(map(addresses.is_loopback, name.resolved)):
         yield note(
-            f"the name of this host, {name.name}, resolves to loopback: {some(name.found)}",
+            f"the name of this host, {name.name}, resolves to loopback: {some(name.resolved)}",
             "as node 0 of several, this host would send the others to themselves\nddplaunch sets GLOO_SOCKET_IFNAME "
             "and NCCL_SOCKET_IFNAME for its workers",
             f"{hint}; or {in_hosts}",
         )
     elif not name.own_addresses:
         yield note(
-            f"the name of this host, {name.name}, resolves to the address of another one: {some(name.found)}",
-            f"its own are {some(name.usable)}" if name.usable else "it has no address but loopback",
+            f"the name of this host, {name.name}, resolves to the address of another one: {some(name.resolved)}",
+            f"its own are {some(name.reachable_at)}" if name.reachable_at else "it has no address but loopback",
             f"{in_hosts}; {hint}",
         )
     if name.seconds > _SLOW_LOOKUP:

@@ -106,10 +106,14 @@ class Alignment(Struct, frozen=True):
     steady: bool = True  # it was the same before and after the profile
 
 
-def align(before: Sequence[Ping], after: Sequence[Ping], *, same: bool) -> Alignment:
-    """Compare the clock of a rank with ours, by pings before and after the profile; `same`: all ranks have one, which will do."""
-    if same or not before:
+def align(before: Sequence[Ping], after: Sequence[Ping], *, ranks_share_clock: bool) -> Alignment:
+    """Compare the clock of a rank with ours, by pings before and after the profile.
+
+    If all `ranks_share_clock`, their times compare as they are, and ours is not needed.
+    """
+    if ranks_share_clock or not before:
         return Alignment()
+    # of several pings the quickest tells most
     first = min(before, key=lambda ping: ping.round_trip)
     best = min([*before, *after], key=lambda ping: ping.round_trip)
     last = min(after, key=lambda ping: ping.round_trip) if after else first
@@ -301,21 +305,22 @@ class _Profile:
         self._selector = stack.enter_context(selectors.DefaultSelector())
 
     def begin(self) -> None:
-        """Have all ranks record, as far as they begin soon enough after the first one."""
+        """Have all ranks record, as far as they begin soon enough after the first one: a rank that does not is left out."""
         until = clock.now() + requests.reached_within(requests.Profile(0)) + _ON_THE_WAY  # the same for any rank
         while True:
             self._ask_more()
             all_were_asked = not self._not_asked
-            if all_were_asked and not self._wait(0.0, _is_recording):
+            all_record = all_were_asked and not self._wait(0.0, _is_recording)
+            if all_record:
                 return
             if any(map(_is_recording, self.ranks)):
                 until = min(until, clock.now() + _BEFORE_OTHERS)
             if clock.now() >= until:
                 return
-            self._wait(0.1, _is_recording if all_were_asked else _has_come)
+            self._wait(0.1, _is_recording if all_were_asked else _has_worker_come)
 
     def _ask_more(self) -> None:
-        """Ask for further ranks, as long as few of their workers have not come."""
+        """Ask for further ranks, until as many workers are asked for, and have not come yet, as an agent serves."""
         while self._not_asked and sum(rank.phase == "asked" for rank in self.ranks) < _MOST_ASKED:
             try:
                 sock = self._stack.enter_context(self._path.connect())
@@ -329,7 +334,7 @@ class _Profile:
             self._selector.register(sock, selectors.EVENT_READ, rank)
 
     def _wait(self, within: float, is_done: Callable[[Rank], bool]) -> list[Rank]:
-        """Read until this is so of all ranks that are not over; return those of which it is not so once the time is up."""
+        """Read until all ranks are over or done, or the time is up; return those that are neither then."""
         until = clock.now() + within
         while missing := [rank for rank in self.ranks if not rank.is_over and not is_done(rank)]:
             if not (ready := clock.wait(self._selector, until)):
@@ -352,7 +357,8 @@ class _Profile:
                     recorded = f"recorded for {duration(self._wish.seconds)}"
                     rank.note = f"{recorded}: it did not do {self._wish.steps} steps in that time"
                 rank.tell(type="end")
-        for rank in self._wait(_MAKES_TRACE, lambda rank: rank.is_made):
+        without_trace = self._wait(_MAKES_TRACE, lambda rank: rank.is_made)
+        for rank in without_trace:
             why = "its main thread is in a call of C, or torch is busy"
             rank.fail(f"has not given its trace within {duration(_MAKES_TRACE)}: {why}")
 
@@ -377,5 +383,5 @@ def _is_recording(rank: Rank) -> bool:
     return rank.phase == "recording"
 
 
-def _has_come(rank: Rank) -> bool:
+def _has_worker_come(rank: Rank) -> bool:
     return rank.phase != "asked"

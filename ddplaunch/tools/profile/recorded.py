@@ -26,7 +26,7 @@ _PIECE = 1 << 20  # bytes
 _MOST_TIMES_PACKED, _ANY_MAY_HAVE = 64, 16 << 20  # bytes
 _BYTES_OF_EVENT = 350  # that an Event takes
 _TIMES_TRACE = 6  # times the memory of a trace that its events may take
-_MAY_LAST = 60_000_000_000  # nanoseconds beyond the end of a profile that something in it may last
+_OVERHANG = 60_000_000_000  # nanoseconds for which something may reach out of the profile, before it or after it
 _MOST_APART = 2_000_000  # nanoseconds between the calls that torch records of one collective
 _FEW_COLLECTIVES = 10  # of which no pace can be told
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what a device does
@@ -194,14 +194,14 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
 
 
 def _events(trace: _Trace, ahead: int, began: int, ended: int) -> list[Event]:
-    """Return the names in a trace, and the entries in the time of the profile: their times in nanoseconds of the common clock."""
+    """Return a trace's entries of the time of the profile, in nanoseconds of the common clock, and what holds names ("M")."""
     base = trace.baseTimeNanoseconds - ahead
     kept = []
     for event in trace.traceEvents:
         event.ts = event.ts * 1e3 + base
         event.dur = max(0.0, event.dur * 1e3)
-        is_inside = began - _MAY_LAST <= event.ts and event.ts + event.dur <= ended + _MAY_LAST
-        is_of_process = isinstance(event.pid, int) and event.cat != "Trace"  # torch's own marks are of none
+        is_inside = began - _OVERHANG <= event.ts and event.ts + event.dur <= ended + _OVERHANG
+        is_of_process = isinstance(event.pid, int) and event.cat != "Trace"  # torch's own marks belong to no process
         if event.ph == "M" or (is_inside and is_of_process):
             args = bytes(event.args)
             if not args.isascii():  # the names of kernels and files may be in any encoding
@@ -289,15 +289,15 @@ def _collectives(
     Also return how many collectives only the trace has. The rank's clock, by which the recorder tells time, is `ahead`.
     """
     found = []
-    places = _Places(slices, on_device=on_device)
+    in_trace = _InTrace(slices, on_device=on_device)
     calls = [(call.at - ahead, call, entry) for entry in entries if (call := call_of(entry)) is not None]
     for at, call, entry in sorted(calls, key=itemgetter(0)):
         if call.is_p2p or not began <= at < ended:
             continue
-        place = places.next_of(call.operation, at)
-        if place is None:
+        event = in_trace.take_next(call.operation, at)
+        if event is None:
             continue
-        begin, end = _span(place)
+        begin, end = _span(event)
         group, _title = title_of(entry.get("process_group"))
         found.append(
             Collective(
@@ -307,14 +307,14 @@ def _collectives(
                 tensors=call.inputs or call.outputs,
                 arrived=begin if on_device else min(at, begin),  # the kernel begins later than its call
                 ended=end,
-                event=place,
+                event=event,
             )
         )
-    return found, places.untaken
+    return found, in_trace.untaken
 
 
-class _Places:
-    """Where the collectives of a rank are in its trace: for gloo what its threads did, for NCCL the kernels."""
+class _InTrace:
+    """The events of a rank's trace that are collectives: for gloo what its threads did, for NCCL the kernels."""
 
     def __init__(self, slices: Sequence[Event], *, on_device: bool) -> None:
         """Find the marks that torch makes for each collective ("gloo:all_reduce"), and what leads from them to kernels.
@@ -338,8 +338,8 @@ class _Places:
         self._marks = {operation: iter(events) for operation, events in marks.items()}
         self.untaken = sum(map(len, marks.values()))  # marks that no call has had yet
 
-    def next_of(self, operation: str, at: int) -> Event | None:
-        """Return the next place of an operation that was called at this time; None if the trace has none."""
+    def take_next(self, operation: str, at: int) -> Event | None:
+        """Take the next event of an operation that was called at this time; None if the trace has none."""
         for mark in self._marks.get(operation, iter(())):
             if mark.ts + mark.dur >= at:
                 self.untaken -= 1

@@ -210,7 +210,9 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
     for rank in recorded:
         # all ranks of a machine have the same clock: the best of their comparisons with ours counts
         same_machine = [other for other in sent if other.hello.boot and other.hello.boot == rank.hello.boot] or [rank]
-        alignments = [align(one.pings_before, one.pings_after, same=are_on_one_machine) for one in same_machine]
+        alignments = [
+            align(one.pings_before, one.pings_after, ranks_share_clock=are_on_one_machine) for one in same_machine
+        ]
         best = min(alignments, key=lambda alignment: alignment.error)
         one = _Profiled(rank, hosts.get(rank.rank, ""), best)
         profiled.append(one)
@@ -332,9 +334,9 @@ def _notes(result: _Result, wish: Wish) -> Iterator[tuple[str, str]]:
         if not have_trace.isdisjoint(ranks):
             yield f"{these_ranks(ranks)}: {note}", ODD
     if wish.memory:
-        kept = [(one.rank, one.conversation.hello.memory) for one in profiled]
-        why_not = _by_text((rank, why) for rank, why in kept if isinstance(why, str) and why != "yes")
-        for why, ranks in why_not.items():
+        answers = [(one.rank, one.conversation.hello.memory) for one in profiled]  # "yes", or why there is no history
+        without = _by_text((rank, why) for rank, why in answers if isinstance(why, str) and why != "yes")
+        for why, ranks in without.items():
             yield f"no history of memory: {_each(ranks)} {why}", ODD
     if not any(one.steps for one in result.divisions):
         yield "no step of an optimizer began and ended in that time, so all of it is divided", ODD

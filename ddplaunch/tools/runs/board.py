@@ -10,7 +10,7 @@ from ddplaunch.system.words import count
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.columns import COLUMNS, Column, Row, rows_of
-from ddplaunch.tools.runs.ps import facts_of, standing
+from ddplaunch.tools.runs.ps import facts_of, idle_in_words
 
 _HELP = "q leave  s stacks  l log  a attach  k stop  < > sort  r reverse"
 _LEAST = 8  # cells for the last line of each worker
@@ -88,7 +88,7 @@ class Board:
         """Yield what is said above the table: the job, its straggler, and in one line which nodes do not answer."""
         yield facts_of(self.replies)
         run = self.replies.run
-        if run is not None and standing(run) and run.idle_why:
+        if run is not None and idle_in_words(run) and run.idle_why:
             yield line((printable(run.idle_why), ODD))
         if run is not None and run.straggler:
             yield line(printable(run.straggler))

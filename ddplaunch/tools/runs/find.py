@@ -85,11 +85,11 @@ class Known(Struct, frozen=True, kw_only=True):
 def name_of(replies: RunReplies) -> str:
     """Return the whole name of a run that runs here, as that of its folder, which no other has, unless --log-dir has another."""
     if replies.socket_path.name == run_socket.NAME:
-        return line(os.path.basename(whole(replies.socket_path.folder)))
+        return line(os.path.basename(run_folder_of(replies.socket_path.folder)))
     return line(replies.run.run_id if replies.run is not None else replies.socket_path.name.rpartition(".")[0])
 
 
-def whole(folder: str) -> str:
+def run_folder_of(folder: str) -> str:
     """Return the folder of a run, given that of one of its nodes."""
     above, name = os.path.split(folder)
     # a run may have the name node-1 itself
@@ -100,8 +100,8 @@ def of_running(replies: RunReplies) -> Known:
     """Return a run that runs here, with what it replied; of one that did not reply in time, its folder tells script and start."""
     run = replies.run
     if run is None:
-        return replace(of_folder(whole(replies.socket_path.folder)), run_id=name_of(replies), replies=replies)
-    known = Known(run_id=name_of(replies), replies=replies, folder=whole(run.folder))
+        return replace(of_folder(run_folder_of(replies.socket_path.folder)), run_id=name_of(replies), replies=replies)
+    known = Known(run_id=name_of(replies), replies=replies, folder=run_folder_of(run.folder))
     try:
         script = shlex.split(run.command)[0]
     except (ValueError, IndexError):  # the agent cut a long command, perhaps within quotes
@@ -117,7 +117,7 @@ def of_folder(folder: str) -> Known:
     if not 0 < began < time.time():
         with suppress(OSError):
             began = os.stat(folder).st_mtime
-    return Known(run_id=line(os.path.basename(whole(folder))), script=script, began=began, folder=folder)
+    return Known(run_id=line(os.path.basename(run_folder_of(folder))), script=script, began=began, folder=folder)
 
 
 # --- finding them

@@ -19,14 +19,14 @@ from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.columns import ENDED_WELL, Row, rows_of, state_of, totals
-from ddplaunch.tools.runs.ps import PHASES, progress_of, standing, written_metrics, written_pace, written_progress
+from ddplaunch.tools.runs.ps import PHASES, idle_in_words, progress_of, written_metrics, written_pace, written_progress
 
 _MOST_ROWS = 8  # rows for ranks that differ
 _GAP = "  "
 _RECENT_SECONDS = 30.0  # seconds in which steps are counted
 _LEAST_SPAN = 5.0  # seconds between two steps that say how fast the job is
 _QUIET_SECONDS = 10.0  # seconds without output, and
-_TELLING = 3  # ranks that write: of two, one that writes nothing may well be the usual one
+_ENOUGH_TO_COMPARE = 3  # ranks that write: of two, one that writes nothing may well be the usual one
 _TIMES_QUIETER = 4  # times as many as the others', from which a rank is quiet
 # percent of a core: a rank below the one is idle where the others are above the other
 _IDLE_PERCENT, _BUSY_PERCENT = 5.0, 50.0
@@ -149,7 +149,7 @@ class LiveRows:
         pause = at - self._steps[-1].at if self._steps else 0.0  # seconds since the last step
         usual = 1 / steps_per_second if steps_per_second else 0.0  # seconds a step
         has_stopped = pause > max(_STANDS_AFTER, _TIMES_A_STEP * usual)
-        if still := standing(run):
+        if still := idle_in_words(run):
             yield still, ODD
         elif run.phase != "running":
             yield PHASES.get(run.phase, run.phase), ODD
@@ -259,7 +259,7 @@ def _quiet(running: Sequence[Row]) -> _Test:
 
     def test(row: Row) -> _Difference | None:
         quiet = row.worker.quiet
-        if len(spans) < _TELLING or quiet is None or quiet < least or row.worker.state == "ended":
+        if len(spans) < _ENOUGH_TO_COMPARE or quiet is None or quiet < least or row.worker.state == "ended":
             return None
         return _Difference(f"quiet for {duration(quiet)}")
 

@@ -73,7 +73,7 @@ class Draft(Struct, frozen=True, kw_only=True):
 def draft(
     request: SubmitRequest, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
 ) -> Draft:
-    """Check the request and write the script, in which `command` starts ddplaunch; `verbs` are the words that it may begin with.
+    """Check the request and write the script, in which `command` starts ddplaunch; `verbs` are all verbs of ddplaunch.
 
     Raises:
         LaunchError: the job would fail, or an option is wrong.
@@ -173,7 +173,7 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     if request.follow:
         paths = [output.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output]
         fixed = [os.path.join(made.folder, path) for path in paths if output.is_complete(path)]
-        tails = [output.before(path, append=made.append) for path in fixed]
+        tails = [output.tail_of_existing(path, append=made.append) for path in fixed]
     # the options of the script once more on the command line, where they override SBATCH_ variables
     job = _sbatch(made.script, [option.argument for option in made.options], env)
     if job is None:  # --test-only
@@ -305,7 +305,7 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
 def check_output(path: str, pattern: str) -> None:
     """Check the folder of an output file, which Slurm does not create: the job would fail without a message."""
     folder = os.path.dirname(path) or os.curdir
-    if not is_complete(folder):  # it depends on the job's id
+    if not is_complete(folder):  # it has a % left, as for the job's id, which nobody knows yet
         return
     if not os.path.isdir(folder):
         raise LaunchError(

@@ -180,7 +180,7 @@ def test_the_script_and_the_begin_of_a_run_stand_in_its_events(tmp_path):
     [("/s/runs/k7qx", "/s/runs/k7qx"), ("/s/runs/k7qx/node-1", "/s/runs/k7qx"), ("/s/runs/node-1", "/s/runs/node-1")],
 )
 def test_the_folder_of_a_node_lies_in_that_of_the_run(folder, whole):
-    assert find.whole(folder) == whole
+    assert find.run_folder_of(folder) == whole
 
 
 # --- completion

@@ -64,7 +64,7 @@ def examine_nodes(
         LaunchError: this node should listen for others, and cannot.
     """
     variables: Mapping[str, str]
-    named = _with_hosts(allocation)
+    named = _with_hosts(allocation)  # with a name for each node
     if allocation.start:
         agents, variables = _agents(spec, env, allocation)
     else:  # somebody else has started the doctor on all nodes: the others will join
@@ -78,10 +78,10 @@ def examine_nodes(
             stack.callback(gathering.close)
             gathering.expect(nodes.joining)
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
-    nodes_name_themselves = allocation.rendezvous is not None and len(allocation.hosts) != len(named.start)
-    if not nodes_name_themselves:
+    cluster_names_nodes = len(allocation.hosts) == len(named.start)  # else, of nodes that join, each says its own name
+    if allocation.rendezvous is None or cluster_names_nodes:
         return report, [named.start[node] for node in good]
-    # such a name may be another host's, and later jobs would run there: the address from which the node has joined is safe
+    # its own name may be another host's, and later jobs would run there: the address from which the node has joined is safe
     addresses = {node: one.address for node, one in nodes.joining.items()}
     return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
 

@@ -47,7 +47,7 @@ class Examinee:
     ) -> None:
         """Prepare; `send` sends an answer to the doctor.
 
-        Of the ports that the doctor names, only those of `may_listen` are listened at; None: all of them.
+        Of the ports at which the doctor asks this node to listen, it listens at those in `may_listen` alone; None: at all.
         """
         self._loop = loop
         self._order = order
@@ -71,7 +71,7 @@ class Examinee:
             return
         if self._unanswered == _MOST_UNANSWERED:
             raise Malformed("asks too much at once")
-        find_answer = partial(_in_words, self._answering(request))
+        find_answer = partial(_answer_or_error, self._answering(request))
         too_late: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
         self._unanswered += 1
         pending = self._loop.ask(find_answer, too_late, partial(self._on_answer, asked.number), within=asked.within)
@@ -113,13 +113,14 @@ class Examinee:
         self._send(messages.encode(messages.Answered(number, reply)))
 
     def _listen(self, request: messages.Introduce) -> tuple[int, tuple[int, ...]]:
-        """Listen on a port that the kernel chooses, and on those of the request that may be and are free; return the ports.
+        """Listen on a port that the kernel chooses, and on the request's ports, as far as allowed and free; return both.
 
         A child of its own serves them from then on, until the loop is closed.
         """
         listeners = [measure.listen()]
         for port in request.ports:
-            if self._may_listen is None or port in self._may_listen:
+            is_allowed = self._may_listen is None or port in self._may_listen
+            if is_allowed:
                 with suppress(OSError):  # taken by a program, at which others will find out whether the port is open
                     listeners.append(measure.listen(port))
         chosen_by_kernel, *ports = (listener.getsockname()[1] for listener in listeners)
@@ -136,7 +137,7 @@ def _serve(listeners: int, token: str, node_rank: int) -> None:
     measure.serve([socket.socket(fileno=FIRST + index) for index in range(listeners)], token, node_rank)
 
 
-def _in_words(find_answer: Callable[[], messages.Reply]) -> messages.Reply:
+def _answer_or_error(find_answer: Callable[[], messages.Reply]) -> messages.Reply:
     """Answer, in the child; an error is an answer too, and says what it is."""
     try:
         return find_answer()

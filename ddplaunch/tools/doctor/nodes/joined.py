@@ -79,7 +79,7 @@ def is_coordinator(rendezvous: Rendezvous) -> bool:
     from ddplaunch.system.net.addresses import is_own  # few jobs need it
 
     with waiting():
-        targets = look_up(rendezvous.addresses[0], lambda: None).targets
+        targets = look_up(rendezvous.addresses[0], slow=lambda: None).targets  # nothing is said of a slow lookup
     return any(is_own(str(sockaddr[0])) for _, sockaddr in targets)
 
 
@@ -252,7 +252,9 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
 def _targets(rendezvous: Rendezvous) -> list[Target]:
     """Return all sockets at which node 0 may listen: each address of each of its names, at each port; raise if there is none."""
     with waiting():
-        answers = [look_up(name, lambda: None) for name in rendezvous.addresses]
+        answers = [
+            look_up(name, slow=lambda: None) for name in rendezvous.addresses
+        ]  # nothing is said of a slow lookup
     targets = []
     for family, sockaddr in (target for answer in answers for target in answer.targets):
         address, _no_port, *scope = sockaddr  # of IPv6 also flow label and interface
@@ -274,7 +276,7 @@ def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, st
         loop,
         _key(spec, env, allocation),
         opened=peers.append,
-        refused=reasons.__setitem__,
+        refused=reasons.__setitem__,  # called with a target and why it is not node 0
         user_timeout=_UNCONFIRMED,
     )
     dialer.set_targets(targets)
@@ -295,10 +297,10 @@ def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, st
 
 
 class _Answering:
-    """On another node: answers node 0. First it sends this node's order, then requests; it closes the connection at the end."""
+    """On another node: answers node 0, which sends an order (the job, as for an agent), then requests, and closes at the end."""
 
     def __init__(self, loop: Loop, peer: Peer, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> None:
-        """Say hello."""
+        """Say hello to node 0 over `peer`, on which both sides have proved that they know the secret of the job."""
         self._loop = loop
         self._peer = peer
         self._spec = spec
@@ -308,7 +310,7 @@ class _Answering:
         self._has_ended = False
         self._fault = ""  # why this node answers no more: what claims to be node 0 is none, or is silent
         self._idle = loop.timer(loop.now() + _IDLE, self._on_idle)
-        peer.admit()  # take long messages, too: it has proved the key
+        peer.admit()  # take long messages, too
         peer.received, peer.closed = self._on_message, self._on_closed
         hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
         peer.send(msgspec.json.encode(hello))
@@ -338,7 +340,8 @@ class _Answering:
                 self._examinee.on_request(data)
                 return
             order = _own_order(order_in(data), self._spec, self._env, self._allocation)
-            typed_port = self._allocation.endpoint.port  # node 0 may have this node listen at no other
+            # whatever ports node 0 asks for, this node listens at the one that was typed here only
+            typed_port = self._allocation.endpoint.port
             may_listen = () if typed_port is None else (typed_port,)
             self._examinee = Examinee(self._loop, order, self._peer.send, may_listen=may_listen)
         except Malformed as error:

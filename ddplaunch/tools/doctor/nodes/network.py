@@ -240,7 +240,7 @@ def _attribute(
     nodes = {node for direction in measured for node in direction}
 
     def concern(title: str, about: Collection[int], directions: Collection[Direction], *, is_link: bool) -> Concern:
-        """Return the finding about these nodes, with the ways that show it as evidence."""
+        """Return the finding that these nodes, named in the title, have the fault; its evidence are some of these directions."""
         shown = [f"{names[here]} to {names[there]}: {faulty[here, there]}" for here, there in sorted(directions)]
         more = [f"and {len(shown) - _MOST_SHOWN} more ways"] if len(shown) > _MOST_SHOWN else []
         finding = Finding(

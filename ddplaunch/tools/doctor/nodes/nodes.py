@@ -78,7 +78,7 @@ class Nodes:
         ]
 
     def start(self, within: float) -> None:
-        """Start the programs, and wait until each is connected or lost."""
+        """Start the programs, and wait until each is connected, or lost because it is not `within` so many seconds."""
         self._calls.make_next()
         starting = (HostPhase.WAITING, HostPhase.STARTING)
 
@@ -156,7 +156,7 @@ class Nodes:
     # --- what connections report
 
     def connected(self, host: HostConnection | JoinedNode, protocol: int, version: str) -> None:
-        """Send a node its order."""
+        """Send a node its order (what it runs the job with), unless it has another ddplaunch. Called by connections."""
         if protocol != PROTOCOL or version != __version__:
             self._lose(host, diagnose.other_version(version))
         else:
@@ -179,15 +179,16 @@ class Nodes:
                 batch.replies[rank], batch.came_at[rank] = answered.reply, time()
 
     def disconnected(self, host: HostConnection | JoinedNode) -> None:
-        """Find out why a node is gone, and try it again if another call may reach it."""
+        """Find out why a node is gone, and call it again if that may help, else lose it. Called by connections."""
         if isinstance(host, JoinedNode):
             self._lose(host, HostError(f"lost: {host.fault}"))
             return
         error = diagnose.of_host(self._starter, self._python, host)
         is_lost = host.agent.node_rank in self.lost
-        if is_lost or not error.may_pass or not self._calls.repeat(host):
+        is_called_again = not is_lost and error.may_pass and self._calls.repeat(host)
+        if not is_called_again:
             self._lose(host, error)
-        self._calls.make_next()
+        self._calls.make_next()  # of the hosts that wait, because only so many are called at once
 
     def output_received(self, host: HostConnection | JoinedNode, stream: bytes, data: bytes) -> None:
         """Drop output, which these programs have none of."""
