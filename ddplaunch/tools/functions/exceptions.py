@@ -97,7 +97,7 @@ def from_report(kind: type[E], report: str) -> E:
 
 
 def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
-    """Return the exception for a timeout; `stacks` are those of each rank as faulthandler wrote them, `returned` other ranks."""
+    """Return the exception for a timeout; `stacks` are faulthandler's texts by rank, `returned` ranks that had returned."""
     result = JobTimeout(report)
     result.status = exitcodes.TIMEOUT
     ranks_by_stack: dict[str, list[int]] = {}
@@ -185,13 +185,14 @@ class CallOutcome:
     ) -> JobError:
         """Return the exception for a job that ended with this status, which is not 0.
 
-        `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout.
+        `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout; `returned` are the ranks
+        whose function had returned.
         """
         first = self._first
         if self._why == "timed_out":
-            return timed_out(_with_keywords(self._report), stacks(), returned)
+            return timed_out(_with_python_names(self._report), stacks(), returned)
         if first is None:
-            no_worker_failed = from_report(JobError, _with_keywords(self._report) or _without_report(status))
+            no_worker_failed = from_report(JobError, _with_python_names(self._report) or _without_report(status))
             no_worker_failed.status = abs(status)  # negative: a signal killed the command
             return no_worker_failed
         exception = raised(first["rank"])
@@ -202,7 +203,7 @@ class CallOutcome:
         return error
 
 
-def _with_keywords(report: str) -> str:
+def _with_python_names(report: str) -> str:
     """Return a report with options as keywords of `launch()`: "--max-restarts" becomes "max_restarts"; unknown ones stay."""
 
     def keyword(found: re.Match[str]) -> str:

@@ -161,7 +161,7 @@ class _Collector:
 
 
 def dumps(value: object, *, by_value: bool = False) -> tuple[bytes, tuple[int, ...]]:
-    """Return the pickle of a value, and descriptors of its shared memory, which the caller closes.
+    """Return the pickle of a value, and descriptors of its shared memory, which the caller closes; `by_value` as in `_pickler`.
 
     Raises: whatever the objects' own code raises.
     """

@@ -139,7 +139,7 @@ def socket_paths(env: Mapping[str, str]) -> Iterator[SocketPath]:
 
 
 def folders(env: Mapping[str, str]) -> list[str]:
-    """Return the folders of this user's runs, except for --log-dir, by name."""
+    """Return the folders of this user's runs in the order of their names; those of --log-dir lie elsewhere."""
     runs = runs_folder(env)
     if runs is None:
         return []

@@ -149,8 +149,8 @@ class LiveRows:
         pause = at - self._steps[-1].at if self._steps else 0.0  # seconds since the last step
         usual = 1 / steps_per_second if steps_per_second else 0.0  # seconds a step
         has_stopped = pause > max(_STANDS_AFTER, _TIMES_A_STEP * usual)
-        if still := idle_in_words(run):
-            yield still, ODD
+        if idle := idle_in_words(run):
+            yield idle, ODD
         elif run.phase != "running":
             yield PHASES.get(run.phase, run.phase), ODD
         yield duration(run.seconds + at - self._read_at)
@@ -312,16 +312,18 @@ def _large(running: Sequence[Row]) -> _Test:
 
 def _rows_by_difference(different: Collection[_Different]) -> list[Words]:
     """Return a row for all ranks that differ in the same way, what matters most first."""
-    alike: dict[tuple[int, _Difference], list[Row]] = {}
+    alike: dict[
+        tuple[int, _Difference], list[Row]
+    ] = {}  # by the order of the test (the lowest matters most) and what it found
     for each in sorted(different, key=lambda each: (each.order, each.row.worker.rank)):
         alike.setdefault((each.order, each.how), []).append(each.row)
     made = []
     for (_, how), rows in alike.items():
-        last_line = printable(rows[0].worker.last) if len(rows) == 1 else ""
+        last_line = printable(rows[0].worker.last) if len(rows) == 1 else ""  # of output
         host = f" on {rows[0].host}" if len({row.host for row in rows}) == 1 else ""
         who = these_ranks([row.worker.rank for row in rows])
-        said = f": {last_line}" if last_line else ""
-        made.append(line((who, NAME), (host, NOTE), ": ", (how.text, how.style), (said, NOTE)))
+        last_words = f": {last_line}" if last_line else ""
+        made.append(line((who, NAME), (host, NOTE), ": ", (how.text, how.style), (last_words, NOTE)))
     return made
 
 

@@ -60,7 +60,7 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
     Raises:
         LaunchError: no node has answered, or there is no such rank.
     """
-    ranks, name = choice.ranks_meant(want.ranks), run.name
+    ranks, name = choice.ranks_meant(want.ranks), run.name  # ranks: None for all
     replies = _ask(run, want)
     samples = replies.samples
     # 0: the nodes have not met, so that it is not known
@@ -72,7 +72,7 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
     shown = [sample for sample in samples if ranks is None or sample.rank in ranks]
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""
-    waits = [*reasons(samples, cwd), *explain(samples, cwd)]
+    waits = [*reasons(samples, cwd), *explain(samples, cwd)]  # errors that ranks have printed, then who waits for whom
     silent = find.silent(replies.nodes)
     if replies.problem:
         silent.append(f"run {name} {indent_rest(replies.problem)}")
