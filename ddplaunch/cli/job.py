@@ -69,8 +69,8 @@ _ABOUT_OPTIONS = (
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
 )
-_BEFORE_RUNS = ("check, doctor", "Find faults before the job starts.")
-_INTO_RUNS = ("ps, top, logs, stacks, profile, attach, report, stop", "Look into your jobs, and end them.")
+_VERBS_BEFORE_A_JOB = ("check, doctor", "Find faults before the job starts.")
+_VERBS_FOR_JOBS = ("ps, top, logs, stacks, profile, attach, report, stop", "Look into your jobs, and end them.")
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -175,29 +175,29 @@ class JobCommand(Command):
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
             word, following = args[at], args[at + 1 : at + 2]
             if word.partition("=")[0].replace("_", "-") not in known:
-                word = _written_out(ctx, word, following)
+                word = _complete_flag(ctx, word, following)
             option = known.get(word.replace("_", "-"))
             if isinstance(option, JobOption) and option.option.optional is not None:
                 taken = following if following and _is_value(option.option, following[0]) else []
                 result.append(f"{option.flag}={taken[0] if taken else option.option.optional}")
             else:
                 taken = following if _takes_next(word, option, known) else []
-                # a value of --env has a = of its own: its parser says what is wrong there
+                # --output = raw, --output =raw; a value of --env has a = of its own, and its parser says what is wrong there
                 if taken and (taken == ["="] or (taken[0].startswith("=") and "-env" not in word)):
-                    from ddplaunch.cli.mistakes import apart
+                    from ddplaunch.cli.mistakes import error_for_blanks
 
-                    raise apart(word, taken[0], "".join(args[at + 2 : at + 3]))
+                    raise error_for_blanks(word, taken[0], "".join(args[at + 2 : at + 3]))
                 result += [word, *taken]
             at += 1 + len(taken)
         return [*result, *args[at:]]
 
     def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
         """Return what is wrong with the options, and what was probably meant."""
-        # those of this verb, which its help shows; all others it hands on, as options of the job
-        own = [name for option in self.own_options for name in option.opts]
+        # flags of this verb alone, on which its --help is the hint; all others are options of the job
+        verbs_flags = [name for option in self.own_options for name in option.opts]
         if isinstance(error, click.NoSuchOption | click.BadOptionUsage):
-            nearest = did_you_mean(error.option_name, [*own, *_FLAGS])
-            if nearest in own:
+            nearest = did_you_mean(error.option_name, [*verbs_flags, *_FLAGS])
+            if nearest in verbs_flags:
                 return super().mistake(error, args)
         from ddplaunch.cli import mistakes  # most people make none
 
@@ -222,12 +222,13 @@ class JobCommand(Command):
         options = {one.option.name: one for one in self.params if isinstance(one, JobOption) and not one.hidden}
         if not ctx.meta.get(FULL_HELP):
             formatter.examples(EXAMPLES)
-            firsts = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
-            rows = [options[name].row(summary or f"{firsts[name]}.") for name, summary in _COMMON.items()]
+            first_parts = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
+            rows = [options[name].row(summary or f"{first_parts[name]}.") for name, summary in _COMMON.items()]
             formatter.rows("Options", rows)
             shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit")]
-            formatter.rows("Verbs", [*shown, _BEFORE_RUNS, _INTO_RUNS])
-            formatter.rows("More", [*_ABOUT_OPTIONS[1:], ("VERB --help", "The help of a verb.")])
+            formatter.rows("Verbs", [*shown, _VERBS_BEFORE_A_JOB, _VERBS_FOR_JOBS])
+            without_help = _ABOUT_OPTIONS[1:]  # this is what --help shows
+            formatter.rows("More", [*without_help, ("VERB --help", "The help of a verb.")])
             return
         formatter.examples((*EXAMPLES, *_MORE_EXAMPLES))
         for group in GROUPS:
@@ -239,12 +240,12 @@ class JobCommand(Command):
         formatter.rows("Exit status", list(MEANINGS.items()))
 
 
-def _written_out(ctx: click.Context, word: str, following: Sequence[str]) -> str:
-    """Return a word that is no flag of ours with the beginning of a flag written out; see `mistakes.written_out`."""
-    from ddplaunch.cli.mistakes import written_out  # most people type whole names
+def _complete_flag(ctx: click.Context, word: str, following: Sequence[str]) -> str:
+    """Return this word, which is no flag of ours, or the flag that it begins; see `mistakes.complete_flag`."""
+    from ddplaunch.cli.mistakes import complete_flag  # most people type whole names
 
     try:
-        return written_out(word, following[0] if following else "")
+        return complete_flag(word, following[0] if following else "")
     except LaunchError:
         if ctx.resilient_parsing:  # a shell completes what is not finished yet
             return word
@@ -342,7 +343,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
     """Check that the program exists, and the file of the token. `before` are the words before the program, for hints.
 
     Raises:
-        LaunchError: one of them is not; if possible the hint is the line that was meant.
+        LaunchError: one of them does not exist; if possible the hint is the line that was meant.
     """
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:

@@ -72,7 +72,7 @@ class _Viewer:
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
     def _look_for_waits(self, path: SocketPath) -> None:
-        """Ask in which collectives ranks wait, and show those in which they waited at the last question, too; plan the next one."""
+        """Ask in which collectives ranks wait, and show those in which they waited at the last question too; plan the next."""
         replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _ANSWER_WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         confirmed = [wait for wait in self._waits if wait in before]
