@@ -130,7 +130,7 @@ class _Replay:
         call = self._next_call(rank)
         return call is not None and self.group_of(self._traces[rank], call) == group
 
-    def _is_awaited(self, rank: int) -> bool:
+    def _is_known_elsewhere(self, rank: int) -> bool:
         """Return whether a rank that is not at a group's call is known to do something else: another call, or none any more.
 
         What a rank would do whose check ended early is not known.
@@ -138,12 +138,12 @@ class _Replay:
         return self._next_call(rank) is not None or self._traces[rank].is_complete
 
     def play(self) -> Mapping[_GroupId, int]:
-        """Let the ranks do every collective on which its members agree; return the number of each group.
+        """Let the ranks do every collective on which its members agree; return how many each group did.
 
         Only collectives of two or more checked ranks are counted.
         """
         done: dict[_GroupId, int] = defaultdict(int)
-        to_look_at = set(self._traces)  # ranks that may have become able to go on
+        to_look_at = set(self._traces)  # ranks that may be able to go on by now
         while to_look_at:
             rank = min(to_look_at)
             to_look_at.discard(rank)
@@ -152,7 +152,7 @@ class _Replay:
                 continue
             group = self.group_of(self._traces[rank], call)
             here = [one for one in self.checked_members(group) if self._is_at(one, group)]
-            missing = [one for one in self.checked_members(group) if one not in here and self._is_awaited(one)]
+            missing = [one for one in self.checked_members(group) if one not in here and self._is_known_elsewhere(one)]
             agree = len({self._call_of(one).text for one in here}) == 1
             if missing or not agree:
                 continue
@@ -178,7 +178,9 @@ class _Replay:
                 waiting.setdefault(self.group_of(self._traces[rank], call), []).append(rank)
         different, ended = [], []
         for group, ranks in waiting.items():
-            missing = [rank for rank in self.checked_members(group) if rank not in ranks and self._is_awaited(rank)]
+            missing = [
+                rank for rank in self.checked_members(group) if rank not in ranks and self._is_known_elsewhere(rank)
+            ]
             gone = [rank for rank in missing if self._next_call(rank) is None]
             sides = list(self._sides(ranks))
             if len({side.does for side in sides}) > 1:

@@ -150,7 +150,9 @@ class _Runs:
         self._node = node
         self._wanted = wanted
         self._folder = folder
-        self._term = variables.first_term(time.time())  # the same for all ranks
+        self._term = variables.first_term(
+            time.time()
+        )  # DDPLAUNCH_TERM, which grows with each start; the same for all ranks
         self._loop = Loop()
         self._not_started = deque(wanted.ranks)
         self._running: dict[int, _Rank] = {}
@@ -165,7 +167,8 @@ class _Runs:
         self._loop.watch(stop, lambda: _stop(stop))
         try:
             while self._not_started or self._running:
-                most_running = self._most_running if self._traces else 1  # the first alone, whose objects others get
+                first_has_ended = bool(self._traces)  # it runs alone, since the others may get objects that it has sent
+                most_running = self._most_running if first_has_ended else 1
                 while self._not_started and len(self._running) < most_running:
                     self._start(self._not_started.popleft())
                 self._loop.run_once()
@@ -217,7 +220,7 @@ class _Runs:
         wanted, usable = self._wanted, self._node.hardware.usable_cpus
         node_rank, local_rank = divmod(rank, wanted.nproc_per_node)
         nnodes = -(-wanted.world_size // wanted.nproc_per_node)  # rounded up
-        omp, _ = variables.threads(self._spec, usable, self._most_running, self._env.get("OMP_NUM_THREADS"))
+        omp, _why = variables.threads(self._spec, usable, self._most_running, self._env.get("OMP_NUM_THREADS"))
         common = variables.common(self._spec, self._env, run_id="check", backend="gloo", address="127.0.0.1", omp=omp)
         place = variables.of_place(
             rank=rank,
@@ -232,7 +235,7 @@ class _Runs:
         hidden = {} if has_device else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
         path = self._notes_path(rank)
         return {
-            **without_other_places(self._env, None, wanted.world_size),
+            **without_other_places(self._env, rank=None, world_size=wanted.world_size),
             **hidden,
             **common,
             **place,

@@ -33,7 +33,7 @@ _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-act
 _FAILED_LOG_ROOM, _LOG_ROOM, _ALL_LOGS_ROOM = 100_000, 20_000, 300_000
 _STACKS_ROOM, _ALL_STACKS_ROOM = 60_000, 200_000
 _DIFF_ROOM, _PACKAGES_ROOM = 80_000, 40_000
-_MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS = 200, 1024, 200
+_MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS, _MOST_ENDS = 200, 1024, 200, 400
 _MOST_GROUPS, _MOST_WAITS, _MOST_OPEN = 8, 32, 10
 _SHOWN_PACKAGES = (
     "torch",
@@ -113,7 +113,7 @@ def _sections(run: History, redactor: Redactor, *, shows_diff: bool) -> Iterator
 
 
 def _verdict(run: History) -> Html:
-    """Say in a sentence what happened."""
+    """Return the first lines of the page: how the run ended, or that it goes on, with its size and beginning."""
     if run.goes_on:
         kind, text = "running", f"The run goes on. It began {duration(run.ended - run.began)} ago."
     elif run.status is None:
@@ -121,8 +121,8 @@ def _verdict(run: History) -> Html:
     else:
         kind = "good" if run.status == 0 else "failed"
         text = f"{run.outcome[:_LONGEST_CELL]}. Exit status {run.status}."
-    has, size = "has" if run.goes_on else "had", _size(run)
-    where = f" It {has} {size}, and began at {_date(run.began)}."
+    has = "has" if run.goes_on else "had"
+    where = f" It {has} {_workers_and_nodes(run)}, and began at {_date(run.began)}."
     return tag("p", text, where, class_=f"verdict {kind}")
 
 
@@ -134,8 +134,8 @@ def _locations(run: History) -> Html | str:
     return tag("ul", items) if items else ""
 
 
-def _size(run: History) -> str:
-    """Say how many workers on how many nodes the newest generation had, or, as far as only a command tells, was to have."""
+def _workers_and_nodes(run: History) -> str:
+    """Say how many workers on how many nodes the newest generation had, or was to have, if only the plan is in the folder."""
     if run.is_of_command:
         plan = run.nodes[0].plan
         workers, nodes = (
@@ -166,7 +166,7 @@ def _ends_by_generation(run: History) -> Iterator[tuple[str, ...]]:
     alike: dict[tuple[int, str], list[Life]] = {}
     for life in run.lives:
         alike.setdefault((life.generation, life.how or "running"), []).append(life)
-    for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[: _MOST_GENERATIONS * 2]:
+    for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[:_MOST_ENDS]:
         took = [life.ended - life.began for life in lives if life.ended is not None]
         spans = dict.fromkeys((duration(min(took)), duration(max(took)))) if took else ()
         yield (
