@@ -174,7 +174,7 @@ class NodeHistory:
                 self._suspended_at = None
             case "paused" if row.seconds is not None:  # written when the machine runs again
                 self.gaps.append(Gap(at - row.seconds, at, self._index))
-        # the mark of an exception tells of the worker's end too, unless a signal ended it, long after its program had handled that
+        # the mark of an exception tells of the end too, unless a signal ended it, long after its program had handled that
         is_by_signal = row.event == "worker_exited" and row.how.startswith("killed by")
         has_raised = row.event == "worker_exited" and (row.rank, self._generation) in self._raised
         is_told_by_exception = has_raised and not is_by_signal

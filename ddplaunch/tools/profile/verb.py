@@ -120,6 +120,7 @@ def show(
     for problem in silent:
         say(f"warning: {problem}, so its ranks are left out")
     path = os.path.abspath(out) if out is not None else _path(run)
+    # a signal ends this process after the unfinished file is removed
     with after_cleanup(), result_file(path, "name another file: --out FILE") as file, ExitStack() as stack:
         say(heading(run))
         recorded = record(run.replies.socket_path, chosen, wish, os.path.dirname(path), stack)

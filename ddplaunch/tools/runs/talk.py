@@ -173,16 +173,16 @@ def stop(env: Mapping[str, str], named: Sequence[str], *, every: bool = False) -
     chosen = (
         here
         or [choice.choose_running(env, name, "stop") for name in named]
-        or [choice.choose_running(env, None, "stop")]
+        or [choice.choose_running(env, None, "stop")]  # the only job, or the error that there is none, or several
     )
     statuses, errors = list[int](), list[LaunchError]()
-    stops = [
-        _stop(run) for run in {run.replies.socket_path: run for run in chosen if run.replies}.values()
-    ]  # each job once
-    for most in (1, None):  # all have taken the request before any is waited for
+    each_once = {run.replies.socket_path: run for run in chosen if run.replies}
+    stops = [_stop(run) for run in each_once.values()]
+    # `_stop` yields twice: first each job takes the request, and only then is the end of any awaited (None: to the last yield)
+    for number_of_yields in (1, None):
         for stopping in stops:
             try:
-                statuses += [status for status in islice(stopping, most) if status is not None]
+                statuses += [status for status in islice(stopping, number_of_yields) if status is not None]
             except LaunchError as error:  # the others are stopped all the same
                 errors.append(error)
     if not errors:

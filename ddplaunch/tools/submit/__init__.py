@@ -84,12 +84,14 @@ def draft(
         raise LaunchError(f"--chdir {folder}: there is no such folder", hint=hint)
     with chdir(folder or os.curdir):
         job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
-        has_verb = request.job[:1] == ("run",) and not os.path.lexists("run")  # else a script is called so
+        has_verb = request.job[:1] == ("run",) and not os.path.lexists(
+            "run"
+        )  # if there is a file run, it is the script
         job = request.job[1:] if has_verb else request.job
         try:
             program_words, spec = parse_job(job, job_env)
         except LaunchError as error:
-            raise _misplaced(error) from None
+            raise _with_hint_for_sbatch(error) from None
         request = _avoid_bad_nodes(request, spec, env)
         asked = script.options_in_script(request, spec)
         made = Draft(
@@ -98,7 +100,8 @@ def draft(
             folder=os.getcwd(),
             output=tuple(filter(None, (_value_for_sbatch(name, asked, request, env) for name in ("output", "error")))),
             name=_value_for_sbatch("job-name", asked, request, env),
-            append=_value_for_sbatch("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch reads no more of it
+            append=_value_for_sbatch("open-mode", asked, request, env)[:1]
+            in ("a", "A"),  # sbatch reads only this letter
             options=request.options,
         )
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
@@ -143,13 +146,13 @@ def _avoid_bad_nodes(request: SubmitRequest, spec: JobSpec, env: Mapping[str, st
             say(f"warning: {bad_nodes.warning(bad_nodes.among(failures, failed_hosts), now)}")
         return request
     # sbatch refuses a name that it does not know; if Slurm does not tell the names, all are taken for known
-    known = _known_nodes(request, env) or failed_hosts
-    bad = bad_nodes.among(failures, known)
+    names_known = _known_nodes(request, env) or failed_hosts
+    bad = bad_nodes.among(failures, names_known)
     if not bad:
         return request
     others = [option for option in request.options if option.name != "exclude"]
-    names = ",".join(filter(None, (request.value("exclude"), *bad)))
-    return replace(request, options=(*others, SbatchOption("exclude", names)))
+    excluded = ",".join(filter(None, (request.value("exclude"), *bad)))
+    return replace(request, options=(*others, SbatchOption("exclude", excluded)))
 
 
 def _known_nodes(request: SubmitRequest, env: Mapping[str, str]) -> Collection[str]:
@@ -210,7 +213,7 @@ def _value_for_sbatch(name: str, asked: Sequence[SbatchOption], request: SubmitR
     return request.value(name) or env.get(f"SBATCH_{name.upper().replace('-', '_')}") or default or ""
 
 
-def _misplaced(error: LaunchError) -> LaunchError:
+def _with_hint_for_sbatch(error: LaunchError) -> LaunchError:
     """Return the same error, with a better hint for an option of sbatch behind --."""
     name = error.message.removesuffix(" is not an option").lstrip("-")
     if name == error.message or (name not in KNOWN and name not in SHORT):
