@@ -87,7 +87,7 @@ class SubmitCommand(Command):
                 is_whole = not name or name in KNOWN or name in _OUR_OPTIONS or name.replace("-", "_") in BY_NAME
                 meant = [] if is_whole else [known for known in KNOWN if known.startswith(name)]
                 words.append(f"--{meant[0] if len(meant) == 1 else name}{equals}{value}")
-            elif words and not word.startswith("-") and _is_unknown(words[-1]):
+            elif words and not word.startswith("-") and _is_unknown_option(words[-1]):
                 words[-1] += f"={word}" if words[-1].startswith("--") else word
             else:
                 words.append(word)
@@ -108,7 +108,7 @@ class SubmitCommand(Command):
         return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
 
 
-def _is_unknown(word: str) -> bool:
+def _is_unknown_option(word: str) -> bool:
     """Whether this is an option of one letter or name that we do not know, without a value."""
     if word.startswith("--"):
         name = word.removeprefix("--")

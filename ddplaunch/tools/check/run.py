@@ -103,13 +103,15 @@ def _remove_at_end(folder: str, pipe: int) -> NoReturn:
 def _stoppable() -> Iterator[int]:
     """Return a descriptor that becomes readable when a signal asks this command to end; the signals' numbers are read from it."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    before = {signum: signal.signal(signum, lambda *_: None) for signum in _GIVES_UP if not _is_ignored(signum)}
-    woken = signal.set_wakeup_fd(writable)
+    handlers_before = {
+        signum: signal.signal(signum, lambda *_: None) for signum in _GIVES_UP if not _is_ignored(signum)
+    }
+    wakeup_fd_before = signal.set_wakeup_fd(writable)  # to which the interpreter writes the number of each signal
     try:
         yield readable
     finally:
-        signal.set_wakeup_fd(woken)
-        for signum, handler in before.items():
+        signal.set_wakeup_fd(wakeup_fd_before)
+        for signum, handler in handlers_before.items():
             signal.signal(signum, handler)
         os.close(readable)
         os.close(writable)

@@ -74,7 +74,8 @@ def worker_failed(raised: Raised, report: str) -> WorkerFailed:
     """Return the exception for an exception of a worker; `report` is the failure report, "" if there is none."""
     result = None
     if raised.parts is not None:
-        result = _with_both_types(*raised.parts)
+        kind, args, attributes = raised.parts
+        result = _with_both_types(kind, args, attributes)
     if result is None:
         result = WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
     result.rank = raised.rank

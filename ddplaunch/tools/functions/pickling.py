@@ -207,14 +207,14 @@ def _pickler(buffer: io.BytesIO, *, by_value: bool) -> pickle.Pickler:
         return value.index if type(value) is _IndexOfDescriptor else None
 
     base: Any = ForkingPickler
-    names: dict[str, Any] = {"persistent_id": persistent_id}
+    attributes: dict[str, Any] = {"persistent_id": persistent_id}  # of its class
     if by_value:
         import cloudpickle
 
         base = cloudpickle.Pickler
         registered: Any = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to know
-        names["dispatch_table"] = ChainMap(registered, base.dispatch_table)
-    pickler: pickle.Pickler = type("Pickler", (base,), names)(buffer, pickle.HIGHEST_PROTOCOL)
+        attributes["dispatch_table"] = ChainMap(registered, base.dispatch_table)
+    pickler: pickle.Pickler = type("Pickler", (base,), attributes)(buffer, pickle.HIGHEST_PROTOCOL)
     return pickler
 
 

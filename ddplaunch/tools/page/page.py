@@ -226,18 +226,18 @@ def _summarized_time(run: History) -> Spent | None:
 
 def _time_by_events(run: History) -> Spent | None:
     """Return where the time went as the events tell, for a job that runs or was killed; None if they tell of no steps."""
-    # by generation, of the worker with the most steps: how many, its end, and how far it was
-    farthest: dict[int, tuple[int, float, Reached]] = {}
+    # by generation: how far the worker with the most steps came, and when it ended
+    farthest: dict[int, tuple[Reached, float]] = {}
     for life in run.lives:
         if life.reached is None or life.ended is None:
             continue
-        known = farthest.get(life.generation)
-        if known is None or life.reached.step > known[0]:
-            farthest[life.generation] = life.reached.step, life.ended, life.reached
+        known, _ = farthest.get(life.generation, (None, 0.0))
+        if known is None or life.reached.step > known.step:
+            farthest[life.generation] = life.reached, life.ended
     attempts = []
     for one in run.generations:
         if one.number in farthest:
-            _, ended, reached = farthest[one.number]
+            reached, ended = farthest[one.number]
             attempts.append(attempt(one.began, ended=ended, exit=ended, reached=reached))
     return time_spent(attempts, run.began, run.ended)
 

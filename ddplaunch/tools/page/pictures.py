@@ -98,7 +98,7 @@ def _bars(lives: Iterable[Life], x: _Across, run_ended: float, top: int, height:
     bars: dict[str, list[tuple[float, float]]] = {}  # by kind: from left to right
     for life in lives:
         of_kind = bars.setdefault(life.kind, [])
-        left = x(life.began)
+        left = x(life.began)  # in units of the picture
         right = max(x(run_ended if life.ended is None else life.ended), left + 1.0)
         if of_kind and left - of_kind[-1][0] < narrowest:
             bar_left, bar_right = of_kind[-1]

@@ -23,7 +23,8 @@ from ddplaunch.system.fields import Malformed, Number, Piece, Size, check_densit
 _MOST = 100_000  # samples, and entries of recorders
 _PIECE = 1 << 20  # bytes
 # a trace as torch writes it has a twentieth of its size once it is packed, and an entry for each 50 bytes at most
-_MOST_TIMES_PACKED, _ANY_MAY_HAVE = 64, 16 << 20  # bytes
+_MOST_EXPANSION = 64  # a trace may be so many times as large as it was packed
+_ALWAYS_ALLOWED = 16 << 20  # bytes that any trace may have
 _BYTES_OF_EVENT = 350  # that an Event takes
 _TIMES_TRACE = 6  # times the memory of a trace that its events may take
 _OVERHANG = 60_000_000_000  # nanoseconds for which something may reach out of the profile, before it or after it
@@ -133,10 +134,10 @@ def unpacked(file: IO[bytes], most: int) -> bytearray:
     """Return what a file holds that is compressed by zlib.
 
     Raises:
-        Malformed: it is damaged, or is unpacked to more than `most` bytes or than a trace of its size may have.
+        Malformed: it is damaged, or unpacks to more than `most` bytes, or to more than anything of ours of its size would.
     """
     packed = file.seek(0, os.SEEK_END)
-    most = min(most, max(_ANY_MAY_HAVE, _MOST_TIMES_PACKED * packed))
+    most = min(most, max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed))
     file.seek(0)
     unpacker, made = zlib.decompressobj(), bytearray()
     try:

@@ -205,7 +205,7 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
     A rank whose trace is malformed has failed.
     """
     sent = [rank for rank in recorded if rank.phase == "sent"]
-    boots = {rank.hello.boot for rank in sent}
+    boots = {rank.hello.boot for rank in sent}  # an id of the machine's last start: machines differ in it
     are_on_one_machine = len(boots) == 1 and "" not in boots  # "": not known. Then no time has to be shifted
     profiled = []
     for rank in recorded:

@@ -216,12 +216,13 @@ def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
     if isinstance(world_size, int) and (never := {rank for rank in want.ranks or () if rank >= world_size}):
         raise choice.no_such_ranks(run.name, never, world_size)
     found_ranks = {log.rank for log in logs}
-    are_missing = not logs if want.ranks is None else not want.ranks <= found_ranks
-    may_come = want.follow and goes_on(run.folder)
-    if may_come and are_missing:
-        never_come = _started_in(run.folder) - found_ranks
-        may_come = not (never_come if want.ranks is None else never_come & want.ranks)
-    if are_missing and not may_come:
+    has_missing = not logs if want.ranks is None else not want.ranks <= found_ranks
+    may_appear = want.follow and goes_on(run.folder)
+    if has_missing and may_appear:
+        started_without_log = _started_in(run.folder) - found_ranks
+        wanted_of_them = started_without_log if want.ranks is None else started_without_log & want.ranks
+        may_appear = not wanted_of_them
+    if has_missing and not may_appear:
         raise _why_missing(run, want.ranks, found_ranks)
     return [log for log in logs if want.ranks is None or log.rank in want.ranks]
 

@@ -59,10 +59,10 @@ def show(env: Mapping[str, str], named: str | None) -> int:
     with suppress(KeyboardInterrupt), _screen() as screen:
         top.loop(screen)
     if top.has_ended:
-        left = Run(run.folder) if run.folder else None
-        say(f"{run.name} {left.how_it_ended if left is not None else 'has ended'}")
-        if left is not None and left.first_failure:
-            say(left.first_failure)
+        record = Run(run.folder) if run.folder else None
+        say(f"{run.name} {record.how_it_ended if record is not None else 'has ended'}")
+        if record is not None and record.first_failure:
+            say(record.first_failure)
     return OK
 
 
@@ -83,7 +83,7 @@ class _Screen:
         termios.tcsetattr(0, termios.TCSADRAIN, self._typed)
 
     @contextmanager
-    def left(self) -> Iterator[None]:
+    def lent(self) -> Iterator[None]:
         """Give the terminal to something else meanwhile."""
         self.leave()
         try:
@@ -98,7 +98,7 @@ def _screen() -> Iterator[_Screen]:
     screen = _Screen()
 
     def suspend(*_: object) -> None:
-        with screen.left():
+        with screen.lent():
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def end(signum: int, frame: object) -> None:
@@ -109,13 +109,13 @@ def _screen() -> Iterator[_Screen]:
         signal.SIGTERM: end,
         signal.SIGINT: signal.default_int_handler,
     }
-    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    handlers_before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     screen.enter()
     try:
         yield screen
     finally:
         screen.leave()
-        for signum, handler in before.items():
+        for signum, handler in handlers_before.items():
             signal.signal(signum, handler)
 
 
@@ -204,7 +204,7 @@ class _Top:
 
     def _off_screen(self, screen: _Screen, verb: Callable[[], object]) -> None:
         """Run a verb on the ordinary screen, where what it shows can be copied and stays."""
-        with screen.left():
+        with screen.lent():
             try:
                 verb()
             except LaunchError as error:

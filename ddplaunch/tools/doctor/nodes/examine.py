@@ -156,20 +156,20 @@ class _Examination:
     def run(self) -> tuple[NodesReport, list[int]]:
         """Ask for everything, one after the other, and judge it all in the end; return the report and the ranks of good nodes."""
         self._start()
-        self._end_check("nodes")
+        self._note_end_of("nodes")
         facts = self._ask_facts()
-        self._end_check("versions")
+        self._note_end_of("versions")
         posted = self._post_examine()
         clocks = self._ask_clocks()
-        self._end_check("clocks")
+        self._note_end_of("clocks")
         shared = self._ask_shared()
-        self._end_check("files")
+        self._note_end_of("files")
         # the checks of a machine would slow down what it measures, unless all share one, where the speed tells nothing
         examined = {} if self._share_machine else self._wait_for_examined(posted)
         met = self._ask_met(facts)
-        self._end_check("names")
+        self._note_end_of("names")
         ways = self._measure(facts)
-        self._end_check("network")
+        self._note_end_of("network")
         if self._share_machine:
             examined = self._wait_for_examined(posted)
         replies = _Replies(facts=facts, clocks=clocks, shared=shared, met=met, ways=ways, examined=examined)
@@ -223,7 +223,7 @@ class _Examination:
         listed = self._names[0] if rendezvous is None else rendezvous.addresses[0]
         return self._allocation.endpoint.address or listed
 
-    def _end_check(self, check: str) -> None:
+    def _note_end_of(self, check: str) -> None:
         """Note when all that this check needs has been asked."""
         self._seconds[check] = time.monotonic() - self._began
 
