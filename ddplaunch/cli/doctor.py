@@ -31,10 +31,10 @@ _SHOWN = ("python", "hosts", "hostfile", "nnodes", "simulate", "remote_python", 
 
 
 def _checks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from ddplaunch.cli import values
+    from ddplaunch.cli import completion
     from ddplaunch.tools.doctor.examine import ALL_CHECKS
 
-    return values.listed([check.id for check in ALL_CHECKS], incomplete)
+    return completion.complete_list([check.id for check in ALL_CHECKS], incomplete)
 
 
 class DoctorCommand(job.JobCommand):

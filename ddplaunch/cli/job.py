@@ -94,9 +94,9 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         assert isinstance(param, JobOption)
         option = param.option
         if option.name == "devices":
-            from ddplaunch.cli import values
+            from ddplaunch.cli import completion
 
-            return values.devices(incomplete)
+            return completion.complete_devices(incomplete)
         found = [CompletionItem(choice) for choice in option.choices if choice.startswith(incomplete)]
         if option.path or option.optional is not None:  # without a value, the next argument may be the script
             found.append(CompletionItem(incomplete, type="dir" if option.path == "folder" else "file"))
@@ -134,9 +134,9 @@ _LAUNCHER_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "torchrun", 
 
 def _programs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     if ctx.params.get("module"):
-        from ddplaunch.cli import values
+        from ddplaunch.cli import completion
 
-        return values.modules(incomplete)
+        return completion.complete_module(incomplete)
     return [CompletionItem(incomplete, type="file")]
 
 
