@@ -1,4 +1,4 @@
-"""The command lines of other launchers, torchrun to horovodrun, as ddplaunch takes them. Looks at files only."""
+"""Translates command lines of other launchers, torchrun to horovodrun, into ddplaunch's, for hints. Looks at files only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was probably meant by options that are none, a line that names no script, or options behind one. Looks at files only."""
+"""The errors for mistakes in a command line, with the line that was probably meant as the hint. Looks at files only."""
 
 from __future__ import annotations
 

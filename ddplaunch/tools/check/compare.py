@@ -94,7 +94,7 @@ def compare(traces: Sequence[Trace], cwd: str) -> Compared:
 
 
 class _Replay:
-    """The checked ranks of the job, each standing at one of the collectives that it has noted."""
+    """Has the checked ranks do the collectives that they have noted, as in the job, until none can go on."""
 
     def __init__(self, traces: Sequence[Trace], cwd: str) -> None:
         self._cwd = cwd

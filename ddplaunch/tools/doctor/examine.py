@@ -104,7 +104,9 @@ def examine(checks: Sequence[Check], subject: Subject) -> Report:
         ended[check.id] = conclude(check, answer, loop.now() - began)
 
     for check in checks:
-        asked = loop.ask(partial(_answer, check, subject), None, partial(on_answer, check), within=check.within)
+        asked = loop.ask(
+            partial(_answer, check, subject), otherwise=None, answered=partial(on_answer, check), within=check.within
+        )
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
         loop.timer(began + check.within + _MARGIN, asked.give_up)
     while len(ended) < len(checks):

@@ -254,15 +254,17 @@ def _health_findings(gpu: Health) -> Iterator[Finding]:
             f"{name} runs at lower clocks because of {some(gpu.brakes)}",
             hint=f"`nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {gpu.index}` shows more\nlook at fans, air and power",
         )
-    if gpu.pci_width is not None and gpu.pci_width[0] < gpu.pci_width[1]:
+    used, lanes = gpu.pci_width or (0, 0)  # 0: not known
+    if used < lanes:
         yield slow(
-            f"{name} uses {gpu.pci_width[0]} of its {gpu.pci_width[1]} PCI lanes",
+            f"{name} uses {used} of its {lanes} PCI lanes",
             f"PCI address {gpu.pci or 'not known'}\ncopies from and to the CPU take longer",
             "some boards and clouds have no more\nelse reseat the card",
         )
-    if gpu.links is not None and 0 < gpu.links[0] < gpu.links[1]:
+    up, links = gpu.links or (0, 0)
+    if 0 < up < links:
         yield slow(
-            f"{gpu.links[0]} of the {gpu.links[1]} NVLinks of {name} are up",
+            f"{up} of the {links} NVLinks of {name} are up",
             hint=f"`nvidia-smi nvlink -s -i {gpu.index}` shows which; {reset}",
         )
     if gpu.persistence is False:

@@ -241,7 +241,10 @@ class Clock(Struct, frozen=True, kw_only=True):
 def read_clock(_subject: Subject) -> Clock | None:
     """Ask the kernel; None if it does not tell."""
     state = clock_state()
-    return None if state is None else Clock(is_synchronised=state[0], error=state[1])
+    if state is None:
+        return None
+    is_synchronised, error = state
+    return Clock(is_synchronised=is_synchronised, error=error)
 
 
 def judge_clock(clock: Clock | None) -> Verdict:

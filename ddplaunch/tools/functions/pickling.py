@@ -280,5 +280,7 @@ def sources() -> dict[str, Any]:
     """Return the source lines that were typed, for tracebacks: a notebook keeps its cells in linecache, without files."""
     import linecache
 
+    # an entry is size, time of the file, lines and name; what was typed has no time
     typed = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-    return typed if sum(entry[0] for entry in typed.values()) <= _MAX_SOURCES else {}
+    size = sum(entry[0] for entry in typed.values())
+    return typed if size <= _MAX_SOURCES else {}

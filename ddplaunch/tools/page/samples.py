@@ -54,13 +54,16 @@ class _StepTimes:
 
     def on_step(self, at: float, step: float, generation: int) -> float | None:
         """Return the seconds that a step took since it was seen to be another; None while it is the same."""
-        before = self._seen
-        if before is not None and before[1:] == (step, generation):
+        if self._seen is None:
+            self._seen = at, step, generation
+            return None
+        seen_at, seen_step, seen_generation = self._seen
+        if (seen_step, seen_generation) == (step, generation):
             return None
         self._seen = at, step, generation
-        if before is None or before[2] != generation or step < before[1]:
+        if seen_generation != generation or step < seen_step:
             return None
-        return (at - before[0]) / (step - before[1])
+        return (at - seen_at) / (step - seen_step)
 
 
 _STEP_TIME = "Step time"

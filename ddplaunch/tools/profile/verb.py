@@ -260,7 +260,7 @@ def _table(divisions: Sequence[Division], hosts: Mapping[int, str], look: Look) 
             return made
     ranks = _by_text((one.rank, hosts.get(one.rank, "")) for one in divisions)
     named = _sentences(((f"{these_ranks(of_host)}: {host}", NOTE) for host, of_host in ranks.items() if host), look)
-    return section(_columns(divisions, None, has_times=False), "", named)
+    return section(_columns(divisions, hosts=None, has_times=False), "", named)
 
 
 def _columns(divisions: Sequence[Division], hosts: Mapping[int, str] | None, *, has_times: bool) -> Block:

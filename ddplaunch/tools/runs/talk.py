@@ -173,7 +173,9 @@ def stop(env: Mapping[str, str], named: Sequence[str], *, every: bool = False) -
     chosen = (
         here
         or [choice.choose_running(env, name, "stop") for name in named]
-        or [choice.choose_running(env, None, "stop")]  # the only job, or the error that there is none, or several
+        or [
+            choice.choose_running(env, named=None, verb="stop")
+        ]  # the only job, or the error that there is none, or several
     )
     statuses, errors = list[int](), list[LaunchError]()
     each_once = {run.replies.socket_path: run for run in chosen if run.replies}

@@ -257,7 +257,7 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for sbatch, which it exports to the job: none of a job, task or worker in which this is run."""
-    kept = without_other_places(without_worker_place(env), None, 0)  # for no cluster, and no world
+    kept = without_other_places(without_worker_place(env), rank=None, world_size=0)  # whatever place the variables name
     is_in_job = "SLURM_JOB_ID" in env or "SLURM_JOBID" in env
     if not is_in_job:
         return kept
@@ -351,7 +351,8 @@ def _check_nodes(request: SubmitRequest, spec: JobSpec) -> None:
             f"--nodes {found[0]} of sbatch and {spec.origin('standalone')} do not go together",
             hint="--standalone means one node: leave one out",
         )
-    least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]
+    least, most = spec.nnodes
+    least += spec.spares
     has_nnodes = has_nnodes_given(spec)  # typed, or from a file or variable
     if spec.spares and given < least:
         option = nnodes_as_typed(spec) if has_nnodes else spec.typed("spares", spec.spares)

@@ -125,7 +125,7 @@ class Examinee:
                     listeners.append(measure.listen(port))
         chosen_by_kernel, *ports = (listener.getsockname()[1] for listener in listeners)
         serve = partial(_serve, len(listeners), self._order.token, self._order.node_rank)
-        self._loop.ask(serve, None, descriptors=tuple(listener.fileno() for listener in listeners))
+        self._loop.ask(serve, otherwise=None, descriptors=tuple(listener.fileno() for listener in listeners))
         for listener in listeners:
             listener.close()  # in this process
         self._is_listening = True

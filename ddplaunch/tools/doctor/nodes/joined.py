@@ -64,7 +64,8 @@ def rank_of(allocation: Allocation) -> int | None:
 
 def number_of(allocation: Allocation) -> int:
     """Return how many nodes the job has."""
-    return allocation.nnodes[1] if allocation.task is None else allocation.task.nnodes
+    _least, most = allocation.nnodes
+    return most if allocation.task is None else allocation.task.nnodes
 
 
 def is_first_here(allocation: Allocation) -> bool:
@@ -281,7 +282,7 @@ def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, st
     )
     dialer.set_targets(targets)
     until = loop.now() + min(spec.rdzv_timeout, WITHIN)
-    wake = loop.timer(until, lambda: None)
+    wake = loop.timer(until, lambda: None)  # only ends the loop's sleep
     while not peers and loop.now() < until:
         loop.run_once()
     wake.cancel()

@@ -105,7 +105,7 @@ class Nodes:
 
     def _run(self, is_done: Callable[[], bool], until: float) -> None:
         """Run the loop until something is done, or its clock shows `until`."""
-        wake = self._loop.timer(until, lambda: None)
+        wake = self._loop.timer(until, lambda: None)  # only ends the loop's sleep
         while not is_done() and self._loop.now() < until:
             self._loop.run_once()
         wake.cancel()
