@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ddplaunch.record import trace
 from ddplaunch.system.errors import LaunchError, say
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.user_files import result_file
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import count
@@ -64,7 +64,7 @@ def write(
     if opens:
         import webbrowser  # few calls open one
 
-        with waiting():  # some show the page before they return
+        with disk_watch_paused():  # some show the page before they return
             has_opened = webbrowser.open(f"file://{path}")
         if not has_opened:
             say("no browser was found: open the file yourself")

@@ -22,7 +22,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process import clock, tree
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 
 _CHUNK = 1 << 16  # bytes
 _MOST_REPLIES = 100_000  # of one run
@@ -120,7 +120,7 @@ def replies_of(sock: socket.socket, asked: requests.Asked, within: float) -> Ite
 
 
 def _received(sock: socket.socket) -> bytes:
-    with waiting():
+    with disk_watch_paused():
         return sock.recv(_CHUNK)
 
 

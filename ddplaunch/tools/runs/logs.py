@@ -31,7 +31,7 @@ from ddplaunch.system.console.screen import moves
 from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.files import content
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import compress, some, these_ranks
@@ -392,7 +392,7 @@ def _write_lines(readers: Sequence[_HostReader]) -> None:
             assert reader.process.stdout is not None
             selector.register(reader.process.stdout, selectors.EVENT_READ, reader)
         while selector.get_map():
-            with waiting():
+            with disk_watch_paused():
                 ready = selector.select()
             for key, _ in ready:
                 if (lines := key.data.lines()) is None:

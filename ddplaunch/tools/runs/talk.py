@@ -17,7 +17,7 @@ from ddplaunch.system.console.tables import Look
 from ddplaunch.system.errors import LaunchError, indent_rest, say, visible
 from ddplaunch.system.exitcodes import NODE_LOST, OK
 from ddplaunch.system.fields import Malformed
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.words import count, duration
 from ddplaunch.tools.runs import choice, client, find, stacks
 from ddplaunch.tools.runs.find import Known, heading
@@ -143,7 +143,7 @@ def _read_line(prompt: str, sock: socket.socket) -> str | None:
         raise_if_lost()  # no signal comes for what has happened before
         while True:
             try:
-                with waiting():
+                with disk_watch_paused():
                     return input(visible(prompt))
             except EOFError:
                 sys.stdout.write("\n")

@@ -20,7 +20,7 @@ from ddplaunch.record.window.questions import AskStatus
 from ddplaunch.system.console.tables import Look, section, written
 from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.tools.runs import choice, client, logs, stacks, talk
 from ddplaunch.tools.runs.board import Board
 from ddplaunch.tools.runs.find import heading, of_running
@@ -210,7 +210,7 @@ class _Top:
             except LaunchError as error:
                 sys.stderr.write(error.render())
             sys.stdout.flush()
-            with suppress(EOFError), waiting():
+            with suppress(EOFError), disk_watch_paused():
                 input("\n[Enter] goes back to ddplaunch top ")
 
 

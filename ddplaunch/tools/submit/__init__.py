@@ -24,7 +24,7 @@ from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.program import check as check_program
 from ddplaunch.system.errors import LaunchError, say, tell
 from ddplaunch.system.exitcodes import NOT_FOUND, OK
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.files import exists_on_disk
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import why_failed
@@ -231,7 +231,7 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
     from ddplaunch.tools.submit.follow import Submitted, notify
 
     try:
-        with waiting():
+        with disk_watch_paused():
             done = subprocess.run(
                 ["sbatch", "--parsable", *options],
                 check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),

@@ -18,7 +18,7 @@ from msgspec import Struct
 from ddplaunch.reach.slurm.scontrol import JobRecord, ScontrolError, UnknownJob, show_jobs
 from ddplaunch.system.errors import indent_rest, tell, write_stderr
 from ddplaunch.system.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.ending import do_nothing
 from ddplaunch.system.words import why_failed
 from ddplaunch.tools.submit.output import Tail, output_files
@@ -116,7 +116,7 @@ class _Watch:
             is_reported_running = " running" in self._observed.reported_state
             if has_output and not is_reported_running:  # what writes runs: the user is to read that soon
                 query_at = 0.0
-            with waiting():
+            with disk_watch_paused():
                 time.sleep(POLL_INTERVAL if self._follow else max(query_at - time.monotonic(), 0))
 
     def _query(self, now: float) -> bool:

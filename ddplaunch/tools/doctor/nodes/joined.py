@@ -36,7 +36,7 @@ from ddplaunch.system.loop.loop import Loop, Timer
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.net.port import listen
 from ddplaunch.system.net.resolver import look_up
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.words import duration, some
 from ddplaunch.tools.doctor.nodes.host import Examinee
 
@@ -79,7 +79,7 @@ def is_coordinator(rendezvous: Rendezvous) -> bool:
         return rendezvous.coordinator
     from ddplaunch.system.net.addresses import is_own  # few jobs need it
 
-    with waiting():
+    with disk_watch_paused():
         targets = look_up(rendezvous.addresses[0], slow=lambda: None).targets  # nothing is said of a slow lookup
     return any(is_own(str(sockaddr[0])) for _, sockaddr in targets)
 
@@ -252,7 +252,7 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
 
 def _targets(rendezvous: Rendezvous) -> list[Target]:
     """Return all sockets at which node 0 may listen: each address of each of its names, at each port; raise if there is none."""
-    with waiting():
+    with disk_watch_paused():
         answers = [
             look_up(name, slow=lambda: None) for name in rendezvous.addresses
         ]  # nothing is said of a slow lookup
