@@ -180,8 +180,8 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
         tell(f"note: {indent_rest(note)}\n")
         return None, env
     found = allocated.allocation
-    is_one_node = not found.start and found.rendezvous is None  # nobody is to be started elsewhere, or to be met
-    if found.is_here or is_one_node:
+    starts_or_meets_no_other = not found.start and found.rendezvous is None
+    if found.is_here or starts_or_meets_no_other:
         return None, env
     return found, allocated.env
 

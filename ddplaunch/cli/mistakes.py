@@ -123,9 +123,7 @@ def _instead_of_foreign_flag(name: str, value: str) -> str | None:
             return f"--devices {value}"
         case "--gpus" | "-g" | "-j" | "-w" | "-p" if is_number:
             return f"--nproc-per-node {value}"
-        case "-j" if (
-            all(part.isdecimal() for part in value.split("x")) and value.count("x") == 1
-        ):  # torchx: nodes x workers
+        case "-j" if re.fullmatch(r"\d+x\d+", value):  # torchx: nodes x workers
             nodes, _, workers = value.partition("x")
             return f"--nnodes {nodes} --nproc-per-node {workers}"
         case "-p" if value:
@@ -209,7 +207,9 @@ def in_place_of_script(line: Line) -> LaunchError | None:
         return error
     if "--" + flag_of(target) in OPTION_BY_FLAG:
         option = OPTION_BY_FLAG["--" + flag_of(target)]
-        is_alone = "=" not in target and (not line.rest or os.path.isfile(line.rest[0]))
+        is_alone = "=" not in target and (
+            not line.rest or os.path.isfile(line.rest[0])
+        )  # no value stands at it or behind it
         lacks_value = option is not None and not option.is_flag and is_alone
         meant = [f"--{target}", option.example] if option is not None and lacks_value else [f"--{target}"]
         hint = line.with_target(*meant)
@@ -220,7 +220,7 @@ def in_place_of_script(line: Line) -> LaunchError | None:
         return LaunchError(f"{target} does not exist", hint=_hint_to_type([], meant, "a value is one word: "))
     if target.isdecimal():
         return LaunchError(f"{target} is a number, not a script", hint=line.with_target(_NPROC, target))
-    if _NUMERAL.fullmatch(target):
+    if _NUMERAL.fullmatch(target):  # -1, 0.5: no number of workers, so the hint leaves it out
         return LaunchError(f"{target} is a number, not a script", hint=_hint_to_type(line.before, line.rest))
     return if_from_text_processor(line) or _if_quoted_line(line) or _for_missing_script(line)
 

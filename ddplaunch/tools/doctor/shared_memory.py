@@ -79,8 +79,8 @@ def _link(path: str) -> str:
         return ""
 
 
-def _left_by_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
-    """Yield this user's files that are older than `youngest` seconds, and have the name or the mode of shared memory."""
+def _left_by_user(folder: str, least_age: float = _YOUNG) -> Iterator[Segment]:
+    """Yield this user's files that are older than `least_age` seconds, and have the name or the mode of shared memory."""
     now = time.time()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -89,9 +89,9 @@ def _left_by_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
                 age = now - max(found.st_mtime, found.st_ctime)
                 is_own_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
                 is_named_by_program = _NAMES_OF_LIBRARIES.match(entry.name) is None
-                # files with names of their own may be anything; multiprocessing.shared_memory makes its with this mode
+                # a file whose name a program has chosen may be anything; multiprocessing.shared_memory makes its with this mode
                 may_be_segment = not is_named_by_program or stat.S_IMODE(found.st_mode) == _MODE_OF_SEGMENTS
-                if is_own_file and may_be_segment and age > youngest:
+                if is_own_file and may_be_segment and age > least_age:
                     size = found.st_blocks * 512
                     yield Segment(path=entry.path, size=size, age=age, is_named_by_program=is_named_by_program)
 

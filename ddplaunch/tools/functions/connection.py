@@ -113,9 +113,8 @@ class WorkerConnection:
         # called when the buffer is full; returns whether another part follows
         self._on_part: Callable[[], bool] = self._on_hello
         self._kind = b""  # of the reply
-        self._queue: list[
-            tuple[memoryview, tuple[int, ...]]
-        ] = []  # for the worker: data, each with descriptors beside them
+        # for the worker: pieces of data, each with the descriptors that travel beside it
+        self._queue: list[tuple[memoryview, tuple[int, ...]]] = []
         self._descriptors: tuple[int, ...] = ()  # to be closed once they are sent
         self.reply: Reply | None = None  # until it has come whole
         self.open = True
@@ -159,8 +158,10 @@ class WorkerConnection:
             return False
         self._filled += number
         is_part_whole = self._filled == len(self._buffer)
-        if is_part_whole and not self._on_part():
-            self.close()
+        if is_part_whole:
+            another_follows = self._on_part()
+            if not another_follows:
+                self.close()
         return True
 
     def _expect(self, size: int, on_part: Callable[[], bool]) -> None:

@@ -139,14 +139,14 @@ def _with_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str,
             bases = (kind,)
         elif issubclass(WorkerFailed, kind):  # RuntimeError, Exception: Python allows no such bases beside each other
             bases = (WorkerFailed,)
-        names = {
+        of_class = {
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
             # it may be pickled for another process, where its class is made again
             "__reduce__": lambda self: (_with_both_types, (kind, self.args, {**attributes, **vars(self)})),
         }
-        result: Any = type(kind.__name__, bases, names)
+        result: Any = type(kind.__name__, bases, of_class)
         result = result.__new__(result, *args)
         result.args = args
         for name, value in attributes.items():

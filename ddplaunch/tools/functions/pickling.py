@@ -126,7 +126,8 @@ class Function:
         ]
         for name, value in parts:
             try:
-                close(dumps(value, by_value=by_value)[1])
+                _, descriptors = dumps(value, by_value=by_value)
+                close(descriptors)
             except Exception as own:  # noqa: BLE001 - whatever the object's own code raises
                 remedy = "" if by_value or _has_cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
                 return f"{name} cannot be sent to workers: {_why(own, remedy)}"

@@ -92,9 +92,8 @@ def curves(
         for (_, generation, written_ranks), rows_of_part in groupby(rows, part_of):
             joined = list(rows_of_part)
             at = joined[-1].mono + offset
-            ranks = parse_first_ranks(
-                written_ranks, max(map(_most_values, joined))
-            )  # a value is of the rank at its index
+            most_values = max(map(_most_values, joined))  # of one figure, one for each of the first ranks
+            ranks = parse_first_ranks(written_ranks, most_values)
             for name, field in _FIGURES:
                 values = _joined([getattr(row, field) for row in joined], largest=name in _MEMORY)
                 factor = _MIB if name in _MEMORY else 1

@@ -306,7 +306,7 @@ class _Profile:
 
     def begin(self) -> None:
         """Have all ranks record, as far as they begin soon enough after the first one: a rank that does not is left out."""
-        until = clock.now() + requests.reached_within(requests.Profile(0)) + _ON_THE_WAY  # the same for any rank
+        until = clock.now() + requests.reached_within(requests.Profile(0)) + _ON_THE_WAY  # for rank 0 as for any other
         while True:
             self._ask_more()
             all_were_asked = not self._not_asked

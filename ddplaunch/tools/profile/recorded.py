@@ -162,7 +162,7 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
     first = bytes(data[:end_of_head])
     check_density(first)  # a short text may decode to gigabytes of values
     head: _Head = _decode_head(first)
-    check_density(data, end_of_head, container=_BYTES_OF_EVENT, times=_TIMES_TRACE)
+    check_density(data, end_of_head, container=_BYTES_OF_EVENT, times=_TIMES_TRACE)  # the same of the trace
     trace: _Trace = _decode_trace(memoryview(data)[end_of_head:])
     times = head.times
     began, ended = times.began - ahead, times.ended - ahead

@@ -153,7 +153,7 @@ class LiveRows:
             yield idle, ODD
         elif run.phase != "running":
             yield PHASES.get(run.phase, run.phase), ODD
-        yield duration(run.seconds + at - self._read_at)
+        yield duration(run.seconds + at - self._read_at)  # `seconds` were true when the reply was read
         if told := written_progress(progress, run):
             yield told, NAME
         if progress is not None:
@@ -184,6 +184,7 @@ class LiveRows:
     def _different_ranks(self) -> list[_Different]:
         """Return the ranks that differ from the others, and how; a rank once. [] if all ranks differ in the same way."""
         running = [row for row in self._rows if row.worker.state in _RUNNING and row.worker.pid]
+        # what matters most first; each returns how a rank differs, or None
         tests = (_ended, self._missing, _in_other_state, _starts, _quiet(running), _idle(running), _behind(running),
                  _large(running), self._straggles)  # fmt: skip
         found = []
@@ -312,9 +313,8 @@ def _large(running: Sequence[Row]) -> _Test:
 
 def _rows_by_difference(different: Collection[_Different]) -> list[Words]:
     """Return a row for all ranks that differ in the same way, what matters most first."""
-    alike: dict[
-        tuple[int, _Difference], list[Row]
-    ] = {}  # by the order of the test (the lowest matters most) and what it found
+    # by the order of the test (the lowest matters most) and what it found
+    alike: dict[tuple[int, _Difference], list[Row]] = {}
     for each in sorted(different, key=lambda each: (each.order, each.row.worker.rank)):
         alike.setdefault((each.order, each.how), []).append(each.row)
     made = []

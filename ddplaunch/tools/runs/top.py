@@ -139,7 +139,8 @@ class _Top:
         while True:
             cpu_before = time.process_time()
             if (asked_at := time.monotonic()) >= next_look_at:
-                if not self._look():
+                still_runs = self._look()
+                if not still_runs:
                     self.has_ended = True
                     return
                 took = time.monotonic() - asked_at

@@ -111,7 +111,8 @@ def _request_for(item: pytest.Function) -> RankRequest:
     wrong = ""  # shown outside of `except`, so that pytest shows no traceback of ours
     for name, value in values.items():
         try:
-            close(dumps(value)[1])
+            _, descriptors = dumps(value)  # whether it can be
+            close(descriptors)
         except Exception as error:  # noqa: BLE001 - whatever the object's own code raises
             what = f"the attribute {name}" if name.startswith("self.") else f"the fixture {name}"
             wrong = (
