@@ -116,9 +116,8 @@ class Command(click.Command):
         except (click.UsageError, LaunchError) as error:
             help_flag = _asks_about(args)
             if help_flag is not None and args != [help_flag] and not ctx.resilient_parsing:
-                return super().parse_args(
-                    ctx, [help_flag]
-                )  # a line is not read for its mistakes where help is asked for
+                # a line is not read for its mistakes where help is asked for
+                return super().parse_args(ctx, [help_flag])
             mistake = self.mistake(error, args) if isinstance(error, click.UsageError) else error
             mistake.is_same_in_each_task = True
             raise mistake from None

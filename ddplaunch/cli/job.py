@@ -370,7 +370,8 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], verbs_f
     yield from sources.unknown_variables(env)
     yield from sources.ignored_service_links(env)
     is_typed = spec.origin("nnodes").startswith("-")
-    if spec.simulate and spec.nnodes[1] == 1 and not is_typed:
+    _least, most = spec.nnodes
+    if spec.simulate and most == 1 and not is_typed:
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
     script_flags = {word.partition("=")[0].replace("_", "-") for word in spec.program.args}
     if not script_flags.isdisjoint({*_FLAGS, *verbs_flags}):

@@ -207,9 +207,8 @@ def in_place_of_script(line: Line) -> LaunchError | None:
         return error
     if "--" + flag_of(target) in OPTION_BY_FLAG:
         option = OPTION_BY_FLAG["--" + flag_of(target)]
-        is_alone = "=" not in target and (
-            not line.rest or os.path.isfile(line.rest[0])
-        )  # no value stands at it or behind it
+        # no value stands at it or behind it
+        is_alone = "=" not in target and (not line.rest or os.path.isfile(line.rest[0]))
         lacks_value = option is not None and not option.is_flag and is_alone
         meant = [f"--{target}", option.example] if option is not None and lacks_value else [f"--{target}"]
         hint = line.with_target(*meant)
@@ -409,16 +408,17 @@ def _with_split_value_joined(line: Line) -> list[str]:
         return []
     *before, typed, value = line.before
     option, program = OPTION_BY_FLAG.get(flag_of(typed)), [line.target, *line.rest]
-    script = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
-    if option is None or option.is_flag or not script or program[script].startswith("-"):
+    # where the script is, behind the rest of the value; 0: there is none, or no such rest
+    script_at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
+    if option is None or option.is_flag or not script_at or program[script_at].startswith("-"):
         return []
     if option.listed:
-        value = ",".join(word.strip(",") for word in (value, *program[:script]))
+        value = ",".join(word.strip(",") for word in (value, *program[:script_at]))
     elif option.metavar == "TIME" and value.isdecimal() and program[0][0] in "smhd":  # a unit of time
         value += program[0][0]
     else:
         return []
-    return [*before, typed, value, *program[script:]]
+    return [*before, typed, value, *program[script_at:]]
 
 
 def _behind_python(words: Sequence[str]) -> list[str]:

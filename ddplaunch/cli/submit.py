@@ -156,13 +156,13 @@ def _options_not_in_table(rest: Sequence[str], words: Sequence[str]) -> list[Sba
     return found
 
 
-def _with_separator(words: Sequence[str], script: int) -> list[str]:
+def _with_separator(words: Sequence[str], script_at: int) -> list[str]:
     """Return the line that was meant by `words` without --, whose script has this index.
 
     Options of sbatch go before the --, even from behind the script, unless the script's text has them, too.
     """
-    text = mistakes.text_of(words[script]) or ""
-    behind, of_sbatch, of_script = list(words[script + 1 :]), list[str](), list[str]()
+    text = mistakes.text_of(words[script_at]) or ""
+    behind, of_sbatch, of_script = list(words[script_at + 1 :]), list[str](), list[str]()
     while behind:
         word = behind.pop(0)
         typed, equals, _ = word.partition("=")
@@ -174,7 +174,7 @@ def _with_separator(words: Sequence[str], script: int) -> list[str]:
         needs_value = not equals and name not in FLAGS | OPTIONAL
         if needs_value and behind and not behind[0].startswith("-"):
             of_sbatch.append(behind.pop(0))
-    return [*words[:script], *of_sbatch, SEPARATOR, words[script], *of_script]
+    return [*words[:script_at], *of_sbatch, SEPARATOR, words[script_at], *of_script]
 
 
 def request_of(ctx: click.Context) -> SubmitRequest:
@@ -230,7 +230,7 @@ def submit(ctx: click.Context, /, **_: Any) -> int:
     request, env = request_of(ctx), ctx.obj
 
     def parse_job(words: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
-        """Return how many of these words stand behind the options of the job, and the job."""
+        """Return how many of these words are SCRIPT and its arguments, and the job."""
         line = job.parse(words)
         return len(words) - len(line.before), job.resolve(line, job_env, working_directory())
 

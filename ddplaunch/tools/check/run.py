@@ -152,9 +152,8 @@ class _Runs:
         self._node = node
         self._wanted = wanted
         self._folder = folder
-        self._term = variables.first_term(
-            time.time()
-        )  # DDPLAUNCH_TERM, which grows with each start; the same for all ranks
+        # DDPLAUNCH_TERM, which grows with each start; the same for all ranks
+        self._term = variables.first_term(time.time())
         self._loop = Loop()
         self._not_started = deque(wanted.ranks)
         self._running: dict[int, _Rank] = {}

@@ -55,6 +55,7 @@ def read(subject: Subject) -> Trial:
     # torch is imported once, and both workers are forked from there: on two cores two imports take twice as long
     once = ["--start-method", "forkserver", "--preload", "torch.distributed"]
     limits = ["--timeout", f"{_JOB_TIMEOUT:g}s", "--grace-period", "0.5s", "--log-dir", "/dev/null"]
+    # this ends before the deadline of the check, so that the check can tell how far the job came
     return parse(run([sys.executable, "-P", "-m", "ddplaunch", *words, *once, *limits, script], env, _DEADLINE - 0.3))
 
 

@@ -253,9 +253,8 @@ class Caller:
             stacks_at = self._spec.timeout - min(_BEFORE_TIMEOUT, self._spec.timeout / 10)  # seconds from the beginning
             stacks_after = max(0.01, stacks_at - (time.monotonic() - self._began))  # from now
             stack_file = self._stack_files.renew(rank)
-            payload = replace(
-                payload, descriptors=(*payload.descriptors, stack_file)
-            )  # the worker takes the last one for it
+            # the worker takes the last descriptor for its stacks
+            payload = replace(payload, descriptors=(*payload.descriptors, stack_file))
         return WorkerCall(payload, {"result_limit": self._result_limit, "stacks_after": stacks_after})
 
     # --- the end

@@ -45,13 +45,13 @@ _PS_SHOWS = "`ddplaunch ps` shows what runs"
 def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, WorkerStatus]]:
     """Return the workers of the named run, or of the only run, by rank, each with its node; none if several runs may be meant."""
     runs = [*map(of_running, running(env))]
-    found = runs if named is None else meant(named, runs)
+    found = runs if named is None else best_matches(named, runs)
     if len(found) != 1 or found[0].replies is None:
         return []
     return sorted(found[0].replies.workers, key=lambda pair: pair[1].rank)
 
 
-def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
+def best_matches(typed: str, runs: Sequence[Known]) -> list[Known]:
     """Return the runs that fit best: by their whole name, their short name, the script, or a part of the name, in this order.
 
     A script fits by its path, its name, or that without `.py`; a part is a beginning, or an end of three characters or more. A
@@ -134,12 +134,12 @@ def choose_running(env: Mapping[str, str], named: str | None, verb: str, *option
     removed = removed_run(env, named, exactly=True)
     # whoever types the whole name of a run that does not run here does not mean a job whose name begins so
     is_name_of_another = removed is not None or any(named in (name, short(name)) for name in not_here)
-    fitting = exact or ([] if is_name_of_another else meant(named, here))
+    fitting = exact or ([] if is_name_of_another else best_matches(named, here))
     if len(fitting) > 1:
         raise several(f"{line(named)} may be any of {len(fitting)} jobs that run here", fitting, typed)
     if fitting:
         return fitting[0]
-    elsewhere = meant(named, [*found.there, *map(of_folder, ended)])
+    elsewhere = best_matches(named, [*found.there, *map(of_folder, ended)])
     if on_other_hosts := [run for run in elsewhere if run.host]:
         raise _none_here(f"there is no run {line(named)} here", on_other_hosts, typed)
     if elsewhere:
@@ -161,7 +161,7 @@ def fitting(env: Mapping[str, str], named: str) -> list[Known]:
     """
     _check_name(named)
     every = every_run(env)
-    found = meant(named, every)
+    found = best_matches(named, every)
     if not found and os.sep in named and os.path.isdir(named):
         path = os.path.realpath(named)
         found = [run for run in every if run.folder and os.path.realpath(run.folder) == path]
@@ -196,7 +196,7 @@ def choose_kept(
     if named is None:
         latest = _latest([run for run in runs if run.folder], verb, follow=follow)
         return latest, [run for run in here if run is not latest]
-    found = meant(named, runs)
+    found = best_matches(named, runs)
     if not any(named in (run.run_id, run.name) for run in found):
         if removed := removed_run(env, named, exactly=True):
             raise removed

@@ -93,9 +93,8 @@ def _debug(sock: socket.socket, run: Known, rank: int, look: Look) -> int:
                 case requests.Attached():
                     say(f"this is {heading(run)}")
                     say(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
-                    signal.signal(
-                        signal.SIGINT, signal.default_int_handler
-                    )  # at the prompt Ctrl-C only drops the line
+                    # at the prompt Ctrl-C only drops the line
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
                     import readline  # noqa: F401 - lines that are typed can be edited from now on
                 case requests.Said(text, asks_for_line, is_last):
                     if not asks_for_line:

@@ -84,9 +84,8 @@ def draft(
         raise LaunchError(f"--chdir {folder}: there is no such folder", hint=hint)
     with chdir(folder or os.curdir):
         job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
-        has_verb = request.job[:1] == ("run",) and not os.path.lexists(
-            "run"
-        )  # if there is a file run, it is the script
+        # if there is a file run, the file is the script
+        has_verb = request.job[:1] == ("run",) and not os.path.lexists("run")
         job = request.job[1:] if has_verb else request.job
         try:
             program_words, spec = parse_job(job, job_env)
@@ -94,14 +93,14 @@ def draft(
             raise _with_hint_for_sbatch(error) from None
         request = _avoid_bad_nodes(request, spec, env)
         asked = script.options_in_script(request, spec)
+        open_mode = _value_for_sbatch("open-mode", asked, request, env)
         made = Draft(
             # a script with the name of a verb would be taken for the verb
             script=script.text(asked, command, ("run", *job) if job[0] in verbs else job, program_words),
             folder=os.getcwd(),
             output=tuple(filter(None, (_value_for_sbatch(name, asked, request, env) for name in ("output", "error")))),
             name=_value_for_sbatch("job-name", asked, request, env),
-            append=_value_for_sbatch("open-mode", asked, request, env)[:1]
-            in ("a", "A"),  # sbatch reads only this letter
+            append=open_mode[:1] in ("a", "A"),  # sbatch reads only this letter
             options=request.options,
         )
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})

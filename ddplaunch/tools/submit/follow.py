@@ -254,9 +254,8 @@ class Observation(Struct, frozen=True, kw_only=True):
 
     reported_state: str = ""  # the one that was reported last, in words
     ended: Mapping[str, JobEnding] = {}  # by element of an array: "84_3"; of a job that is no array by `_NO_ARRAY`
-    may_requeue_since: Mapping[
-        str, float
-    ] = {}  # by element: since when it is in a state from which Slurm may requeue it
+    # by element: since when it is in a state from which Slurm may requeue it
+    may_requeue_since: Mapping[str, float] = {}
     is_over: bool = False
 
     @property

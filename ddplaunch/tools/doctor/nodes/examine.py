@@ -196,8 +196,9 @@ class _Examination:
         name = self._name_of_first()
         # it was typed, as by --master-addr, so that workers get this name
         is_needed = self._allocation.endpoint.address == name
+        least, _most = self._allocation.nnodes
         return [
-            *agreement.judge_lost(names, self._nodes.lost, self._allocation.nnodes[0]),
+            *agreement.judge_lost(names, self._nodes.lost, least),
             *self._failed,
             *agreement.judge_facts(names, replies.facts),
             *agreement.judge_folders(names, replies.shared),

@@ -72,9 +72,10 @@ class Examinee:
         if self._unanswered == _MOST_UNANSWERED:
             raise Malformed("asks too much at once")
         find_answer = partial(_answer_or_error, self._answering(request))
-        too_late: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
+        if_late: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
         self._unanswered += 1
-        pending = self._loop.ask(find_answer, too_late, partial(self._on_answer, asked.number), within=asked.within)
+        on_answer = partial(self._on_answer, asked.number)
+        pending = self._loop.ask(find_answer, otherwise=if_late, answered=on_answer, within=asked.within)
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
         self._loop.timer(self._loop.now() + asked.within + _MARGIN, pending.give_up)
 

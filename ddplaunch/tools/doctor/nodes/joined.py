@@ -253,9 +253,8 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
 def _targets(rendezvous: Rendezvous) -> list[Target]:
     """Return all sockets at which node 0 may listen: each address of each of its names, at each port; raise if there is none."""
     with disk_watch_paused():
-        answers = [
-            look_up(name, slow=lambda: None) for name in rendezvous.addresses
-        ]  # nothing is said of a slow lookup
+        # nothing is said of a slow lookup
+        answers = [look_up(name, slow=lambda: None) for name in rendezvous.addresses]
     targets = []
     for family, sockaddr in (target for answer in answers for target in answer.targets):
         address, _no_port, *scope = sockaddr  # of IPv6 also flow label and interface

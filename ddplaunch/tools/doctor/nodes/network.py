@@ -54,9 +54,9 @@ def halves(nodes: Sequence[int]) -> list[list[Pair]]:
     rounds: list[list[Pair]] = []
     groups = [list(nodes)]
     while groups := [group for group in groups if len(group) > 1]:
-        middles = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in groups]
-        rounds.append([pair_of(*pair) for lower, upper in middles for pair in zip(lower, upper, strict=False)])
-        groups = [half for both in middles for half in both]
+        split = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in groups]
+        rounds.append([pair_of(*pair) for lower, upper in split for pair in zip(lower, upper, strict=False)])
+        groups = [half for both_halves in split for half in both_halves]
     return rounds
 
 
