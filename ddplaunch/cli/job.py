@@ -396,7 +396,7 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
     # the launcher is heavier than what parses: neither --help nor a mistake needs it
     from ddplaunch.launcher.start import dispatch
 
-    return dispatch.run(spec, ctx.obj, view=partial(_view, ctx.obj))
+    return dispatch.run(spec, ctx.obj, view=partial(_view, ctx.obj))  # `view` makes the rows of --live
 
 
 def _view(env: Mapping[str, str], connection: socket) -> None:

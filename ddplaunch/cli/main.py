@@ -134,7 +134,7 @@ def _is_other_task(env: Mapping[str, str]) -> bool:
 def _main(argv: list[str]) -> int:
     """Parse the command line, run the verb, and return the exit status; errors are raised.
 
-    As click's own main does, which would also take over what is said of Ctrl-C, and of a pipe that is closed.
+    click's own main does the same, but also prints something at Ctrl-C, and ends silently where a pipe is closed.
     """
     if os.environ.get("_DDPLAUNCH_COMPLETE"):
         from ddplaunch.cli import completion  # only for a shell that completes

@@ -141,7 +141,7 @@ def in_options(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
     """Return the error for what click has found wrong in the options of a job (`argv`), with what to type instead."""
     match error:
         case click.NoSuchOption(option_name=name):
-            return _no_option(name, argv)
+            return _for_unknown_option(name, argv)
         case click.BadOptionUsage(option_name=name):
             option = OPTION_BY_FLAG.get(name)
             if option is None or option.is_flag:  # None: --help, say
@@ -150,7 +150,7 @@ def in_options(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
     return LaunchError(error.format_message())
 
 
-def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
+def _for_unknown_option(name: str, argv: Sequence[str]) -> LaunchError:
     """Return the error for a word that looks like an option and is none, with what was probably meant.
 
     `name` is what click calls it: the flag, without a value, or only the first letter of a word with one dash.
@@ -377,14 +377,14 @@ def behind_script(line: Line, verbs_flags: Sequence[str] = ()) -> str | None:
     if text is None:
         return None
     ours = {f"--{name}" for name in _OURS_ALONE}.union(verbs_flags)
-    moved, left, flags = list[str](), list[str](), list[str]()
+    moved, of_script, flags = list[str](), list[str](), list[str]()
     words = list(line.rest)
     while words:
         word = words.pop(0)
         flag = flag_of(word)
         is_of_script = flag[2:] in text or flag[2:].replace("-", "_") in text
         if not word.startswith("--") or flag not in ours or is_of_script:
-            left.append(word)
+            of_script.append(word)
             continue
         flags.append(flag)
         moved.append(word)
@@ -395,7 +395,7 @@ def behind_script(line: Line, verbs_flags: Sequence[str] = ()) -> str | None:
     if not flags:
         return None
     are_options = "is an option" if len(flags) == 1 else "are options"
-    meant = shlex.join(["ddplaunch", *line.before, *moved, line.target, *left])
+    meant = shlex.join(["ddplaunch", *line.before, *moved, line.target, *of_script])
     return f"{some(flags)} after {line.target} {are_options} of the script; for ddplaunch type `{meant}`"
 
 

@@ -88,6 +88,7 @@ class SubmitCommand(Command):
                 meant = [] if is_whole else [known for known in KNOWN if known.startswith(name)]
                 words.append(f"--{meant[0] if len(meant) == 1 else name}{equals}{value}")
             elif words and not word.startswith("-") and _is_unknown_option(words[-1]):
+                # the option before gets this word as its value
                 words[-1] += f"={word}" if words[-1].startswith("--") else word
             else:
                 words.append(word)

@@ -75,12 +75,13 @@ def _folder() -> Iterator[str]:
     """Return a folder for the notes of the ranks; a child removes the folder when this process ends the block, or is killed."""
     folder = tempfile.mkdtemp(prefix="ddplaunch-check-")
     readable, writable = os.pipe2(os.O_CLOEXEC)  # the child waits for its end, and has no end of its own to write to
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has them blocked itself
+    # no signal comes until the child has blocked them itself
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         if (pid := fork()) == 0:
             _remove_at_end(folder, readable)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         os.close(readable)
     try:
         yield folder

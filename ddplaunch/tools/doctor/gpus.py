@@ -98,12 +98,13 @@ def _using_process(pid: int) -> UsingProcess | None:
         words = content(f"/proc/{pid}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
         return None
-    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
+    # `started` are ticks since the boot
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
     return UsingProcess(
         is_ours=uid == os.geteuid(),
         uid=uid,
         command=(" ".join(Redactor().argv(words)) or process.name)[:_LONGEST],
-        seconds=since_boot,
+        seconds=age,
         is_orphan=process.parent == 1,
     )
 
@@ -137,7 +138,8 @@ def judge(gpus: Gpus) -> Verdict:
         *_distance_findings(shown, gpus),
     )
     names = some(sorted({gpu.name for gpu in shown if gpu.name}))
-    driver = f"driver {machine.driver or 'not known'}, CUDA {machine.cuda[0]}.{machine.cuda[1]}"
+    major, minor = machine.cuda
+    driver = f"driver {machine.driver or 'not known'}, CUDA {major}.{minor}"
     return Verdict(f"{count(len(shown), 'GPU')}: {names}, {driver}", findings)
 
 

@@ -68,6 +68,7 @@ def read(_subject: Subject) -> SharedMemory:
         size=room.f_blocks * room.f_frsize,
         free=room.f_bavail * room.f_frsize,
         unused=tuple(sorted(left, key=lambda one: (-one.size, one.path))),
+        # "": without /proc nobody can tell that this is a container, which has a namespace of its own
         sees_all_processes=_link("/proc/self/ns/pid") in ("", _HOST_PIDS),
     )
 

@@ -60,7 +60,7 @@ class Caller:
         self._without_rank: set[WorkerConnection] = set()
         self._stack_files = StackFiles()
         self._open_pipes = 0  # from the command, that are not at their end: two of output, and the control socket
-        # set once the command has ended; its agent may live on
+        # set once the command has ended: for so long its agent may live on, to end the workers
         self._give_up_agent = self._loop.timer(None, lambda: None)
         self._world_size = 0  # until a worker has said hello
         self._cannot_send: CannotSend | None = None  # why a worker got no call, which `_wait` raises

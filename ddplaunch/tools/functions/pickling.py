@@ -162,7 +162,7 @@ class _Collector:
 
 
 def dumps(value: object, *, by_value: bool = False) -> tuple[bytes, tuple[int, ...]]:
-    """Return the pickle of a value, and descriptors of its shared memory, which the caller closes; `by_value` as in `_pickler`.
+    """Return the pickle of a value, and descriptors of its shared memory, which the caller closes. `by_value`: functions as code.
 
     Raises: whatever the objects' own code raises.
     """

@@ -136,15 +136,15 @@ def unpacked(file: IO[bytes], most: int) -> bytearray:
     Raises:
         Malformed: it is damaged, or unpacks to more than `most` bytes, or to more than anything of ours of its size would.
     """
-    packed = file.seek(0, os.SEEK_END)
-    most = min(most, max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed))
+    packed_size = file.seek(0, os.SEEK_END)
+    most = min(most, max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed_size))
     file.seek(0)
     unpacker, made = zlib.decompressobj(), bytearray()
     try:
         while data := file.read(_PIECE):
             made += unpacker.decompress(data, most + 1 - len(made))
             if len(made) > most or unpacker.unconsumed_tail:
-                raise Malformed(f"is longer than {most} bytes, unpacked from {packed}")
+                raise Malformed(f"is longer than {most} bytes, unpacked from {packed_size}")
     except zlib.error as error:
         raise Malformed(f"is damaged: {error}") from None
     if not unpacker.eof:

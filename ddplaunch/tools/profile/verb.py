@@ -350,7 +350,7 @@ def _about_joining(result: _Result) -> Iterator[tuple[str, str]]:
     """Say of how many collectives it is not known who came last: in these, communication includes waiting."""
     numbered = sum(len(one.collectives) for one in result.found)
     all_calls = numbered + sum(one.unmatched for one in result.found)
-    together = sum(len(each.calls) for each in result.joined)
+    joined_calls = sum(len(each.calls) for each in result.joined)
     if not all_calls or len(result.found) == 1:
         return
     if all(each.last is None for each in result.joined):
@@ -360,9 +360,9 @@ def _about_joining(result: _Result) -> Iterator[tuple[str, str]]:
             else "torch has not numbered them (of gloo it does from 2.13 on)"
         )
         yield f"communication includes waiting: no collective could be joined, since {why}", ODD
-    elif all_calls > together:
+    elif all_calls > joined_calls:
         yield (
-            f"{together} of {all_calls} calls of collectives are joined, and in the others communication includes waiting",
+            f"{joined_calls} of {all_calls} calls of collectives are joined, and in the others communication includes waiting",
             NOTE,
         )
 

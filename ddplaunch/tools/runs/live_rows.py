@@ -82,7 +82,8 @@ class LiveRows:
         self._replies, self._read_at = replies, at
         signs_of_life = [(row.worker.pid, row.worker.written, _steps(row)) for row in self._rows]
         if signs_of_life != self._signs_of_life:
-            self._signs_of_life, self._changed_at, self._waits = signs_of_life, at, ()
+            self._signs_of_life, self._changed_at = signs_of_life, at
+            self._waits = ()  # nobody is known to wait any more
         self._note_step(replies, at)
 
     def _note_step(self, replies: RunReplies, at: float) -> None:

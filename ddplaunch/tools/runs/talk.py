@@ -171,13 +171,8 @@ def stop(env: Mapping[str, str], named: Sequence[str], *, every: bool = False) -
     if every and named:
         raise LaunchError(f"--all and {named[0]} do not go together", hint="leave one of them out")
     here = [*map(find.of_running, find.running(env))] if every else []
-    chosen = (
-        here
-        or [choice.choose_running(env, name, "stop") for name in named]
-        or [
-            choice.choose_running(env, named=None, verb="stop")
-        ]  # the only job, or the error that there is none, or several
-    )
+    names: Sequence[str | None] = named or [None]  # None: the only job; if there is none, or several, that is an error
+    chosen = here or [choice.choose_running(env, name, "stop") for name in names]
     statuses, errors = list[int](), list[LaunchError]()
     each_once = {run.replies.socket_path: run for run in chosen if run.replies}
     stops = [_stop(run) for run in each_once.values()]

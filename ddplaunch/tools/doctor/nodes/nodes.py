@@ -31,7 +31,7 @@ _STOPPED_ANSWERING = HostError(
 )
 
 
-def _absent(within: float) -> HostError:
+def _not_joined(within: float) -> HostError:
     hint = "start the doctor on each node, with the same options. `ddplaunch doctor --standalone` examines one machine alone"
     return HostError(f"it has not joined within {within:g} s", hint)
 
@@ -64,7 +64,7 @@ class Nodes:
         ]
         called = [host for host in self._hosts if isinstance(host, HostConnection)]
         open_files_before = raise_open_files()  # what ssh and the nodes get
-        self._calls = Calls(loop, called, env, open_files_before, may_call=lambda: True)
+        self._calls = Calls(loop, called, env, open_files_before, may_call=lambda: True)  # nothing holds calls back
         self.names = [agent.host for agent in agents]  # by node rank
         self._request_numbers = count(1)
         self._batches: list[Batch] = []  # that are waited for
@@ -92,7 +92,7 @@ class Nodes:
         for host in self._hosts:
             if host.phase in starting:
                 is_started_by_us = bool(host.agent.argv)
-                self._lose(host, diagnose.not_started(within) if is_started_by_us else _absent(within))
+                self._lose(host, diagnose.not_started(within) if is_started_by_us else _not_joined(within))
 
     @property
     def joining(self) -> dict[int, JoinedNode]:
