@@ -74,9 +74,8 @@ def examine_nodes(
         nodes = Nodes(loop, agents, starter=allocation.starter, python=python, env=variables)
         stack.callback(nodes.close)
         if allocation.rendezvous is not None:
-            gathering = joined.Gathering(loop, spec, env, allocation, nodes.name)
+            gathering = joined.Gathering(loop, spec, env, allocation, nodes)
             stack.callback(gathering.close)
-            gathering.expect(nodes.joining)
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
     cluster_names_nodes = len(allocation.hosts) == len(named.start)  # else, of nodes that join, each says its own name
     if allocation.rendezvous is None or cluster_names_nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Annotated, Protocol
@@ -88,7 +88,7 @@ def is_coordinator(rendezvous: Rendezvous) -> bool:
 
 
 class Doctor(Protocol):
-    """Who is told of a node that has joined: `Nodes`."""
+    """Who is told of nodes that have joined: `Nodes`."""
 
     def connected(self, host: JoinedNode, protocol: int, version: str) -> None:
         """Handle that the node is there."""
@@ -98,6 +98,13 @@ class Doctor(Protocol):
 
     def disconnected(self, host: JoinedNode) -> None:
         """Handle the end of the connection."""
+
+    @property
+    def joining(self) -> Mapping[int, JoinedNode]:
+        """The nodes that somebody else starts, by rank."""
+
+    def note_name(self, rank: int, name: str) -> None:
+        """Note what a node calls itself."""
 
 
 class JoinedNode:
@@ -161,18 +168,18 @@ class Gathering:
         spec: JobSpec,
         env: Mapping[str, str],
         allocation: Allocation,
-        on_name: Callable[[int, str], None],
+        doctor: Doctor,
     ) -> None:
-        """Listen; `on_name` gets the rank of each node and what it calls itself, unless the cluster names it.
+        """Listen for the nodes that join; the doctor gets the name of each, unless the cluster names them.
 
         Raises:
             LaunchError: no port is free.
         """
         rendezvous = allocation.rendezvous
         assert rendezvous is not None
-        self._on_name = on_name
+        self._doctor = doctor
         self._cluster_names_nodes = len(allocation.hosts) == number_of(allocation)
-        self._missing: dict[int, JoinedNode] = {}  # nodes that have not connected yet, by rank
+        self._missing = dict(doctor.joining)  # nodes that have not connected yet, by rank
         self._listener = Listener(
             loop,
             listen(rendezvous.listen, rendezvous.ports),
@@ -184,10 +191,6 @@ class Gathering:
         self._loop = loop
         self._silent: dict[Peer, Timer] = {}  # connections without a hello, the oldest first, and when they are closed
         self._refusals = 0  # that were reported
-
-    def expect(self, nodes: Mapping[int, JoinedNode]) -> None:
-        """Wait for the nodes of these ranks."""
-        self._missing = dict(nodes)
 
     def _report_refusal(self, who: str, why: str) -> None:
         """Say who was refused, and why, for the first few: without a token anybody may come."""
@@ -219,7 +222,7 @@ class Gathering:
             peer.close()
             return
         if not self._cluster_names_nodes:
-            self._on_name(rank, hello.host)
+            self._doctor.note_name(rank, hello.host)
         node.adopt(peer, hello.ddplaunch)
 
     def _dismiss(self, peer: Peer) -> None:

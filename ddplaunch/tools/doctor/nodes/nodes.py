@@ -99,7 +99,7 @@ class Nodes:
         """The nodes that somebody else starts, by rank."""
         return {rank: host for rank, host in enumerate(self._hosts) if isinstance(host, JoinedNode)}
 
-    def name(self, rank: int, name: str) -> None:
+    def note_name(self, rank: int, name: str) -> None:
         """Note what a node calls itself; of several with one name each gets its rank too."""
         self.names[rank] = f"{name}:{rank}" if name in self.names else name
 
