@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.cli import job
 from ddplaunch.cli.command import Command, Once, Page, show
 from ddplaunch.spec.options.table import BY_NAME
-from ddplaunch.system.errors import LaunchError, indent_rest, tell
+from ddplaunch.system.errors import LaunchError, indented, tell
 from ddplaunch.system.exitcodes import OK
 
 if TYPE_CHECKING:  # the help needs none of it
@@ -177,7 +177,7 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
         if were_asked_for:
             raise
         note = f"only this machine is examined: {error.message}"
-        tell(f"note: {indent_rest(note)}\n")
+        tell(f"note: {indented(note)}\n")
         return None, env
     found = allocated.allocation
     starts_or_meets_no_other = not found.start and found.rendezvous is None

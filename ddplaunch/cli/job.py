@@ -24,7 +24,7 @@ from ddplaunch.spec.options import sources
 from ddplaunch.spec.options.resolve import job_spec
 from ddplaunch.spec.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS, Option
 from ddplaunch.spec.program import check, working_directory
-from ddplaunch.system.errors import LaunchError, indent_rest, tell
+from ddplaunch.system.errors import LaunchError, indented, tell
 from ddplaunch.system.exitcodes import MEANINGS
 from ddplaunch.system.process.files import exists_on_disk
 from ddplaunch.system.words import did_you_mean
@@ -335,7 +335,7 @@ def checked(ctx: click.Context) -> JobSpec:
             error.then = partial(dispatch.give_up, spec, env, error)
         raise
     for note in _notes(spec, env, before, verbs_flags):
-        tell(f"note: {indent_rest(note)}\n")
+        tell(f"note: {indented(note)}\n")
     return spec
 
 

@@ -38,8 +38,8 @@ class LaunchError(Exception):
 
     def render(self) -> str:
         """The text for stderr, without secrets: a message names the value that is wrong, a hint what was typed."""
-        text = f"error: {indent_rest(self.message)}\n"
-        text = f"{text}\nhint: {indent_rest(self.hint)}\n" if self.hint else text
+        text = f"error: {indented(self.message)}\n"
+        text = f"{text}\nhint: {indented(self.hint)}\n" if self.hint else text
         return shown(text)
 
 
@@ -107,8 +107,8 @@ def shown(text: str) -> str:
     return visible(Redactor(literals(os.environ)).text(text))
 
 
-def indent_rest(text: str) -> str:
-    """Indent all lines but the first, so that none looks like a line of ours: those begin at the left edge."""
+def indented(text: str) -> str:
+    """Return the text with all lines but the first indented: lines of ours alone begin at the left edge."""
     return re.sub(r"\n(?=[^ \n])", "\n  ", text) if "\n" in text else text
 
 

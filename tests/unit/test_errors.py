@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.system.errors import LaunchError, indent_rest, not_imported, visible
+from ddplaunch.system.errors import LaunchError, indented, not_imported, visible
 
 OBEYED = {
     "clipboard (OSC 52)": "\x1b]52;c;cm0gLXJmIH4K\x07",
@@ -80,4 +80,4 @@ def test_only_what_is_ours_begins_at_the_left_edge() -> None:
         "error: train.py",
         "hint: looked in train.py",
     ]
-    assert indent_rest("lost: ssh ended\n  its words") == "lost: ssh ended\n  its words"
+    assert indented("lost: ssh ended\n  its words") == "lost: ssh ended\n  its words"

@@ -44,7 +44,7 @@ from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.record.run_folder import run_id_with_nodes
 from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, indent_rest
+from ddplaunch.system.errors import LaunchError, indented
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
@@ -345,8 +345,7 @@ class Dispatcher(Lead):
             may_be_spare = bool(self.coordinator.state.spares) or any(not other.is_ready for other in others)
             has_no_spare = self._has_begun and self._spec.spares and not may_be_spare
             self._reporter.print(
-                f"going on without {host}: {indent_rest(error.message)}"
-                + ("; no spare is left" if has_no_spare else "")
+                f"going on without {host}: {indented(error.message)}" + ("; no spare is left" if has_no_spare else "")
             )
             self.coordinator.feed(decide.NodeGivenUp(node_rank, self._loop.now()))
             return

@@ -21,7 +21,7 @@ from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system import fields
-from ddplaunch.system.errors import indent_rest
+from ddplaunch.system.errors import indented
 from ddplaunch.system.loop.loop import Loop
 
 # first messages of agents that are taken in one job: so many for each node, and at least _LEAST_HELLOS in all; each is logged
@@ -131,7 +131,7 @@ class Incoming:
             case Answered():
                 self._pass_answer(id, agent, report)
             case Unfit(reason):
-                lost = indent_rest(f"its health check failed: {reason}")
+                lost = indented(f"its health check failed: {reason}")
                 self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
             case node.PauseLimits(True) if not self._may_hold_workers(id):
                 self.on_part_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
@@ -199,8 +199,8 @@ class Incoming:
         self._connections.drop(id)
         rank, host = withdrawal.requested_rank, withdrawal.host
         who = host if rank is None else f"node {rank} ({host})"
-        reason, hint = indent_rest(withdrawal.reason), indent_rest(withdrawal.hint)
-        self._coordinator.feed(job.Withdrawn(indent_rest(who), rank, reason, hint, self._loop.now()))
+        reason, hint = indented(withdrawal.reason), indented(withdrawal.hint)
+        self._coordinator.feed(job.Withdrawn(indented(who), rank, reason, hint, self._loop.now()))
 
     def _on_stop_of_waiting(self, id: int, report: node.ReportStopping) -> None:
         """Let a node go that is not admitted yet, and is to stop; a job that needs each of its nodes ends with it."""

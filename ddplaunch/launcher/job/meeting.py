@@ -15,7 +15,7 @@ from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.spec.outcome import StartFailure
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import LaunchError, indent_rest
+from ddplaunch.system.errors import LaunchError, indented
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Meeting:
                 pass  # it answers an earlier meeting
             case Reached(address="", reason=reason) if self._is_over:  # while the generation runs
                 self._agents.connections.ping_all()  # does the first node live? See `is_first_silent`
-                self._coordinator.feed(job.Unheard(id, indent_rest(reason), self._loop.now()))
+                self._coordinator.feed(job.Unheard(id, indented(reason), self._loop.now()))
             case _ if self._is_over:
                 pass
             case CannotLead() if is_of_first:
@@ -115,8 +115,8 @@ class Meeting:
         if refusal.is_taken and self._tries_again:
             self._coordinator.feed(job.PortTaken(self._loop.now()))
             return
-        host, reason = self._coordinator.state.members[self._order[0]].host, indent_rest(refusal.reason)
-        hint, status = indent_rest(refusal.hint) or None, refusal.status or exitcodes.BUG  # 0 of an agent that lies
+        host, reason = self._coordinator.state.members[self._order[0]].host, indented(refusal.reason)
+        hint, status = indented(refusal.hint) or None, refusal.status or exitcodes.BUG  # 0 of an agent that lies
         shown = LaunchError(f"{host}: {reason}", hint=hint, status=status)
         self._coordinator.fail_to_begin(StartFailure(0, host, reason, status), shown)
 
@@ -156,7 +156,7 @@ class Meeting:
             self._part_at.set(self._loop.now() + _ANSWERS_AGAIN)
             return
         self._end()
-        unreached = tuple((id, indent_rest(why)) for id, why in self._unreached.items())
+        unreached = tuple((id, indented(why)) for id, why in self._unreached.items())
         self._coordinator.feed(job.Unreached(unreached, self._loop.now()))
 
     def _begin_generation(self, port: int) -> None:

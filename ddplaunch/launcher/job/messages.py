@@ -35,7 +35,7 @@ from ddplaunch.record.window.questions import (
 )
 from ddplaunch.spec.outcome import Frame, WorkerError, WorkerExit
 from ddplaunch.system import fields
-from ddplaunch.system.errors import indent_rest
+from ddplaunch.system.errors import indented
 from ddplaunch.system.fields import (
     Backend,
     Duration,
@@ -269,7 +269,7 @@ def on_arrival(order: _O, at: float) -> _O:
             return replace(order, at=at)
         case JobEnd(text=text):
             error, separator, hint = text.partition("\n\nhint: ")
-            return replace(order, text=f"{indent_rest(error)}{separator}{indent_rest(hint)}")
+            return replace(order, text=f"{indented(error)}{separator}{indented(hint)}")
     return order
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.job.orders import Warned
 from ddplaunch.plan.cluster.hostlist import compress
-from ddplaunch.system.errors import indent_rest
+from ddplaunch.system.errors import indented
 from ddplaunch.system.loop.loop import Loop
 
 GATHERED = 1.0  # seconds in which nodes say the same
@@ -49,7 +49,7 @@ class Warnings:
         gathered, self._gathered = self._gathered, {}
         for warned, members in gathered.items():
             label = "warning: " if warned.is_warning else ""
-            self._coordinator.print(f"{label}on {self._named(members.values())}: {indent_rest(warned.text)}")
+            self._coordinator.print(f"{label}on {self._named(members.values())}: {indented(warned.text)}")
 
     def _named(self, members: Collection[Member]) -> str:
         """Return the hosts of these members as in a sentence: "node[1-3]", "all 40 nodes"."""

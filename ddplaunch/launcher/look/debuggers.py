@@ -22,7 +22,7 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.look.stacks import has_file, read_status
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.record.window.requests import Attach, Attached, Profile, Reply, Unreached, reached_within
-from ddplaunch.system.errors import indent_rest
+from ddplaunch.system.errors import indented
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.acceptor import Acceptor
 from ddplaunch.system.process.child import ATTACH_SIGNAL, RunningWorker
@@ -132,7 +132,7 @@ class Debuggers:
         what, text = packet[:1], packet[1:]
         if what == _HAS_FAILED and rank not in self._asking:
             self._asking[rank] = sock
-            self._loop.post(node.TerminalRequested(rank, indent_rest(text.decode(errors="replace")), self._loop.now()))
+            self._loop.post(node.TerminalRequested(rank, indented(text.decode(errors="replace")), self._loop.now()))
         elif what == _COMES_FOR_VISITOR and rank in self._pending:
             self._introduce(sock, rank, self._pending.pop(rank))
         elif what == _LISTENS_FOR_DEBUGPY and text.isdigit() and rank not in self._ports:

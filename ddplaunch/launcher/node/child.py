@@ -17,7 +17,7 @@ from math import ceil
 from ddplaunch.launcher.decide.node import TIDY_TIMEOUT
 from ddplaunch.reach.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
 from ddplaunch.system import exitcodes
-from ddplaunch.system.errors import MORE_OPEN_FILES, LaunchError, indent_rest, visible
+from ddplaunch.system.errors import MORE_OPEN_FILES, LaunchError, indented, visible
 from ddplaunch.system.process import clock
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import (
@@ -385,4 +385,4 @@ def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
 def describe_leftovers() -> str:
     """Name the processes below this one that could not be ended; "" if there are none."""
     left = ", ".join(map(str, descendants(os.getpid())))
-    return visible(f"ddplaunch: could not be ended: {indent_rest(left)}\n") if left else ""
+    return visible(f"ddplaunch: could not be ended: {indented(left)}\n") if left else ""

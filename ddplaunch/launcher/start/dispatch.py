@@ -20,7 +20,7 @@ from ddplaunch.record.folders import BAD_NODES, bad_nodes_file, state_folder
 from ddplaunch.spec.job import Given, JobSpec
 from ddplaunch.spec.options import token
 from ddplaunch.system.console.streams import Screen, Stream, rewraps_lines
-from ddplaunch.system.errors import LaunchError, indent_rest, say
+from ddplaunch.system.errors import LaunchError, indented, say
 from ddplaunch.system.process.files import ask_disk, exists_on_disk
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _warn(allocated: AllocatedJob) -> None:
         return
     if allocated.agents_meet and allocation.authenticated:
         for weakness in token.weaknesses(spec, allocated.env[token.VARIABLE]):
-            say(f"warning: {indent_rest(weakness)}")
+            say(f"warning: {indented(weakness)}")
     if spec.simulate:
         return
     is_first = allocation.node_rank in (0, None) and not allocation.has_front

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Traces, WorkerExit
 from ddplaunch.system.console.paint import plain
-from ddplaunch.system.errors import MORE_OPEN_FILES, indent_rest
+from ddplaunch.system.errors import MORE_OPEN_FILES, indented
 from ddplaunch.system.words import count, duration, signal_name, size, these_ranks, tilde
 
 if TYPE_CHECKING:  # an agent that joins others needs none of it
@@ -67,7 +67,7 @@ def starting_again(wait: float, number: int, used: int, most: int, window: float
 def render_start_failure(who: str, failure: StartFailure) -> str:
     """Return the report of a worker that could not be started."""
     hint = _START_HINTS.get(failure.errno)
-    return f"error: {who} could not be started: {indent_rest(failure.reason)}\n" + (f"\nhint: {hint}\n" if hint else "")
+    return f"error: {who} could not be started: {indented(failure.reason)}\n" + (f"\nhint: {hint}\n" if hint else "")
 
 
 def render_stopping(grace_period: float, running: int, nnodes: int, *, is_ctrl_c: bool) -> str:
@@ -117,7 +117,7 @@ def render_short(first: WorkerExit, why: str) -> str:
     if first.log is not None:
         lines.append(f"  logs {first.log}")
     lines.append(f"  this report is short, since what writes the full one has failed: {why}")
-    return "\n".join(map(indent_rest, lines)) + "\n"
+    return "\n".join(map(indented, lines)) + "\n"
 
 
 def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:
@@ -148,7 +148,7 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
         [f"  {line}" for line in (*stopped, *stacks)],
         [] if found.is_explained else [_IF_SLOW],
     ]
-    return "\n\n".join("\n".join(map(indent_rest, section)) for section in sections if section) + "\n"
+    return "\n\n".join("\n".join(map(indented, section)) for section in sections if section) + "\n"
 
 
 def _ends(exits: Sequence[WorkerExit]) -> str:

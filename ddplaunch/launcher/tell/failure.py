@@ -16,7 +16,7 @@ from ddplaunch.record.seen.dump import FATAL, NOISE, Crash, parse_crash
 from ddplaunch.record.seen.stack import frames_of, location, short
 from ddplaunch.spec.outcome import Frame, WorkerError, WorkerExit
 from ddplaunch.system.console.paint import CODE, ERROR, HINT, STRONG, WEAK, Line, Paint, Words, plain
-from ddplaunch.system.errors import indent_rest
+from ddplaunch.system.errors import indented
 from ddplaunch.system.fields import TERMINAL_ESCAPE
 from ddplaunch.system.words import count, duration, signal_name, size, these_ranks, tilde
 
@@ -74,7 +74,7 @@ def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
         *hints,
     ]
     host = "" if report.is_simulated else report.first.host
-    written = [[indent_rest(paint.line(line, host)) for line in section] for section in sections if section]
+    written = [[indented(paint.line(line, host)) for line in section] for section in sections if section]
     return "\n\n".join(map("\n".join, written)) + "\n"
 
 

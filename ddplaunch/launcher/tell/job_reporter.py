@@ -19,7 +19,7 @@ from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.job import Program, ProgramKind
 from ddplaunch.spec.outcome import OWN_END, ClusterEnding, Traces, Why, WorkerExit
 from ddplaunch.system.console.paint import plain
-from ddplaunch.system.errors import indent_rest
+from ddplaunch.system.errors import indented
 from ddplaunch.system.fields import piece
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration
@@ -397,4 +397,4 @@ def _node_lost(state: State) -> str:
         hint = f"hint: {slow}{count(len(state.members), 'node')} left, and `--nnodes` wants {state.policy.min_nodes}"
         if state.policy.command_elsewhere:  # users start the nodes
             hint += ". Nodes that live wait for node 0: type its command again here"
-    return "\n".join([*map(indent_rest, lines), *(["", hint] if hint else [])]) + "\n"
+    return "\n".join([*map(indented, lines), *(["", hint] if hint else [])]) + "\n"

@@ -22,7 +22,7 @@ from ddplaunch.record.run_folder import COLLECTIVES, RunFolder
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.outcome import ClusterQuestions, Traces, Why
 from ddplaunch.system.console.paint import Paint
-from ddplaunch.system.errors import indent_rest
+from ddplaunch.system.errors import indented
 from ddplaunch.system.process.clock import Pause
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration, tilde
@@ -389,4 +389,4 @@ class Reporter:
     def print(self, text: str) -> None:
         """Print a line of ours, unless -q was given."""
         if self.spec.verbosity >= 0:
-            self.stderr.write(f"ddplaunch: {indent_rest(text)}\n")
+            self.stderr.write(f"ddplaunch: {indented(text)}\n")

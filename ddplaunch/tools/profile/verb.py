@@ -14,7 +14,7 @@ from msgspec import Struct
 from ddplaunch.record import trace
 from ddplaunch.spec.program import working_directory
 from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, fits, line, section, sentence, table, written
-from ddplaunch.system.errors import LaunchError, indent_rest, say
+from ddplaunch.system.errors import LaunchError, indented, say
 from ddplaunch.system.exitcodes import NODE_LOST
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.fields import line as printable
@@ -174,7 +174,7 @@ def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str],
     assert run.replies is not None
     if not hosts:
         why = run.replies.problem or "; ".join(silent) or "has no worker now"
-        raise LaunchError(f"run {run.name} {indent_rest(why)}", status=NODE_LOST)
+        raise LaunchError(f"run {run.name} {indented(why)}", status=NODE_LOST)
     unknown = set(asked or ()) - hosts.keys()
     if unknown:
         about_run = run.replies.run
@@ -223,7 +223,7 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
             data = unpacked(rank.trace, _MOST_UNPACKED)
             one.found = read(data, rank=rank.rank, host=one.host, ahead=best.ahead)
         except Malformed as error:
-            rank.phase, rank.why = "failed", f"has sent a trace that {indent_rest(str(error))}"
+            rank.phase, rank.why = "failed", f"has sent a trace that {indented(str(error))}"
         else:
             if one.found.clock_moved > _MOVED:
                 one.alignment = Alignment(best.ahead, best.error, steady=False)

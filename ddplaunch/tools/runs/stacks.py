@@ -16,7 +16,7 @@ from ddplaunch.record.seen.reasons import reasons
 from ddplaunch.record.window.questions import AskStacks
 from ddplaunch.spec.program import working_directory
 from ddplaunch.system.console.tables import NAME, NOTE, ODD, Block, Look, line, section, written
-from ddplaunch.system.errors import LaunchError, indent_rest, say
+from ddplaunch.system.errors import LaunchError, indented, say
 from ddplaunch.system.exitcodes import NODE_LOST
 from ddplaunch.tools.runs import choice, client, find
 from ddplaunch.tools.runs.client import RunReplies
@@ -75,7 +75,7 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
     waits = [*reasons(samples, cwd), *explain(samples, cwd)]  # errors that ranks have printed, then who waits for whom
     silent = find.silent(replies.nodes)
     if replies.problem:
-        silent.append(f"run {name} {indent_rest(replies.problem)}")
+        silent.append(f"run {name} {indented(replies.problem)}")
     if want.as_json:
         import json
 
@@ -101,7 +101,7 @@ def _ask(run: Known, want: Wanted) -> RunReplies:
     replies = client.ask(run.replies.socket_path, asked, within + _ON_THE_WAY)
     if replies is None or (replies.problem and not replies.nodes):
         problem = replies.problem if replies is not None else "has just ended"
-        raise LaunchError(f"run {run.name} {indent_rest(problem)}", status=NODE_LOST)
+        raise LaunchError(f"run {run.name} {indented(problem)}", status=NODE_LOST)
     return replies
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 from ddplaunch.record.window import requests
 from ddplaunch.system.console.tables import Look
-from ddplaunch.system.errors import LaunchError, indent_rest, say, visible
+from ddplaunch.system.errors import LaunchError, indented, say, visible
 from ddplaunch.system.exitcodes import NODE_LOST, OK
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.process.apart import disk_watch_paused
@@ -84,7 +84,7 @@ def _debug(sock: socket.socket, run: Known, rank: int, look: Look) -> int:
         for reply in client.replies_of(sock, requests.Attach(rank), _DEBUGGER_WITHIN):
             match reply:
                 case requests.RequestRefused(reason):
-                    raise LaunchError(f"run {run.name}: {indent_rest(reason)}")
+                    raise LaunchError(f"run {run.name}: {indented(reason)}")
                 case requests.Unreached():
                     say(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
                     here = stacks.text_of(run, stacks.Wanted(ranks=str(rank)), look)
@@ -216,7 +216,7 @@ def _stop(run: Known) -> Iterator[int | None]:
                         yield OK
                         return
                     case requests.RequestRefused(reason):
-                        raise LaunchError(f"run {name} does not take the request: {indent_rest(reason)}")
+                        raise LaunchError(f"run {name} does not take the request: {indented(reason)}")
     except OSError:
         pass  # the agent ended before it said how the job ended
     if nnodes > 1:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from msgspec import Struct
 
 from ddplaunch.reach.slurm.scontrol import JobRecord, ScontrolError, UnknownJob, show_jobs
-from ddplaunch.system.errors import indent_rest, tell, write_stderr
+from ddplaunch.system.errors import indented, tell, write_stderr
 from ddplaunch.system.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
 from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.ending import do_nothing
@@ -193,7 +193,7 @@ class _Watch:
         if self._is_mid_line and os.isatty(2) and os.isatty(1):
             write_stderr("\n")
         self._is_mid_line = False
-        notify(f"ddplaunch: {indent_rest(text)}")
+        notify(f"ddplaunch: {indented(text)}")
 
 
 def notify(text: str) -> None:

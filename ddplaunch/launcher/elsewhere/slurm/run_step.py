@@ -30,7 +30,7 @@ from ddplaunch.spec.options.table import Reach
 from ddplaunch.spec.order import Order
 from ddplaunch.spec.outcome import ClusterEnding, ClusterQuestions
 from ddplaunch.system.console.streams import Screen
-from ddplaunch.system.errors import LaunchError, indent_rest, tell
+from ddplaunch.system.errors import LaunchError, indented, tell
 from ddplaunch.system.process.linux import raise_open_files
 
 
@@ -43,7 +43,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
     if spec.wants_terminal:
         raise _no_terminal(spec, allocation)
     for note in allocation.notes:
-        tell(f"ddplaunch: {indent_rest(note)}\n")
+        tell(f"ddplaunch: {indented(note)}\n")
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = endpoints.ports_of(job_id, os.getpid())[0]  # for this command, of perhaps several in a Slurm job
     token = os.urandom(32).hex()
