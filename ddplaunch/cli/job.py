@@ -69,8 +69,8 @@ _ABOUT_OPTIONS = (
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
 )
-_VERBS_BEFORE_A_JOB = ("check, doctor", "Find faults before the job starts.")
-_VERBS_FOR_JOBS = ("ps, top, logs, stacks, profile, attach, report, stop", "Look into your jobs, and end them.")
+_BEFORE_RUNS = ("check, doctor", "Find faults before the job starts.")
+_INTO_RUNS = ("ps, top, logs, stacks, profile, attach, report, stop", "Look into your jobs, and end them.")
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -226,9 +226,8 @@ class JobCommand(Command):
             rows = [options[name].row(summary or f"{first_parts[name]}.") for name, summary in _COMMON.items()]
             formatter.rows("Options", rows)
             shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit")]
-            formatter.rows("Verbs", [*shown, _VERBS_BEFORE_A_JOB, _VERBS_FOR_JOBS])
-            without_help = _ABOUT_OPTIONS[1:]  # this is what --help shows
-            formatter.rows("More", [*without_help, ("VERB --help", "The help of a verb.")])
+            formatter.rows("Verbs", [*shown, _BEFORE_RUNS, _INTO_RUNS])
+            formatter.rows("More", [*_ABOUT_OPTIONS[1:], ("VERB --help", "The help of a verb.")])
             return
         formatter.examples((*EXAMPLES, *_MORE_EXAMPLES))
         for group in GROUPS:

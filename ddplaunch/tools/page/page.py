@@ -121,8 +121,8 @@ def _verdict(run: History) -> Html:
     else:
         kind = "good" if run.status == 0 else "failed"
         text = f"{run.outcome[:_LONGEST_CELL]}. Exit status {run.status}."
-    has = "has" if run.goes_on else "had"
-    where = f" It {has} {_workers_and_nodes(run)}, and began at {_date(run.began)}."
+    has, size = "has" if run.goes_on else "had", _size(run)
+    where = f" It {has} {size}, and began at {_date(run.began)}."
     return tag("p", text, where, class_=f"verdict {kind}")
 
 
@@ -134,8 +134,8 @@ def _locations(run: History) -> Html | str:
     return tag("ul", items) if items else ""
 
 
-def _workers_and_nodes(run: History) -> str:
-    """Say how many workers on how many nodes the newest generation had, or was to have, if only the plan is in the folder."""
+def _size(run: History) -> str:
+    """Say how many workers on how many nodes the newest generation had, or, as far as only a command tells, was to have."""
     if run.is_of_command:
         plan = run.nodes[0].plan
         workers, nodes = (

@@ -34,11 +34,11 @@ def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
     """Answer the requests of the front (the process that was typed) for rows, or for a snapshot of the job, until it ends."""
     viewer = _Viewer(env)
     while data := connection.recv(LONGEST):
-        request = for_viewer(data)
-        if request.snapshot:
-            replies = snapshot_parts(f"{viewer.snapshot(request.socket_path, request.columns)}\n")
+        draw = for_viewer(data)
+        if draw.snapshot:
+            replies = snapshot_parts(f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
         else:
-            replies = [Drawn(text(viewer.rows(request.socket_path, request.columns, request.lines)))]
+            replies = [Drawn(text(viewer.rows(draw.socket_path, draw.columns, draw.lines)))]
         for reply in replies:
             connection.send(encode(reply))
 
