@@ -95,11 +95,11 @@ def _with_nproc_per_node(meant: list[tuple[str, str]], total: int) -> list[tuple
         nnodes = int(nodes) if nodes.isdecimal() else 0
         is_equal_on_all = nnodes > 0 and total > 0 and total % nnodes == 0
         return _with_nproc(meant, total // nnodes) if is_equal_on_all else meant
-    counts, left = [], total
+    counts, remaining = [], total
     for host in hosts:
-        counts.append(min(host.slots or 1, left))
-        left -= counts[-1]
-    each, more = divmod(left, len(hosts))
+        counts.append(min(host.slots or 1, remaining))
+        remaining -= counts[-1]
+    each, more = divmod(remaining, len(hosts))
     counts = [count + each + (1 if index < more else 0) for index, count in enumerate(counts)]
     if counts == [host.slots for host in hosts]:  # which the hosts say themselves
         return [option for option in meant if option[0] != _NPROC]

@@ -45,15 +45,15 @@ class Mismatch(Struct, frozen=True, kw_only=True):
         """Return the mismatch as text: "step 1: rank 0 calls all_reduce (float32 [8]), rank 1 ends in step 2: train.py:88"."""
         shown, others = self.sides[:_MOST_SIDES], self.sides[_MOST_SIDES:]
         locations = {side.where for side in shown if side.where}
-        said = []
+        parts = []
         for side in shown:
             at = f" at {side.where}" if side.where and len(locations) > 1 else ""
-            said.append(f"{these_ranks(side.ranks)} {_with_number(side)}{at}")
+            parts.append(f"{these_ranks(side.ranks)} {_with_number(side)}{at}")
         number = sum(len(side.ranks) for side in others)
         more = f", {number} others do something else" if number else ""
         group = f"in {self.group}, " if self.group else ""
         only_location = f": {locations.pop()}" if len(locations) == 1 else ""
-        return f"step {self.step}: {group}{', '.join(said)}{more}{only_location}"
+        return f"step {self.step}: {group}{', '.join(parts)}{more}{only_location}"
 
 
 def _with_number(side: Side) -> str:

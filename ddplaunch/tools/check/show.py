@@ -111,7 +111,7 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
         verb = "was" if trace.how.startswith("killed") else "ended with"
         return _Failure(f"{verb} {trace.how}")
     first_line = Redactor().text(error.message.strip().partition("\n")[0][:300])
-    said = f"{error.type}: {first_line}" if first_line else error.type
+    exception = f"{error.type}: {first_line}" if first_line else error.type
     hint = ""
     lacking = next((call for call in trace.calls if call.lacks), None)  # a call that should have received objects
     if _NEEDS_GPU.search(error.message):
@@ -125,7 +125,7 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
             f"rank was not checked before. `--ranks {compress({*checked.wanted.ranks, lacking.peer or 0})}` checks both"
         )
     innermost_first = tuple(reversed(frames_of(error)))
-    return _Failure(f"raised {said}", checked.where(innermost_first), hint)
+    return _Failure(f"raised {exception}", checked.where(innermost_first), hint)
 
 
 def _notes(checked: Checked) -> Iterator[str]:

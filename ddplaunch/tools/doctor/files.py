@@ -145,11 +145,11 @@ def _place_findings(check: str, place: Place) -> Iterator[Finding]:
     """Yield what is wrong with a place, as far as the check with this name is about it."""
     where, name = f"{place.path} ({place.kind or 'unknown file system'})", place.name
     if place.free < _LITTLE:
-        left = f"{size(place.free)} of {size(place.size)} are free in {name}"
-        yield slow(left, where, f"`df -h {place.path}`; {_ELSEWHERE}")
+        title = f"{size(place.free)} of {size(place.size)} are free in {name}"
+        yield slow(title, where, f"`df -h {place.path}`; {_ELSEWHERE}")
     elif place.free_inodes is not None and place.free_inodes < _FEW_INODES:
-        left = f"{place.free_inodes} inodes are free in {name}, so that few files can be made"
-        yield slow(left, where, f"`df -i {place.path}`; {_ELSEWHERE}")
+        title = f"{place.free_inodes} inodes are free in {name}, so that few files can be made"
+        yield slow(title, where, f"`df -i {place.path}`; {_ELSEWHERE}")
     if place.lock_problem:
         hint = "the lock daemon of the file server does not answer, or its client is mounted with nolock"
         yield slow(f"files in {name} cannot be locked: {place.lock_problem}", where, f"{hint}\n{_ELSEWHERE}")

@@ -60,14 +60,14 @@ def read(_subject: Subject) -> SharedMemory:
         return SharedMemory(size=0, free=0, problem=error.strerror or str(error))
     if not os.access(SHM, os.W_OK | os.X_OK):
         return SharedMemory(size=0, free=0, problem="it is not writable")
-    left = list(_left_by_user(SHM))
-    if left:
+    leftovers = list(_left_by_user(SHM))
+    if leftovers:
         used = set(_in_use(f"{SHM}/"))
-        left = [one for one in left if one.path not in used]
+        leftovers = [one for one in leftovers if one.path not in used]
     return SharedMemory(
         size=room.f_blocks * room.f_frsize,
         free=room.f_bavail * room.f_frsize,
-        unused=tuple(sorted(left, key=lambda one: (-one.size, one.path))),
+        unused=tuple(sorted(leftovers, key=lambda one: (-one.size, one.path))),
         # "": without /proc nobody can tell that this is a container, which has a namespace of its own
         sees_all_processes=_link("/proc/self/ns/pid") in ("", _HOST_PIDS),
     )

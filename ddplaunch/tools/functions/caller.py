@@ -207,9 +207,10 @@ class Caller:
             except KeyboardInterrupt:
                 # without a terminal uv and others interrupt this program twice for one Ctrl-C
                 signum = self._interrupt
-                meaning = requests.take(signum, time.monotonic(), typed_at(os.getpid(), signal.SIGINT))
+                typed = typed_at(os.getpid(), signal.SIGINT)  # whether a person has typed it at our terminal
+                meaning = requests.take(signum, time.monotonic(), typed)
                 is_unsent = meaning is Meaning.INSISTS
-                if meaning is Meaning.SAME:
+                if meaning is Meaning.SAME:  # one request, which has come twice
                     self._say("another interrupt counts as the first one. A third one kills the workers at once")
             except Exception:  # noqa: BLE001 - the first one is raised; stop writing to the stream that raised it
                 self._is_muted = True

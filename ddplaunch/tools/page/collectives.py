@@ -185,7 +185,7 @@ def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
     for one in seen:
         if len(one.came) > 1:
             by_group.setdefault((one.group, one.members), []).append(one)
-    made = {}
+    result = {}
     for group, of_group in by_group.items():
         count, came_last = Counter[int](), Counter[int]()
         kept, waited = defaultdict[int, float](float), defaultdict[int, float](float)
@@ -198,5 +198,5 @@ def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
                 count[rank] += 1
                 waited[rank] += latest - at
         every = (Waits(rank, count[rank], came_last[rank], kept[rank], waited[rank]) for rank in count)
-        made[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
-    return made
+        result[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
+    return result

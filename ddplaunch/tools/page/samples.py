@@ -80,7 +80,7 @@ def curves(
     `rows_of_nodes` are the lines of each node, with what is to be added to its clock to give seconds since 1970.
     """
     width = max(ended - began, 1e-3) / points  # seconds of a part
-    made: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}  # by rank
+    points_of: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}  # by rank
     step_times: dict[int, _StepTimes] = {}  # by rank
     for rows, offset in rows_of_nodes:
 
@@ -99,15 +99,17 @@ def curves(
                 factor = _MIB if name in _MEMORY else 1
                 for rank, value in zip(ranks, values, strict=False):
                     if value is not None:
-                        made[name].setdefault(rank, []).append(Point(at, value * factor, generation))
+                        points_of[name].setdefault(rank, []).append(Point(at, value * factor, generation))
             for rank, step in zip(ranks, joined[-1].step, strict=False):
                 if step is None:
                     continue
                 seconds = step_times.setdefault(rank, _StepTimes()).on_step(at, step, generation)
                 if seconds is not None:
-                    made[_STEP_TIME].setdefault(rank, []).append(Point(at, seconds, generation))
+                    points_of[_STEP_TIME].setdefault(rank, []).append(Point(at, seconds, generation))
     units = dict.fromkeys(_MEMORY, "B") | {_STEP_TIME: "s"}  # of all others: "%"
-    return [Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in made.items() if ranks]
+    return [
+        Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in points_of.items() if ranks
+    ]
 
 
 def _most_values(row: SampleRow) -> int:

@@ -109,14 +109,14 @@ def show(
 
     `named` is the run, `ranks` the value of -r and `out` that of --out, as they were typed; None: not typed.
     """
-    asked = choice.ranks_meant(ranks)
+    wanted_ranks = choice.ranks_meant(ranks)
     of_ranks = ("-r", ranks) if ranks is not None else ()
     of_file = ("--out", out) if out is not None else ()
     run = choice.choose_running(env, named, "profile", *of_ranks, *wish.typed, *of_file)
     assert run.replies is not None
     hosts = {worker.rank: node.host for node, worker in run.replies.workers}
     silent = find.silent(run.replies.nodes)
-    chosen = _chosen(run, asked, hosts, silent)
+    chosen = _chosen(run, wanted_ranks, hosts, silent)
     for problem in silent:
         say(f"warning: {problem}, so its ranks are left out")
     path = os.path.abspath(out) if out is not None else _path(run)
@@ -163,8 +163,10 @@ def _result(run: Known, profiled: Sequence[_Profiled]) -> _Result:
     return _Result(profiled=profiled, found=found, joined=joined, divisions=divisions, last=last)
 
 
-def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str], silent: Sequence[str]) -> list[int]:
-    """Return the ranks to be profiled: those `asked` for, None for all.
+def _chosen(
+    run: Known, wanted_ranks: Collection[int] | None, hosts: Mapping[int, str], silent: Sequence[str]
+) -> list[int]:
+    """Return the ranks to be profiled: those `wanted_ranks` for, None for all.
 
     `hosts` has the ranks whose nodes have answered, and `silent` says which nodes have not.
 
@@ -175,7 +177,7 @@ def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str],
     if not hosts:
         why = run.replies.problem or "; ".join(silent) or "has no worker now"
         raise LaunchError(f"run {run.name} {indented(why)}", status=NODE_LOST)
-    unknown = set(asked or ()) - hosts.keys()
+    unknown = set(wanted_ranks or ()) - hosts.keys()
     if unknown:
         about_run = run.replies.run
         world_size = about_run.world_size if about_run is not None else len(hosts)
@@ -184,7 +186,7 @@ def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str],
             raise choice.no_such_ranks(run.name, never, world_size)
         unreached = f"{these_ranks(unknown)} of {run.name} cannot be reached"
         raise LaunchError(f"{unreached}: {'; '.join(silent)}", status=NODE_LOST)
-    chosen = sorted(hosts if asked is None else asked)
+    chosen = sorted(hosts if wanted_ranks is None else wanted_ranks)
     if len(chosen) > _MOST_RANKS:
         raise LaunchError(
             f"run {run.name} has {count(len(chosen), 'rank')}, and at most {_MOST_RANKS} are profiled at once",

@@ -168,11 +168,11 @@ def look(env: Mapping[str, str]) -> Found:
 
     Runs of other hosts are known by their folders in a shared home, and by agents here that say which host coordinates them.
     """
-    asked = _ask_status_of_all(env)
-    here = [replies for replies in asked if replies.elsewhere is None]
+    replies_of_all = _ask_status_of_all(env)
+    here = [replies for replies in replies_of_all if replies.elsewhere is None]
     names_here = {name_of(replies) for replies in here}
     there = {run.run_id: run for run in _on_other_hosts_by_folder(env, names_here)}
-    for coordinated in (replies.elsewhere for replies in asked):
+    for coordinated in (replies.elsewhere for replies in replies_of_all):
         if coordinated is not None and coordinated.run_id and coordinated.run_id not in names_here:
             run = Known(
                 run_id=line(coordinated.run_id),

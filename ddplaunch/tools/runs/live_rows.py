@@ -226,14 +226,14 @@ class LiveRows:
                 doing[f"in {wait.collective}"] += len(here)
                 ranks -= here
         doing.update(_does(row) for row in rest if row.worker.rank in ranks)
-        told = [text if len(doing) == 1 else f"{number} {text}" for text, number in doing.most_common()]
+        parts = [text if len(doing) == 1 else f"{number} {text}" for text, number in doing.most_common()]
         steps = [row.worker.progress.step for row in rest if row.worker.progress is not None]
         if len(steps) > 1:
-            told.append(f"step {min(steps):,}" + (f"-{max(steps):,}" if min(steps) < max(steps) else ""))
+            parts.append(f"step {min(steps):,}" + (f"-{max(steps):,}" if min(steps) < max(steps) else ""))
         quiet = [row.worker.quiet for row in rest if row.worker.quiet is not None]
         if self._waits and quiet:
-            told.append(f"quiet for {duration(min(quiet))}")
-        return line((f"{who}: {', '.join(told)}", NOTE))
+            parts.append(f"quiet for {duration(min(quiet))}")
+        return line((f"{who}: {', '.join(parts)}", NOTE))
 
 
 # --- the tests: how a rank differs, None where it does not differ in this way. Those that compare ranks are made for all of them

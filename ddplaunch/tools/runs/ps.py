@@ -91,8 +91,8 @@ def facts_of(replies: RunReplies) -> Words:
     pace = f", {written_pace(run.steps_per_second)}" if run.steps_per_second else ""
     phase_style = GOOD if phase == "running" else ODD
     progress = progress_of(replies)
-    told = [written_progress(progress, run), *(written_metrics(progress) if progress is not None else [])]
-    so_far = "".join(f", {part}" for part in told if part)
+    progress_texts = [written_progress(progress, run), *(written_metrics(progress) if progress is not None else [])]
+    so_far = "".join(f", {part}" for part in progress_texts if part)
     facts = f"{workers}, for {duration(run.seconds)}{restarts}{so_far}{pace}: "
     command = run.command.replace("\n", r"\n")
     return line((short(name_of(replies)), NAME), ": ", (phase, phase_style), facts, (command, COMMAND))

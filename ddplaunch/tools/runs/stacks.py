@@ -97,8 +97,8 @@ def _ask(run: Known, want: Wanted) -> RunReplies:
     """Ask a run for the stacks of its workers; raise LaunchError if no node has answered."""
     assert run.replies is not None
     within = _NATIVE_WITHIN if want.native else WITHIN
-    asked = AskStacks(within, want.threads, want.native)
-    replies = client.ask(run.replies.socket_path, asked, within + _ON_THE_WAY)
+    question = AskStacks(within, want.threads, want.native)
+    replies = client.ask(run.replies.socket_path, question, within + _ON_THE_WAY)
     if replies is None or (replies.problem and not replies.nodes):
         problem = replies.problem if replies is not None else "has just ended"
         raise LaunchError(f"run {run.name} {indented(problem)}", status=NODE_LOST)

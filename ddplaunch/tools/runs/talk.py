@@ -50,21 +50,21 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
 # --- attach
 
 
-def attach(env: Mapping[str, str], named: str | None, asked: str | None) -> int:
+def attach(env: Mapping[str, str], named: str | None, rank_typed: str | None) -> int:
     """Debug a rank of the job that is meant, and return the exit status."""
-    if asked is not None and not asked.isdecimal():
-        raise LaunchError(f"-r {asked}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
+    if rank_typed is not None and not rank_typed.isdecimal():
+        raise LaunchError(f"-r {rank_typed}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
     if not (os.isatty(0) and os.isatty(1)):
         raise LaunchError(
             "ddplaunch attach needs a terminal, but stdin or stdout is none",
             hint="`ddplaunch stacks` shows where the workers are, and needs none",
         )
-    run = choice.choose_running(env, named, "attach", *(["-r", asked] if asked is not None else []))
+    run = choice.choose_running(env, named, "attach", *(["-r", rank_typed] if rank_typed is not None else []))
     assert run.replies is not None
     world_size = run.replies.run.world_size if run.replies.run is not None else 0  # 0: not known
-    if asked is None and world_size > 1:
+    if rank_typed is None and world_size > 1:
         raise LaunchError(f"run {run.name} has {count(world_size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
-    rank = int(asked or 0)
+    rank = int(rank_typed or 0)
     if world_size and rank >= world_size:
         raise choice.no_such_ranks(run.name, [rank], world_size)
     try:

@@ -92,14 +92,16 @@ def draft(
         except LaunchError as error:
             raise _with_hint_for_sbatch(error) from None
         request = _avoid_bad_nodes(request, spec, env)
-        asked = script.options_in_script(request, spec)
-        open_mode = _value_for_sbatch("open-mode", asked, request, env)
+        script_options = script.options_in_script(request, spec)
+        open_mode = _value_for_sbatch("open-mode", script_options, request, env)
         made = Draft(
             # a script with the name of a verb would be taken for the verb
-            script=script.text(asked, command, ("run", *job) if job[0] in verbs else job, program_words),
+            script=script.text(script_options, command, ("run", *job) if job[0] in verbs else job, program_words),
             folder=os.getcwd(),
-            output=tuple(filter(None, (_value_for_sbatch(name, asked, request, env) for name in ("output", "error")))),
-            name=_value_for_sbatch("job-name", asked, request, env),
+            output=tuple(
+                filter(None, (_value_for_sbatch(name, script_options, request, env) for name in ("output", "error")))
+            ),
+            name=_value_for_sbatch("job-name", script_options, request, env),
             append=open_mode[:1] in ("a", "A"),  # sbatch reads only this letter
             options=request.options,
         )

@@ -220,8 +220,8 @@ def connect(
                 errors[target] = line(why_failed(error))
             else:
                 selector.register(attempt.sock, selectors.EVENT_WRITE, attempt)
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while selector.get_map() and (remaining := until - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining):
                 attempt = key.data
                 try:
                     if not attempt.is_greeted:
