@@ -22,7 +22,16 @@ if TYPE_CHECKING:  # the help needs none of it
 
 _BROKEN = 1  # the exit status if a job would fail here
 # options that say where a job runs
-_SAY_WHERE = ("hosts", "hostfile", "nnodes", "node_rank", "master_addr", "rdzv_endpoint", "simulate", "cluster")
+_OPTIONS_THAT_SAY_WHERE = (
+    "hosts",
+    "hostfile",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "rdzv_endpoint",
+    "simulate",
+    "cluster",
+)
 _UNAUTHENTICATED = (
     "no token: any process that reaches node 0, or listens where node 0 should, can take part in the examination. "
     "To keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
@@ -173,7 +182,7 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
     try:
         allocated = dispatch.allocate_job(spec, env)
     except LaunchError as error:
-        were_asked_for = any(spec.origin(name) != "default" for name in _SAY_WHERE)
+        were_asked_for = any(spec.origin(name) != "default" for name in _OPTIONS_THAT_SAY_WHERE)
         if were_asked_for:
             raise
         note = f"only this machine is examined: {error.message}"

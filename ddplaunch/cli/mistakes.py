@@ -45,9 +45,9 @@ _VERBS_FOR = {
     **dict.fromkeys(("runs", "history", "past"), "ps --all"), "tail": "logs -f",
 }  # fmt: skip
 # verbs that other tools have, and what serves in their place
-_LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
+_HINT_TO_LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
 _SERVES_INSTEAD = {
-    **dict.fromkeys(("info", "env", "test", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
+    **dict.fromkeys(("info", "env", "test", "devices", "gpu", "gpus", "health", "diagnose"), _HINT_TO_LOOK),
     **dict.fromkeys(
         ("init", "config", "cfg", "configure", "setup"),
         "nothing has to be set up; options may stand in ddplaunch.toml, and `ddplaunch plan train.py` shows which hold",

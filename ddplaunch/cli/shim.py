@@ -90,7 +90,7 @@ def make(folder: str) -> str:
     return f'export PATH={quoted}:"$PATH" PYTHONPATH={quoted}"${{PYTHONPATH:+:$PYTHONPATH}}"'
 
 
-_OWN_FOLDER = "name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
+_HINT_OWN_FOLDER = "name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
 
 
 def _check_owner(folder: str, folder_fd: int) -> None:
@@ -106,7 +106,7 @@ def _check_owner(folder: str, folder_fd: int) -> None:
     elif who := replaceable_by(folder):
         why = f"{folder} may be replaced: {who}"
     if why:
-        raise LaunchError(f"{why}, and what lies there would run as you", hint=_OWN_FOLDER)
+        raise LaunchError(f"{why}, and what lies there would run as you", hint=_HINT_OWN_FOLDER)
 
 
 def _check_is_ours(folder: str, folder_fd: int, name: str) -> None:
@@ -125,7 +125,7 @@ def _check_is_ours(folder: str, folder_fd: int, name: str) -> None:
     except OSError:
         pass
     if not is_ours:
-        raise LaunchError(f"{folder}/{name} exists and is not ours", hint=_OWN_FOLDER)
+        raise LaunchError(f"{folder}/{name} exists and is not ours", hint=_HINT_OWN_FOLDER)
 
 
 def _write(folder_fd: int, name: str, text: str, mode: int) -> None:

@@ -36,7 +36,7 @@ _MOST_AT_ONCE = 4  # each holds a whole model
 # seconds for a rank to end by itself after its deadline, before it is killed, and for a kill to take effect
 _GRACE = 5.0
 _OUTPUT = 64 << 10  # bytes of a rank's output that are kept
-_PORT = "29500"  # as torchrun's default; nobody listens there
+_UNUSED_PORT = "29500"  # as torchrun's default; nobody listens there
 _LONGEST_STACKS = 4 << 20  # bytes
 _GIVES_UP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -241,7 +241,7 @@ class _Runs:
             **hidden,
             **common,
             **place,
-            "MASTER_PORT": _PORT,
+            "MASTER_PORT": _UNUSED_PORT,
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_ERROR_FILE": f"{path}.json",
             "DDPLAUNCH_INIT_METHOD": "env://",

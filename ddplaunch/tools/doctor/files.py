@@ -22,7 +22,7 @@ _SLOW_DISK = 10 << 20  # bytes per second: the logs of a few chatty workers
 _SLOW_SYNC = 1.0  # seconds
 _LITTLE = 256 << 20  # bytes
 _FEW_INODES = 1000
-_ELSEWHERE = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
+_HINT_ELSEWHERE = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ def judge(check: str, place: Place) -> Verdict:
     """Judge a folder for the check of this name; slow is the worst, since a job goes on without its files."""
     if place.write_problem:
         where = f"{place.path}{f' ({place.kind})' if place.kind else ''}"
-        hint = f"{_ELSEWHERE}\n`ls -ld {place.path}` shows whose it is"
+        hint = f"{_HINT_ELSEWHERE}\n`ls -ld {place.path}` shows whose it is"
         finding = slow(f"nothing can be written to {place.name}: {place.write_problem}", where, hint)
         return Verdict(place.write_problem, (finding,))
     inodes = "" if place.free_inodes is None else f", {place.free_inodes} inodes"
@@ -146,22 +146,22 @@ def _place_findings(check: str, place: Place) -> Iterator[Finding]:
     where, name = f"{place.path} ({place.kind or 'unknown file system'})", place.name
     if place.free < _LITTLE:
         title = f"{size(place.free)} of {size(place.size)} are free in {name}"
-        yield slow(title, where, f"`df -h {place.path}`; {_ELSEWHERE}")
+        yield slow(title, where, f"`df -h {place.path}`; {_HINT_ELSEWHERE}")
     elif place.free_inodes is not None and place.free_inodes < _FEW_INODES:
         title = f"{place.free_inodes} inodes are free in {name}, so that few files can be made"
-        yield slow(title, where, f"`df -i {place.path}`; {_ELSEWHERE}")
+        yield slow(title, where, f"`df -i {place.path}`; {_HINT_ELSEWHERE}")
     if place.lock_problem:
         hint = "the lock daemon of the file server does not answer, or its client is mounted with nolock"
-        yield slow(f"files in {name} cannot be locked: {place.lock_problem}", where, f"{hint}\n{_ELSEWHERE}")
+        yield slow(f"files in {name} cannot be locked: {place.lock_problem}", where, f"{hint}\n{_HINT_ELSEWHERE}")
     if place.socket_problem and check == "tmp":
         yield slow(
             f"no socket can be made in {name}: {place.socket_problem}", where, "set TMPDIR to a folder on a local disk"
         )
     if place.bytes_per_second < _SLOW_DISK or place.fsync_seconds > _SLOW_SYNC:
         speed = f"{size(int(place.bytes_per_second))}/s to disk, one fsync takes {duration(place.fsync_seconds)}"
-        yield slow(f"{name} is slow: {speed}", where, f"logs and checkpoints there hold workers up\n{_ELSEWHERE}")
+        yield slow(f"{name} is slow: {speed}", where, f"logs and checkpoints there hold workers up\n{_HINT_ELSEWHERE}")
     if place.replaceable_by and check == "runs":
-        yield note(f"another user may replace {name}: {place.replaceable_by}", where, _ELSEWHERE)
+        yield note(f"another user may replace {name}: {place.replaceable_by}", where, _HINT_ELSEWHERE)
 
 
 def _check_runs(subject: Subject) -> Verdict:

@@ -25,7 +25,7 @@ from ddplaunch.system.fields import line
 _NAME_OF_MAIN = b"__main__"  # the name in a pickle that needs that module
 _MAX_SOURCES = 4 << 20  # characters
 _NOT_FILES = ("<stdin>", "<string>")  # the names of code from stdin and of `python -c`
-_MOVE = "put it into a module that workers can import"
+_HINT_TO_MOVE = "put it into a module that workers can import"
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -99,7 +99,7 @@ class Function:
                 name = getattr(self._call[0], "__qualname__", repr(self._call[0]))
                 raise CannotSend(
                     f"{name} and its arguments use definitions of this session, which workers cannot import; "
-                    f"`pip install cloudpickle`, or {_MOVE}"
+                    f"`pip install cloudpickle`, or {_HINT_TO_MOVE}"
                 )
         self._by_value = True
         return self._pickle(by_value=True)
@@ -129,7 +129,7 @@ class Function:
                 _, descriptors = dumps(value, by_value=by_value)
                 close(descriptors)
             except Exception as own:  # noqa: BLE001 - whatever the object's own code raises
-                remedy = "" if by_value or _has_cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
+                remedy = "" if by_value or _has_cloudpickle() else f"; `pip install cloudpickle`, or {_HINT_TO_MOVE}"
                 return f"{name} cannot be sent to workers: {_why(own, remedy)}"
         return f"the function and its arguments cannot be sent to workers: {_why(error)}"
 

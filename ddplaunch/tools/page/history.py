@@ -29,7 +29,15 @@ from ddplaunch.tools.page.samples import Curve, SampleRow, curves
 
 _WITHIN = 60.0  # seconds that an event may wait until it is written
 _TAIL = 1 << 20  # bytes of samples in which the last one is looked for
-_NOTED = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice", "front_lost")
+_NOTED_EVENTS = (
+    "notice",
+    "node_joined",
+    "node_stopping",
+    "node_left",
+    "signal_received",
+    "left_after_notice",
+    "front_lost",
+)
 
 _TEXTS = (
     "program",
@@ -238,7 +246,7 @@ def _in_words(row: EventRow) -> str:
             later = f" in {duration(row.wait)}" if row.wait else ""
             why = f"{row.text}; " if row.text else ""
             return f"generation {row.generation} {what}: {why}all workers start again{later}"
-        case name if name in _NOTED:
+        case name if name in _NOTED_EVENTS:
             words = (row.host, row.text or row.reason or row.why or row.name or (row.signal and str(row.signal)) or "")
             return f"{name.replace('_', ' ')}: {' '.join(filter(None, words))}".removeprefix("notice: ").rstrip(": ")
     return ""

@@ -39,7 +39,7 @@ from ddplaunch.tools.runs.find import (
 _MOST_RUNS = 8  # that an error lists
 _SHORTEST_END = 3  # characters: every tenth name ends with a given letter
 _SHORTEST_NUMBER = 4  # digits: a shorter number is a rank, and no beginning of a date
-_PS_SHOWS = "`ddplaunch ps` shows what runs"
+_HINT_PS = "`ddplaunch ps` shows what runs"
 
 
 def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, WorkerStatus]]:
@@ -150,7 +150,7 @@ def choose_running(env: Mapping[str, str], named: str | None, verb: str, *option
 def _check_name(named: str | None) -> None:
     """Raise LaunchError for an empty name, as an unset variable of a shell leaves it: it would be a part of every name."""
     if named == "":
-        raise LaunchError("no run is named: the argument is empty", hint=_PS_SHOWS)
+        raise LaunchError("no run is named: the argument is empty", hint=_HINT_PS)
 
 
 def fitting(env: Mapping[str, str], named: str) -> list[Known]:
@@ -229,7 +229,7 @@ def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], typed
     if named.isdigit():
         takes_ranks = verb in ("logs", "stacks", "attach", "profile")
         return LaunchError(
-            what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if takes_ranks else _PS_SHOWS
+            what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if takes_ranks else _HINT_PS
         )
     similar = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
     if not similar and verb in ("logs", "report", "ps"):
@@ -251,7 +251,7 @@ def _by_folder(named: str, here: Sequence[Known]) -> Known:
     try:
         owner = os.stat(path).st_uid
     except OSError as error:
-        raise LaunchError(f"{named}: {why_failed(error)}", hint=_PS_SHOWS) from None
+        raise LaunchError(f"{named}: {why_failed(error)}", hint=_HINT_PS) from None
     socket_path = SocketPath(path, run_socket.NAME)
     # in a folder outside of our folder of runs, as with another XDG_STATE_HOME
     has_socket = os.path.lexists(socket_path.path)
@@ -260,7 +260,7 @@ def _by_folder(named: str, here: Sequence[Known]) -> Known:
             return of_running(replies)
     elif owner not in (os.getuid(), 0) and os.getuid() != 0:
         raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
-    raise LaunchError(f"no job runs in {named}", hint=_PS_SHOWS)
+    raise LaunchError(f"no job runs in {named}", hint=_HINT_PS)
 
 
 def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
@@ -306,4 +306,4 @@ def _none_here(what: str, there: Sequence[Known], typed: Typed, similar: str | N
         return LaunchError(
             f"{what}, and {why}", hint="only root can remove that folder. Jobs with --log-dir are reached through it"
         )
-    return LaunchError(what, hint=f"did you mean {similar}?" if similar else _PS_SHOWS)
+    return LaunchError(what, hint=f"did you mean {similar}?" if similar else _HINT_PS)

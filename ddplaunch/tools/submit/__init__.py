@@ -54,7 +54,7 @@ _PREFIXES_OF_JOB = (
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
 # what Slurm granted to the outer job on that host
 _DEVICES_OF_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
-_ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
+_HINT_ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
 _SCONTROL_TIMEOUT = 5.0  # seconds
 _JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
 
@@ -238,13 +238,13 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
                 check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),
             )  # fmt: skip
     except FileNotFoundError:
-        raise LaunchError("sbatch is not on PATH", hint=_ELSEWHERE, status=NOT_FOUND) from None
+        raise LaunchError("sbatch is not on PATH", hint=_HINT_ELSEWHERE, status=NOT_FOUND) from None
     except OSError as error:
         raise LaunchError(f"sbatch: {why_failed(error)}") from None
     if done.returncode:
         status = 128 - done.returncode if done.returncode < 0 else done.returncode
         if "establish a configuration source" in done.stderr:
-            raise LaunchError("no Slurm configured here", hint=_ELSEWHERE, status=status)
+            raise LaunchError("no Slurm configured here", hint=_HINT_ELSEWHERE, status=status)
         raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=status)
     found = _JOB.findall(done.stdout)
     # a site may print messages at each submission

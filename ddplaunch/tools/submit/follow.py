@@ -125,7 +125,7 @@ class _Watch:
             jobs = show_jobs(os.environ, self._job.id, POLL_TIMEOUT, cluster=self._job.cluster)
         except UnknownJob:
             observed = after_slurm_forgot(self._observed)
-            lines: tuple[str, ...] = (_FORGOTTEN,)
+            lines: tuple[str, ...] = (_TEXT_IF_FORGOTTEN,)
         except ScontrolError as error:
             if self._slurm_responds:
                 self._slurm_responds = False
@@ -236,7 +236,7 @@ _WORDS_OF_END = {
 _WITH_STATUS_OF_SCRIPT = ("CANCELLED", "COMPLETED", "FAILED")
 _LAST_SIGNAL = 64
 _LAUNCH_FAILURE = "JobLaunchFailure"
-_FORGOTTEN = "is no longer known to Slurm, so its exit status is unknown"
+_TEXT_IF_FORGOTTEN = "is no longer known to Slurm, so its exit status is unknown"
 
 
 _NO_ARRAY = ""  # what JobRecord.element is of a job that is no array
@@ -313,7 +313,7 @@ def _end_in_words(observed: Observation) -> str:
 
 def after_slurm_forgot(observed: Observation) -> Observation:
     """Return the observation that Slurm has forgotten the job, as some minutes after its end: it is over, with unknown status."""
-    ended = {**observed.ended, _NO_ARRAY: JobEnding(status=FAILED, text=_FORGOTTEN)}
+    ended = {**observed.ended, _NO_ARRAY: JobEnding(status=FAILED, text=_TEXT_IF_FORGOTTEN)}
     return Observation(reported_state=observed.reported_state, ended=ended, is_over=True)
 
 
