@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddplaunch.tools.check.notes import Trace
     from ddplaunch.tools.check.run import Wanted
 
-_WRONG = 1  # the exit status if ranks disagree, or one does not get through
+_STATUS_WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
 _STEPS, _MOST_STEPS = 3, 10_000  # by default, and at most
 _WORKERS_OF_NODE = 8  # workers, where nobody says how many
@@ -93,7 +93,7 @@ def check(
     compared, seconds = compare(traces, cwd), time.monotonic() - began
     result = Checked(wanted=wanted, traces=traces, compared=compared, seconds=seconds, cwd=cwd)
     text = as_json(result) if json else written(blocks(result), Look.of_stdout(env))
-    return show(text) or (_WRONG if result.is_wrong else OK)
+    return show(text) or (_STATUS_WRONG if result.is_wrong else OK)
 
 
 def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str | None) -> Wanted:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the help needs none of it
     from ddplaunch.spec.job import JobSpec
     from ddplaunch.tools.doctor import Report
 
-_BROKEN = 1  # the exit status if a job would fail here
+_STATUS_BROKEN = 1  # the exit status if a job would fail here
 # options that say where a job runs
 _OPTIONS_THAT_SAY_WHERE = (
     "hosts",
@@ -143,7 +143,7 @@ def doctor(
     report = _examined(spec, env, allocation, only, good)
     verbose = spec.verbosity > 0
     text = shown.as_json(report) if as_json else written(shown.blocks(report, verbose=verbose), Look.of_stdout(env))
-    return show(text) or (_BROKEN if report.is_broken else OK)
+    return show(text) or (_STATUS_BROKEN if report.is_broken else OK)
 
 
 def _forgotten(env: Mapping[str, str], node: str) -> str:

@@ -20,7 +20,7 @@ from ddplaunch.spec.outcome import Frame
 from ddplaunch.system.words import these_ranks
 from ddplaunch.tools.check.notes import P2P, Call, Trace
 
-_MOST = 8  # disagreements that are named
+_MOST_MISMATCHES = 8  # disagreements that are named
 _MOST_SIDES = 6  # of each
 _LONGEST = 30  # characters of a list of ranks
 
@@ -86,7 +86,7 @@ def compare(traces: Sequence[Trace], cwd: str) -> Compared:
     groups = {replay.group_of(trace, call) for trace in traces for call in trace.calls}
     alone = {group.members for group in groups if len(group.members) > 1 and len(replay.checked_members(group)) == 1}
     return Compared(
-        mismatches=tuple(sorted(found, key=lambda one: one.step)[:_MOST]),
+        mismatches=tuple(sorted(found, key=lambda one: one.step)[:_MOST_MISMATCHES]),
         calls=sum(done.values()),
         groups=len(done),
         alone=tuple(sorted(alone)),

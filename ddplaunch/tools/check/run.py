@@ -35,7 +35,7 @@ from ddplaunch.tools.check.notes import Trace, read_trace
 _MOST_AT_ONCE = 4  # each holds a whole model
 # seconds for a rank to end by itself after its deadline, before it is killed, and for a kill to take effect
 _GRACE = 5.0
-_OUTPUT = 64 << 10  # bytes of a rank's output that are kept
+_OUTPUT_LIMIT = 64 << 10  # bytes of a rank's output that are kept
 _UNUSED_PORT = "29500"  # as torchrun's default; nobody listens there
 _LONGEST_STACKS = 4 << 20  # bytes
 _GIVES_UP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -258,8 +258,8 @@ class _Runs:
     def _read(self, one: _Rank) -> None:
         """Read what a rank prints, and keep the end of it."""
         with suppress(BlockingIOError):
-            data = os.read(one.output, _OUTPUT)
-            one.tail = (one.tail + data)[-_OUTPUT:]
+            data = os.read(one.output, _OUTPUT_LIMIT)
+            one.tail = (one.tail + data)[-_OUTPUT_LIMIT:]
             if not data:
                 self._loop.unwatch(one.output)
 

@@ -17,10 +17,10 @@ from ddplaunch.record.folders import replaceable_by
 from ddplaunch.system.words import duration, size, why_failed
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, note, slow
 
-_SAMPLE = 4 << 20  # bytes that are written to measure the speed
+_SAMPLE_SIZE = 4 << 20  # bytes that are written to measure the speed
 _SLOW_DISK = 10 << 20  # bytes per second: the logs of a few chatty workers
 _SLOW_SYNC = 1.0  # seconds
-_LITTLE = 256 << 20  # bytes
+_LITTLE_ROOM = 256 << 20  # bytes
 _FEW_INODES = 1000
 _HINT_ELSEWHERE = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
 
@@ -102,10 +102,10 @@ def _try_folder(place: Place, folder: str) -> Place:
 
 
 def _write_sample(fd: int) -> int:
-    """Write `_SAMPLE` bytes that no file system can compress; return how many were written."""
+    """Write `_SAMPLE_SIZE` bytes that no file system can compress; return how many were written."""
     block = os.urandom(1 << 16)
     written = 0
-    while written < _SAMPLE:
+    while written < _SAMPLE_SIZE:
         written += os.write(fd, block)
     return written
 
@@ -144,7 +144,7 @@ def judge(check: str, place: Place) -> Verdict:
 def _place_findings(check: str, place: Place) -> Iterator[Finding]:
     """Yield what is wrong with a place, as far as the check with this name is about it."""
     where, name = f"{place.path} ({place.kind or 'unknown file system'})", place.name
-    if place.free < _LITTLE:
+    if place.free < _LITTLE_ROOM:
         title = f"{size(place.free)} of {size(place.size)} are free in {name}"
         yield slow(title, where, f"`df -h {place.path}`; {_HINT_ELSEWHERE}")
     elif place.free_inodes is not None and place.free_inodes < _FEW_INODES:

@@ -17,7 +17,7 @@ from ddplaunch.system.words import count, duration, some, why_failed
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, broken, note, slow
 
 _SLOW_LOOKUP = 1.0  # seconds; every worker looks the name up, some libraries several times
-_CROWDED = 0.8  # of the ephemeral ports
+_CROWDED_SHARE = 0.8  # of the ephemeral ports
 _FEW_PORTS = 2000  # NCCL and gloo take some for each pair of workers on different nodes
 _LARGE_ERROR = 1.0  # seconds of a clock
 _TIMEOUT = 2.0  # seconds for a connection to ourselves
@@ -210,7 +210,7 @@ def judge_ports(ports: Ports) -> Verdict:
     """Judge how many ports are left."""
     facts = f"{ports.first} to {ports.last} for connections, {ports.used} of them in use"
     number = ports.last - ports.first + 1
-    if ports.used < _CROWDED * number:
+    if ports.used < _CROWDED_SHARE * number:
         if number >= _FEW_PORTS:
             return Verdict(facts)
         title = f"there are {number} ports for connections only"

@@ -21,10 +21,10 @@ from ddplaunch.system.words import count, duration, size, some
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, broken, note, slow
 
 # NCCL takes about 10 MiB for each pair of GPUs without peer-to-peer; one batch of a data loader is as large as its tensors
-_SMALL = 1 << 30  # bytes; docker gives 64 MiB
-_LITTLE = 64 << 20  # bytes that are free
-_YOUNG = 60.0  # seconds: a process may be about to open the file
-_NOTABLE = 1 << 20  # bytes; less lies about after many a program that was killed, and hurts nobody
+_SMALL_SIZE = 1 << 30  # bytes; docker gives 64 MiB
+_LITTLE_ROOM = 64 << 20  # bytes that are free
+_LEAST_AGE = 60.0  # seconds: a process may be about to open the file
+_NOTABLE_SIZE = 1 << 20  # bytes; less lies about after many a program that was killed, and hurts nobody
 # torch's tensors, NCCL's and UCX's segments, multiprocessing.shared_memory, POSIX semaphores, Open MPI, OpenMP, and ours
 _NAMES_OF_LIBRARIES = re.compile(
     r"torch_|nccl-|psm_|sem\.|mp-|pym-|ucx|vader_segment|btl_vader|osc_rdma|__KMP_|ddplaunch-|cuda\.shm|wnsm_"
@@ -80,7 +80,7 @@ def _link(path: str) -> str:
         return ""
 
 
-def _left_by_user(folder: str, least_age: float = _YOUNG) -> Iterator[Segment]:
+def _left_by_user(folder: str, least_age: float = _LEAST_AGE) -> Iterator[Segment]:
     """Yield this user's files that are older than `least_age` seconds, and have the name or the mode of shared memory."""
     now = time.time()
     with suppress(OSError), os.scandir(folder) as entries:
@@ -128,13 +128,13 @@ def judge(shm: SharedMemory) -> Verdict:
 
 def _space_findings(shm: SharedMemory) -> Iterator[Finding]:
     """Yield that there is little room, that files which no process uses take it, and names that they keep from a program."""
-    if shm.size < _SMALL:
+    if shm.size < _SMALL_SIZE:
         yield slow(
             f"{SHM} has {size(shm.size)} only, and {size(shm.free)} of them are free",
             "workers end with SIGBUS once data loaders or NCCL have filled it",
             "`docker run --shm-size 8g` or `--ipc host`\nin a pod an emptyDir with `medium: Memory` at /dev/shm",
         )
-    elif shm.free < _LITTLE:
+    elif shm.free < _LITTLE_ROOM:
         yield broken(
             f"{SHM} is full: {size(shm.free)} of {size(shm.size)} are free",
             "workers end with SIGBUS where they share memory",
@@ -142,7 +142,7 @@ def _space_findings(shm: SharedMemory) -> Iterator[Finding]:
         )
     with_random_names = [one for one in shm.unused if not one.is_named_by_program]
     taken = sum(one.size for one in with_random_names)
-    if taken >= _NOTABLE:
+    if taken >= _NOTABLE_SIZE:
         yield Finding(
             severity="slow" if taken > (shm.size - taken) // 2 else "note",
             title=f"{size(taken)} of {SHM} belong to files of yours that a program has left",

@@ -19,7 +19,7 @@ _FIRST_PID = 1000  # number of the first process of rank 0 in the merged trace; 
 _PIDS_OF_RANK = 100  # processes of a rank, at most
 _MOST_ARROWS = 200_000  # more make viewers slow
 _INSIDE = 2  # nanoseconds before the end of a slice, in which an arrow to it has to end
-_GAP = 100_000_000  # nanoseconds without a sample after which it is not known where the main thread was
+_LONGEST_GAP = 100_000_000  # nanoseconds without a sample after which it is not known where the main thread was
 
 _Pids = Mapping[int | str, int]  # of one rank: the number in the merged trace, by the process in the rank's trace
 
@@ -106,7 +106,7 @@ def _sample_entries(one: Recorded, pids: _Pids, origin: int) -> Iterator[Entry]:
     if one.samples:
         yield from named("thread", track, "line of the program (sampled)", 0)
     for sample, began, next_began in one.sampled():
-        is_gap = not 0 <= next_began - sample.seen < _GAP
+        is_gap = not 0 <= next_began - sample.seen < _LONGEST_GAP
         end = sample.seen if is_gap else next_began
         folder, _, name = sample.where.rpartition("/")
         length = max(1, end - began)

@@ -35,10 +35,10 @@ _MOST_SECONDS, _MOST_STEPS = 300.0, 1000
 _STEPS_WITHIN = 60.0  # seconds for the steps that --steps names
 _MOST_RANKS = 256
 _MOST_UNPACKED = LONGEST_TRACE + (64 << 20)  # bytes of a trace
-_MOVED = 1_000_000  # nanoseconds by which a clock may have been corrected in a profile
+_MOST_MOVED = 1_000_000  # nanoseconds by which a clock may have been corrected in a profile
 _WORTH_SAYING = 0.05  # of the time
-_SLOWER = 0.02  # of the time of steps: less is within the noise
-_FAILED = 1  # the exit status where no rank could be profiled
+_NOTABLE_SLOWDOWN = 0.02  # of the time of steps: less is within the noise
+_STATUS_FAILED = 1  # the exit status where no rank could be profiled
 
 
 class _Profiled(Struct):
@@ -155,7 +155,7 @@ def _result(run: Known, profiled: Sequence[_Profiled]) -> _Result:
         raise LaunchError(
             f"no rank could be profiled: {'; '.join(problems)}",
             hint=f"`ddplaunch stacks {run.name}` shows where the ranks are",
-            status=_FAILED,
+            status=_STATUS_FAILED,
         )
     aligned = {one.rank for one in profiled if one.found is not None and one.alignment.steady}
     joined = join_collectives(found, aligned=aligned)
@@ -227,7 +227,7 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
         except Malformed as error:
             rank.phase, rank.why = "failed", f"has sent a trace that {indented(str(error))}"
         else:
-            if one.found.clock_moved > _MOVED:
+            if one.found.clock_moved > _MOST_MOVED:
                 one.alignment = Alignment(best.ahead, best.error, steady=False)
     return profiled
 
@@ -380,7 +380,7 @@ def _overhead(found: Sequence[Recorded]) -> str:
     share = statistics.median(slowdowns)
     between = (
         "its steps took no longer than before"
-        if share < _SLOWER
+        if share < _NOTABLE_SLOWDOWN
         else f"steps took about {share:.0%} longer than before"
     )
     return f"{cost}; in between {between}"

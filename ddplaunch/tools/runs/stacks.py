@@ -23,7 +23,7 @@ from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.find import Known, heading
 
 WITHIN = 1.0  # seconds that workers have
-_ON_THE_WAY = 1.5  # seconds, for the child that asks them and for the channel
+_TRAVEL_TIME = 1.5  # seconds, for the child that asks them and for the channel
 _NATIVE_WITHIN = 10.0  # seconds that py-spy has
 
 
@@ -98,7 +98,7 @@ def _ask(run: Known, want: Wanted) -> RunReplies:
     assert run.replies is not None
     within = _NATIVE_WITHIN if want.native else WITHIN
     question = AskStacks(within, want.threads, want.native)
-    replies = client.ask(run.replies.socket_path, question, within + _ON_THE_WAY)
+    replies = client.ask(run.replies.socket_path, question, within + _TRAVEL_TIME)
     if replies is None or (replies.problem and not replies.nodes):
         problem = replies.problem if replies is not None else "has just ended"
         raise LaunchError(f"run {run.name} {indented(problem)}", status=NODE_LOST)

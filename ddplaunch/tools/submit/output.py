@@ -12,7 +12,7 @@ from ddplaunch.reach.slurm.scontrol import JobRecord
 _SYMBOL = re.compile(r"%(\d*)([%AaJjNnstux])")
 _NUMBERS = "AaJjnst"  # a width pads these with zeros, and is ignored for the others
 _PIECE = 1 << 16  # bytes
-_LONGEST = 4  # bytes of a character in UTF-8
+_LONGEST_CHARACTER = 4  # bytes of a character in UTF-8
 
 # --- their paths
 
@@ -126,7 +126,7 @@ class Tail:
 
 def length_of_whole_characters(data: bytes) -> int:
     """Return how many bytes are complete characters, as far as the data is UTF-8."""
-    for back in range(1, min(len(data), _LONGEST) + 1):
+    for back in range(1, min(len(data), _LONGEST_CHARACTER) + 1):
         byte = data[-back]
         if byte < 0x80:
             break

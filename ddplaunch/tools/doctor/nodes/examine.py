@@ -42,15 +42,18 @@ from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes
 
 _MODULE = "ddplaunch.tools.doctor.nodes.host"
 # seconds for a node to do what is requested
-_START, _START_EACH = 20.0, 0.05  # and for each node: a login may take 10, and of many hosts 64 start at once
-_FACTS = 8.0  # with 64 simulated nodes on two processors it takes 2
-_CHECKS = 20.0  # the checks of one machine end within 10 by themselves
-_QUICK = 5.0  # for what takes milliseconds
-_MEASURE = 8.0  # a way on which everything is lost takes 7
+_START_WITHIN, _START_WITHIN_EACH = (
+    20.0,
+    0.05,
+)  # for each node more: a login may take 10, and of many hosts 64 start at once
+_FACTS_WITHIN = 8.0  # with 64 simulated nodes on two processors it takes 2
+_CHECKS_WITHIN = 20.0  # the checks of one machine end within 10 by themselves
+_QUICK_WITHIN = 5.0  # for what takes milliseconds
+_MEASURE_WITHIN = 8.0  # a way on which everything is lost takes 7
 _CLOCK_ROUNDS = 3  # the quickest answer tells most about a clock
 _DOUBTFUL_ROUNDS = 2  # see `doubtful`
 # seconds in which data are sent; most networks are at full speed after a few ms, and this machine's speed says nothing
-_SEND, _SEND_HERE = 0.15, 0.01
+_SEND_SECONDS, _SEND_SECONDS_HERE = 0.15, 0.01
 
 R = TypeVar("R", bound=messages.Reply)
 
@@ -185,7 +188,7 @@ class _Examination:
             self._nodes.start(min(self._spec.rdzv_timeout, joined.WITHIN))
             self._names = self._nodes.names
         else:
-            self._nodes.start(_START + _START_EACH * len(self._names))
+            self._nodes.start(_START_WITHIN + _START_WITHIN_EACH * len(self._names))
 
     def _judge(self, replies: _Replies) -> list[Concern]:
         """Return all that is wrong with nodes, between them, and on the machine of each."""
@@ -243,7 +246,7 @@ class _Examination:
     def _ask_facts(self) -> dict[int, messages.Facts]:
         """Have each node say what it is, and listen for the others."""
         introduce = messages.Introduce(self._ports())
-        facts = self._ask(messages.Facts, "nodes", dict.fromkeys(self._nodes.alive, introduce), _FACTS)
+        facts = self._ask(messages.Facts, "nodes", dict.fromkeys(self._nodes.alive, introduce), _FACTS_WITHIN)
         return self._as_connected(facts)
 
     def _wait_for_examined(self, posted: Batch) -> dict[int, messages.Examined]:
@@ -265,13 +268,13 @@ class _Examination:
             # the job of two workers would be late beside all that starts here
             others = ",".join(check.id for check in ALL_CHECKS if check.id != "all-reduce")
             chosen, only = chosen[:1], only or others
-        return self._nodes.post(dict.fromkeys(chosen, messages.Examine(only)), _CHECKS)
+        return self._nodes.post(dict.fromkeys(chosen, messages.Examine(only)), _CHECKS_WITHIN)
 
     def _ask_clocks(self) -> dict[int, Clock]:
         """Ask each node a few times what time it is; return the most certain reading of each clock."""
         clocks: dict[int, Clock] = {}
         for _ in range(_CLOCK_ROUNDS):
-            batch = self._nodes.post(dict.fromkeys(self._nodes.alive, messages.TellTime()), _QUICK)
+            batch = self._nodes.post(dict.fromkeys(self._nodes.alive, messages.TellTime()), _QUICK_WITHIN)
             for node, reply in self._nodes.wait(batch).items():
                 if isinstance(reply, messages.Time):
                     now = agreement.clock_of(batch.sent_at, reply.seconds, batch.came_at[node])
@@ -282,12 +285,14 @@ class _Examination:
         """Have node 0 make a file, and the others look for it; return where each node sees the file."""
         if self._share_machine or 0 not in self._nodes.alive:
             return {}
-        made = self._ask(messages.Shared, "files", {0: messages.HandleFile("make")}, _QUICK)
+        made = self._ask(messages.Shared, "files", {0: messages.HandleFile("make")}, _QUICK_WITHIN)
         if not made:
             return {}
         look = messages.HandleFile("look", made[0].digits)
-        seen = self._ask(messages.Shared, "files", {node: look for node in self._nodes.alive if node != 0}, _QUICK)
-        self._ask(messages.Shared, "files", {0: messages.HandleFile("remove")}, _QUICK)
+        seen = self._ask(
+            messages.Shared, "files", {node: look for node in self._nodes.alive if node != 0}, _QUICK_WITHIN
+        )
+        self._ask(messages.Shared, "files", {0: messages.HandleFile("remove")}, _QUICK_WITHIN)
         return made | seen
 
     def _ask_met(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
@@ -295,7 +300,7 @@ class _Examination:
         if self._share_machine or 0 not in facts or is_numeric(self._name_of_first()):
             return {}
         others = {node: messages.Meet(facts[0].port) for node in facts if node != 0}
-        return self._ask(messages.Met, "names", others, _QUICK)
+        return self._ask(messages.Met, "names", others, _QUICK_WITHIN)
 
     def _measure(self, facts: Mapping[int, messages.Facts]) -> network.Ways:
         """Have pairs of nodes measure the ways between them, round by round, then the doubtful ones again."""
@@ -314,14 +319,14 @@ class _Examination:
 
         One direction will do on one machine, where both take the same way.
         """
-        seconds = _SEND_HERE if self._share_machine else _SEND
+        seconds = _SEND_SECONDS_HERE if self._share_machine else _SEND_SECONDS
         back = [] if self._share_machine else [(there, here) for here, there in pairs]
         for directions in (pairs, back):
             requests = {}
             for here, there in directions:
                 target = facts[there]
                 requests[here] = messages.Measure(there, target.addresses, (target.port, *target.ports), seconds)
-            for here, reply in self._nodes.ask(requests, _MEASURE).items():
+            for here, reply in self._nodes.ask(requests, _MEASURE_WITHIN).items():
                 there = requests[here].node_rank
                 if isinstance(reply, messages.Way):
                     way = reply

@@ -41,9 +41,9 @@ from ddplaunch.system.words import duration, some
 from ddplaunch.tools.doctor.nodes.host import Examinee
 
 WITHIN = 60.0  # seconds in which all nodes have to be there, unless --rdzv-timeout says less
-_IDLE = 300.0  # seconds without a question; with thousands of nodes a round of measurements may take that long
+_IDLE_LIMIT = 300.0  # seconds without a question; with thousands of nodes a round of measurements may take that long
 _MOST_SILENT = 256  # connections that have proved the key and not said hello
-_UNCONFIRMED = 60.0  # seconds without a confirmed packet after which the kernel gives a connection up
+_UNCONFIRMED_LIMIT = 60.0  # seconds without a confirmed packet after which the kernel gives a connection up
 
 
 class _Hello(Struct, frozen=True):
@@ -186,7 +186,7 @@ class Gathering:
             _key(spec, env, allocation),
             opened=self._on_opened,
             refused=self._report_refusal,
-            user_timeout=_UNCONFIRMED,
+            user_timeout=_UNCONFIRMED_LIMIT,
         )
         self._loop = loop
         self._silent: dict[Peer, Timer] = {}  # connections without a hello, the oldest first, and when they are closed
@@ -280,7 +280,7 @@ def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, st
         _key(spec, env, allocation),
         opened=peers.append,
         refused=reasons.__setitem__,  # called with a target and why it is not node 0
-        user_timeout=_UNCONFIRMED,
+        user_timeout=_UNCONFIRMED_LIMIT,
     )
     dialer.set_targets(targets)
     until = loop.now() + min(spec.rdzv_timeout, WITHIN)
@@ -312,7 +312,7 @@ class _Answering:
         self._examinee: Examinee | None = None  # until the order has come
         self._has_ended = False
         self._fault = ""  # why this node answers no more: what claims to be node 0 is none, or is silent
-        self._idle = loop.timer(loop.now() + _IDLE, self._on_idle)
+        self._idle = loop.timer(loop.now() + _IDLE_LIMIT, self._on_idle)
         peer.admit()  # take long messages, too
         peer.received, peer.closed = self._on_message, self._on_closed
         hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
@@ -337,7 +337,7 @@ class _Answering:
 
     def _on_message(self, data: bytes) -> None:
         """Take the order, which comes first, and then answer requests. Called by the peer."""
-        self._idle.set(self._loop.now() + _IDLE)
+        self._idle.set(self._loop.now() + _IDLE_LIMIT)
         try:
             if self._examinee is not None:
                 self._examinee.on_request(data)
@@ -351,7 +351,7 @@ class _Answering:
             self._set_fault(f"what it asks is refused: {error}")
 
     def _on_idle(self) -> None:
-        self._set_fault(f"it has asked nothing for {duration(_IDLE)}")
+        self._set_fault(f"it has asked nothing for {duration(_IDLE_LIMIT)}")
 
     def _on_closed(self, _reason: str) -> None:
         self._has_ended = True

@@ -24,8 +24,8 @@ from ddplaunch.tools.doctor.nodes import messages
 from ddplaunch.tools.doctor.nodes.joined import JoinedNode
 from ddplaunch.tools.doctor.nodes.messages import Asked, Reply, Request
 
-_ON_THE_WAY = 2.0  # seconds for an answer to arrive, beyond those that the node has for it
-_END = 2.0  # seconds in which the programs on the nodes have to end
+_TRAVEL_TIME = 2.0  # seconds for an answer to arrive, beyond those that the node has for it
+_END_WITHIN = 2.0  # seconds in which the programs on the nodes have to end
 _STOPPED_ANSWERING = HostError(
     "it has stopped answering", "is it stopped, overloaded, or its network cut? `ssh {host}`"
 )
@@ -114,7 +114,7 @@ class Nodes:
 
     def post(self, requests: Mapping[int, Request], within: float) -> Batch:
         """Send each node its request, by node rank, to be answered `within` so many seconds; `wait` returns the replies."""
-        batch = Batch(sent_at=time(), until=self._loop.now() + within + _ON_THE_WAY)
+        batch = Batch(sent_at=time(), until=self._loop.now() + within + _TRAVEL_TIME)
         for rank in self.alive:
             if rank in requests:
                 number = next(self._request_numbers)
@@ -148,10 +148,10 @@ class Nodes:
         for host in self._hosts:
             host.close_stdin()
         is_closed = lambda: all(host.phase in (HostPhase.CLOSED, HostPhase.WAITING) for host in self._hosts)  # noqa: E731
-        self._run(is_closed, self._loop.now() + _END)
+        self._run(is_closed, self._loop.now() + _END_WITHIN)
         for host in self._hosts:
             host.kill()
-        self._run(is_closed, self._loop.now() + _END)
+        self._run(is_closed, self._loop.now() + _END_WITHIN)
 
     # --- what connections report
 
