@@ -42,10 +42,8 @@ from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes
 
 _MODULE = "ddplaunch.tools.doctor.nodes.host"
 # seconds for a node to do what is requested
-_START_WITHIN, _START_WITHIN_EACH = (
-    20.0,
-    0.05,
-)  # for each node more: a login may take 10, and of many hosts 64 start at once
+# and for each node more: a login may take 10, and of many hosts 64 start at once
+_START_WITHIN, _START_WITHIN_EACH = 20.0, 0.05
 _FACTS_WITHIN = 8.0  # with 64 simulated nodes on two processors it takes 2
 _CHECKS_WITHIN = 20.0  # the checks of one machine end within 10 by themselves
 _QUICK_WITHIN = 5.0  # for what takes milliseconds
