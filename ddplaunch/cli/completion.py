@@ -30,7 +30,7 @@ VARIABLE = "_DDPLAUNCH_COMPLETE"  # through which a shell asks
 _NVIDIAS = "/proc/driver/nvidia/gpus"  # which has a folder for each GPU
 
 
-class _WithJoinedValues(ShellComplete):
+class _Joined(ShellComplete):
     """Completes `--output=r`, too: click answers with the value alone, in place of the whole word."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
@@ -48,11 +48,11 @@ class _WithJoinedValues(ShellComplete):
         return [CompletionItem(f"{name}={each}") for each in found]
 
 
-class _Zsh(_WithJoinedValues, ZshComplete):
+class _Zsh(_Joined, ZshComplete):
     pass
 
 
-class _Fish(_WithJoinedValues, FishComplete):
+class _Fish(_Joined, FishComplete):
     # a value may be a list, and have commas of its own
     source_template = FishComplete.source_template.replace("--no-files", "--keep-order --no-files").replace(
         'split ","', 'split --max 1 ","'

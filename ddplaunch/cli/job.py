@@ -79,7 +79,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Given | None:
-        """Keep the text with its origin: the flag under which it was typed."""
+        """Return the text with its origin: the flag under which it was typed; None: the option was not typed."""
         assert isinstance(param, JobOption)
         if value is False:  # a flag that is not given, in click 8.1
             return None

@@ -265,7 +265,7 @@ def _for_assignment(line: Line) -> LaunchError:
 
 
 def _for_missing_script(line: Line) -> LaunchError | None:
-    """Return the error for a script that does not exist: half of a name with a blank, a verb, or a word before the script."""
+    """Return the error for a script that does not exist: half of a name with a blank, a verb, or a word too many; else None."""
     target, rest = line.target, line.rest
     missing = f"{target} does not exist"
     program = [target, *rest]

@@ -38,7 +38,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SbatchOption | None:
-        """Keep the value with the name of its option."""
+        """Return the value with the name of its option; None: the option was not typed."""
         assert param is not None
         assert ctx is not None
         if value is False:  # a flag that is not given, in click 8.1

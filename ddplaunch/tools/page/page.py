@@ -243,7 +243,7 @@ def _time_by_events(run: History) -> Spent | None:
 
 
 def _failure(run: History, redactor: Redactor) -> Html | None:
-    """Show the first failure with its exception, and the stacks of all workers at that moment."""
+    """Show the first failure with its exception, and the stacks of all workers at that moment; None: nothing failed."""
     failures = (node.summary.get("first_failure") for node in run.nodes)
     failure = next((found for found in failures if isinstance(found, dict)), None)
     if failure is None:
@@ -277,7 +277,7 @@ def _failure(run: History, redactor: Redactor) -> Html | None:
 
 
 def _collectives(run: History) -> Html | None:
-    """Show who kept the others waiting, and to which collectives not all came."""
+    """Show who kept the others waiting, and to which collectives not all came; None: no collectives were recorded."""
     tables = []
     for (group, members), ranks in list(waits(run.collectives).items())[:_MOST_GROUPS]:
         seen = max(each.seen for each in ranks)  # by the rank that came to most of them
@@ -302,7 +302,7 @@ def _collectives(run: History) -> Html | None:
 
 
 def _events(run: History) -> Html | None:
-    """Show what happened in the run, by the time since its start; of many events, the first and the last."""
+    """Show what happened in the run, by the time since its start; of many, the first and the last. None: there are none."""
     if not run.marks:
         return None
     nodes = [node.host or str(index) for index, node in enumerate(run.nodes)]
@@ -316,7 +316,7 @@ def _events(run: History) -> Html | None:
 
 
 def _workers(run: History) -> Html | None:
-    """Show the last generation of each rank."""
+    """Show the last generation of each rank; None: there is no worker."""
     summarized = _workers_by_rank(node.summary for node in run.nodes)
     planned = _workers_by_rank(node.plan for node in run.nodes)
     last = {life.rank: life for life in run.lives}  # which are in the order of generations
@@ -357,7 +357,7 @@ def _logs(run: History, redactor: Redactor) -> Html | None:
 
 
 def _plan(run: History) -> Html | None:
-    """Show what was decided on the first node, and why: the plan's values, its reasons, and where options come from."""
+    """Show what the first node has decided, and why: values of the plan, reasons, origins of options; None without a plan."""
     plan = run.nodes[0].plan
     reasons, origins = _object(plan.get("reasons")), _object(plan.get("origins"))
     version_of_format = "v"
@@ -420,7 +420,7 @@ def _counted(names: Iterable[str]) -> str:
 
 
 def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
-    """Show the commit of the code, and what was changed since."""
+    """Show the commit of the code, and what was changed since; None: the run recorded no repository."""
     code = _first_with_workers(run).about.get("code")
     if not isinstance(code, dict):
         return None

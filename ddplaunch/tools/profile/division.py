@@ -110,7 +110,7 @@ def _window(one: Recorded, begin: int, end: int) -> _Window:
 def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Division], Last | None]:
     """Divide the steps of each rank that ended while all ranks recorded, and find the rank that the others wait for.
 
-    Of a rank with fewer than two such ends, the whole profile is divided.
+    Of a rank with fewer than two such ends, the whole profile is divided. None: the others wait for no rank in particular.
     """
     # a rank that records for longer does so while another begins, or makes its trace: those steps are left out
     all_began = max((one.began for one in found), default=0)

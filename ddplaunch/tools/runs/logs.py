@@ -65,7 +65,7 @@ def wanted(
     since: str | None = None,
     follow: bool = False,
 ) -> Wanted:
-    """Return what the values of -r, --grep, -n, --since and -f ask for at this time (`now`, in seconds since 1970).
+    """Return what the values of -r, --grep, -n, --since and -f ask for at this time (`now`, seconds since 1970); None: not typed.
 
     Raises:
         LaunchError: a value cannot be read.

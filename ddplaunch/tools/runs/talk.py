@@ -51,7 +51,7 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
 
 
 def attach(env: Mapping[str, str], named: str | None, rank_typed: str | None) -> int:
-    """Debug a rank of the job that is meant, and return the exit status."""
+    """Debug a rank of the job that is meant, and return the exit status; `rank_typed`: the value of -r; None: not typed."""
     if rank_typed is not None and not rank_typed.isdecimal():
         raise LaunchError(f"-r {rank_typed}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
     if not (os.isatty(0) and os.isatty(1)):

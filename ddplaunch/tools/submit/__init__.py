@@ -196,7 +196,7 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
 
 
 def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
-    """Return the variables that reach a job with this --export of sbatch: ALL, NONE, NIL or names, some with values."""
+    """Return the variables that a job gets with this --export of sbatch: ALL (None too), NONE, NIL or names, some with values."""
     parts = (export or "ALL").split(",")
     kept = dict(env) if "ALL" in parts else {}
     for part in parts:

@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that has the marker on every rank."""
+    """Run a test that has the marker on every rank, and return True; None: pytest itself is to run the test."""
     marker = pyfuncitem.get_closest_marker(NAME)
     if marker is None or "DDPLAUNCH_RUN_ID" in os.environ:  # in a worker it runs as any other test
         return None
