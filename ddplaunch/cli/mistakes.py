@@ -180,18 +180,20 @@ def _for_unknown_option(name: str, argv: Sequence[str]) -> LaunchError:
         return LaunchError(f"{typed} is not an option", hint=line.with_target(_NPROC, typed[1:]))
     if typed == "-c":
         return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
-    meant = _WORDS_FOR.get(bare)
-    if meant is None:
-        # an alias of an option is no name to suggest; --json is one of `ddplaunch plan`
-        known = [
-            flag[2:] for flag, one in OPTION_BY_FLAG.items() if flag.startswith("--") and (not one or one.flag == flag)
-        ]
-        close = did_you_mean(bare, [*known, "json"], cutoff=0.7)
-        meant = close and f"--{close}"
+    meant = _WORDS_FOR.get(bare) or _closest_flag(bare)
     if meant and "ddplaunch" in meant:  # a command of its own, with the rest of the line
         return LaunchError(what, hint=f"type `{meant} {shlex.join([*line.before, *line.rest])}`")
     where = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
     return LaunchError(what, hint=f"did you mean `{meant}`?" if meant else where)
+
+
+def _closest_flag(bare: str) -> str | None:
+    """Return the flag whose name is like this one without dashes; None: none is."""
+    # an alias of an option is no name to suggest
+    options = {flag: one for flag, one in OPTION_BY_FLAG.items() if one is None or one.flag == flag}
+    names = [flag[2:] for flag in options if flag.startswith("--")]
+    close = did_you_mean(bare, [*names, "json"], cutoff=0.7)  # --json is an option of `ddplaunch plan`
+    return close and f"--{close}"
 
 
 def in_place_of_script(line: Line) -> LaunchError | None:

@@ -288,13 +288,13 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     elif job_ended is None:
         problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
         ended = max(last_event, min(_last_sign(folder, nodes), time.time()))
-    damaged, offsets = Counter[str](), [node.offset for node in nodes]  # by file: lines, counted while they are read
+    damaged = Counter[str]()  # by file: lines, counted while they are read
+    offsets = [node.offset for node in nodes]
     samples = (_lines(f"{node.folder}/{SAMPLES}", SampleRow, damaged) for node in nodes)
-    curves_of_run = tuple(curves(zip(samples, offsets, strict=True), began, ended, points))
+    curves_of_run = curves(zip(samples, offsets, strict=True), began, ended, points)
     calls = (_lines(f"{node.folder}/{COLLECTIVES}", CallsRow, damaged) for node in nodes)
-    collectives_of_run = collectives(
-        zip(calls, offsets, strict=True), sorted((one.began, one.number) for one in generations)
-    )
+    generation_starts = sorted((one.began, one.number) for one in generations)
+    collectives_of_run = collectives(zip(calls, offsets, strict=True), generation_starts)
     problems += [f"{count(number, 'line')} of {name} cannot be read." for name, number in damaged.items()]
     job_started = next((node.job_started for node in nodes if node.job_started is not None), None)
     planned = nodes[0].plan.get("run_id")
@@ -314,7 +314,7 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
         lives=tuple(sorted(lives, key=lambda life: (life.rank, life.generation))),
         marks=tuple(sorted((mark for node in nodes for mark in node.marks), key=lambda mark: mark.at)),
         gaps=tuple(gap for node in nodes for gap in node.gaps),
-        curves=curves_of_run,
+        curves=tuple(curves_of_run),
         collectives=tuple(collectives_of_run),
         problems=tuple(problems),
     )
