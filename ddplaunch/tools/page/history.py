@@ -182,12 +182,18 @@ class NodeHistory:
                 self._suspended_at = None
             case "paused" if row.seconds is not None:  # written when the machine runs again
                 self.gaps.append(Gap(at - row.seconds, at, self._index))
-        # the mark of an exception tells of the end too, unless a signal ended it, long after its program had handled that
-        is_by_signal = row.event == "worker_exited" and row.how.startswith("killed by")
-        has_raised = row.event == "worker_exited" and (row.rank, self._generation) in self._raised
-        is_told_by_exception = has_raised and not is_by_signal
+        self._add_mark(row, at)
+
+    def _add_mark(self, row: EventRow, at: float) -> None:
+        """Add the event to what the page lists as having happened, if it belongs there and no event before has told the same.
+
+        The mark of an exception tells of the worker's end, too: unless a signal ended it, long after its program handled that.
+        """
+        worker = row.rank, self._generation
         if row.event == "worker_raised":
-            self._raised.add((row.rank, self._generation))
+            self._raised.add(worker)
+        is_by_signal = row.how.startswith("killed by")
+        is_told_by_exception = row.event == "worker_exited" and worker in self._raised and not is_by_signal
         if not is_told_by_exception and (text := _in_words(row)):
             ranks = row.ranks if row.rank is None else str(row.rank)
             self.marks.append(

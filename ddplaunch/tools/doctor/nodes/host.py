@@ -1,4 +1,4 @@
-"""The program that examines a node for the doctor: `python -m ddplaunch.tools.doctor.nodes.host`, started there as an agent is.
+"""The program that examines a node for the doctor: `python -m ddplaunch.tools.doctor.nodes.host`, with the order (job) of an agent.
 
 It gets an agent's order, then requests, each of which a child answers within its time: what hangs there hangs nothing here.
 """
