@@ -116,7 +116,7 @@ def complete_flag(argument: str, following: str) -> str:
 
 
 def _instead_of_foreign_flag(name: str, value: str) -> str | None:
-    """Return what to type in place of another launcher's flag with this value; None: it is no such flag."""
+    """Return what to type in place of another launcher's flag with this value; None for any other flag."""
     is_number = value.isdecimal()
     match name:
         case "--gpus" | "-g" if value and not is_number:
@@ -197,7 +197,7 @@ def _closest_flag(bare: str) -> str | None:
 
 
 def in_place_of_script(line: Line) -> LaunchError | None:
-    """Return the error for a SCRIPT that is probably meant as something else, such as a launcher or a URL; None: it is not."""
+    """Return the error for a SCRIPT that is probably meant as something else, such as a launcher or a URL; None: it is one."""
     target = line.target
     name = os.path.basename(target)
     if name.startswith("python") and PYTHON.fullmatch(name):
@@ -227,7 +227,7 @@ def in_place_of_script(line: Line) -> LaunchError | None:
 
 
 def _if_quoted_line(line: Line) -> LaunchError | None:
-    """Return the error for several words in quotes, such as "train.py --lr 1"; None: it is none."""
+    """Return the error for several words in quotes, such as "train.py --lr 1"; None for anything else."""
     words = line.target.split()
     begins_line = words[:1] in (["python"], ["ddplaunch"])
     if len(words) < 2 or not (begins_line or words[0].startswith("-") or os.path.isfile(words[0])):
@@ -320,7 +320,7 @@ def _if_optional_value(line: Line) -> LaunchError | None:
 
 
 def launcher_as_module(line: Line) -> LaunchError | None:
-    """Return the error for -m with the module of another launcher; None: it is none."""
+    """Return the error for -m with the module of another launcher; None for any other module."""
     ours = [word for word in line.before if word not in ("-m", "--module")]
     return _for_launcher(f"-m {line.target}", ours, line.target, line.rest) if line.target in LAUNCHERS else None
 

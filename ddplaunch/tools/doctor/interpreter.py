@@ -68,7 +68,7 @@ def read(subject: Subject) -> Inspection:
 
 
 def parse(path: str, ended: Ended) -> Inspection:
-    """Read what the interpreter has printed, or why it could not."""
+    """Read what the interpreter has printed, or else why it has printed nothing of the kind."""
     if ended.status == 0:
         try:
             # a sitecustomize may print lines of its own

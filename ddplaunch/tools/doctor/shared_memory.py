@@ -127,7 +127,7 @@ def judge(shm: SharedMemory) -> Verdict:
 
 
 def _space_findings(shm: SharedMemory) -> Iterator[Finding]:
-    """Yield that there is little room, that files which no process uses take it, and names that they keep from a program."""
+    """Yield that there is little room, that files which no process uses take it, or have names that a program may want again."""
     if shm.size < _SMALL_SIZE:
         yield slow(
             f"{SHM} has {size(shm.size)} only, and {size(shm.free)} of them are free",

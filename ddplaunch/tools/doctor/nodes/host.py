@@ -1,6 +1,6 @@
-"""The program that examines a node for the doctor: `python -m ddplaunch.tools.doctor.nodes.host`, with the order (job) of an agent.
+"""The program that examines a node for the doctor: `python -m ddplaunch.tools.doctor.nodes.host`, with the order of an agent.
 
-It gets an agent's order, then requests, each of which a child answers within its time: what hangs there hangs nothing here.
+It gets the order (the job), then requests, each of which a child answers within its time: what hangs there hangs nothing here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Examinee:
         """Have a child answer a request; say that there is no answer if the child does not end in time.
 
         Raises:
-            Malformed: it is none, or not one that the doctor sends to this node now.
+            Malformed: the data are no request, or not one that the doctor sends to this node now.
         """
         asked = messages.asked(data)
         assert isinstance(asked, messages.Asked)

@@ -167,7 +167,7 @@ class Nodes:
         """Put a reply into the batch that waits for it; one that comes too late is dropped. Called by connections.
 
         Raises:
-            FrameError: it is none.
+            FrameError: the data are no reply.
         """
         try:
             answered = messages.answered(data)
