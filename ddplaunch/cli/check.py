@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ddplaunch.tools.check.notes import Trace
     from ddplaunch.tools.check.run import Wanted
 
-_WRONG = 1  # the exit status if ranks disagree, or one does not get through
+_STATUS_WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
-_MOST_STEPS = 10_000
+_STEPS, _MOST_STEPS = 3, 10_000  # by default, and at most
 _WORKERS_OF_NODE = 8  # workers, where nobody says how many
 _RANK_SECONDS = 300.0  # that a rank may take, where nobody says how many
 _EXAMPLES = {"--world-size": "512", "--ranks": "0,1,7", "--steps": "5"}
@@ -94,7 +94,7 @@ def check(
     compared, seconds = compare(traces, cwd), time.monotonic() - began
     result = Checked(wanted=wanted, traces=traces, compared=compared, seconds=seconds, cwd=cwd)
     text = as_json(result) if json else written(blocks(result), Look.of_stdout(env))
-    return show(text) or (_WRONG if result.is_wrong else OK)
+    return show(text) or (_STATUS_WRONG if result.is_wrong else OK)
 
 
 def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str | None) -> Wanted:
@@ -114,7 +114,8 @@ def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str
     if world_size is not None:
         size = _parsed("--world-size", world_size, parsers.number(1, 1 << 20))
     elif spec.origin("nnodes") != "default":
-        size = spec.nnodes[1] * (per_node or _WORKERS_OF_NODE)
+        _least, most = spec.nnodes
+        size = most * (per_node or _WORKERS_OF_NODE)
     else:
         raise LaunchError("a check needs the size of the job", hint="type for example `--world-size 512`")
     per_node = min(per_node or _WORKERS_OF_NODE, size)
@@ -127,7 +128,7 @@ def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str
         world_size=size,
         nproc_per_node=per_node,
         ranks=chosen,
-        steps=3 if steps is None else _parsed("--steps", steps, parsers.number(1, _MOST_STEPS)),
+        steps=_STEPS if steps is None else _parsed("--steps", steps, parsers.number(1, _MOST_STEPS)),
         seconds=spec.timeout or _RANK_SECONDS,
     )
 

@@ -181,15 +181,17 @@ class Command(click.Command):
         return [*self.params, *_ABOUT]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments."""
+        """Parse the arguments; raise what click finds wrong as an error of ours, unless they ask for help somewhere."""
         ctx.meta[WORDS] = args
         try:
             return super().parse_args(ctx, self.prepared(ctx, args))
         except (click.UsageError, LaunchError) as error:
-            if (asked := _asks_about(args)) is not None and args != [asked] and not ctx.resilient_parsing:
-                return super().parse_args(ctx, [asked])  # a line is not read for its mistakes where help is asked for
+            help_flag = _asks_about(args)
+            if help_flag is not None and args != [help_flag] and not ctx.resilient_parsing:
+                # a line is not read for its mistakes where help is asked for
+                return super().parse_args(ctx, [help_flag])
             mistake = self.mistake(error, args) if isinstance(error, click.UsageError) else error
-            mistake.is_of_line = True
+            mistake.is_same_in_each_task = True
             raise mistake from None
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:

@@ -20,9 +20,18 @@ if TYPE_CHECKING:  # the help needs none of it
     from ddplaunch.spec.job import JobSpec
     from ddplaunch.tools.doctor import Report
 
-_BROKEN = 1  # the exit status if a job would fail here
+_STATUS_BROKEN = 1  # the exit status if a job would fail here
 # options that say where a job runs
-_SAY_WHERE = ("hosts", "hostfile", "nnodes", "node_rank", "master_addr", "rdzv_endpoint", "simulate", "cluster")
+_OPTIONS_THAT_SAY_WHERE = (
+    "hosts",
+    "hostfile",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "rdzv_endpoint",
+    "simulate",
+    "cluster",
+)
 _UNAUTHENTICATED = (
     "no token: any process that reaches node 0, or listens where node 0 should, can take part in the examination. "
     "To keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
@@ -31,10 +40,10 @@ _SHOWN = ("python", "hosts", "hostfile", "nnodes", "simulate", "remote_python", 
 
 
 def _checks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from ddplaunch.cli import values
+    from ddplaunch.cli import completion
     from ddplaunch.tools.doctor.examine import ALL_CHECKS
 
-    return values.listed([check.id for check in ALL_CHECKS], incomplete)
+    return completion.complete_list([check.id for check in ALL_CHECKS], incomplete)
 
 
 class DoctorCommand(job.JobCommand):
@@ -134,7 +143,7 @@ def doctor(
     report = _examined(spec, env, allocation, only, good)
     verbose = spec.verbosity > 0
     text = shown.as_json(report) if as_json else written(shown.blocks(report, verbose=verbose), Look.of_stdout(env))
-    return show(text) or (_BROKEN if report.is_broken else OK)
+    return show(text) or (_STATUS_BROKEN if report.is_broken else OK)
 
 
 def _forgotten(env: Mapping[str, str], node: str) -> str:
@@ -173,15 +182,15 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
     try:
         allocated = dispatch.allocate_job(spec, env)
     except LaunchError as error:
-        were_asked_for = any(spec.origin(name) != "default" for name in _SAY_WHERE)
+        were_asked_for = any(spec.origin(name) != "default" for name in _OPTIONS_THAT_SAY_WHERE)
         if were_asked_for:
             raise
         note = f"only this machine is examined: {error.message}"
         tell(f"note: {indented(note)}\n")
         return None, env
     found = allocated.allocation
-    is_one_node = not found.start and found.rendezvous is None  # nobody is to be started elsewhere, or to be met
-    if found.is_here or is_one_node:
+    starts_or_meets_no_other = not found.start and found.rendezvous is None
+    if found.is_here or starts_or_meets_no_other:
         return None, env
     return found, allocated.env
 

@@ -81,7 +81,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Given | None:
-        """Keep the text with its origin: the flag under which it was typed."""
+        """Return the text with its origin: the flag under which it was typed; None: the option was not typed."""
         assert isinstance(param, JobOption)
         if value is False:  # a flag that is not given, in click 8.1
             return None
@@ -96,9 +96,9 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         assert isinstance(param, JobOption)
         option = param.option
         if option.name == "devices":
-            from ddplaunch.cli import values
+            from ddplaunch.cli import completion
 
-            return values.devices(incomplete)
+            return completion.complete_devices(incomplete)
         found = [CompletionItem(choice) for choice in option.choices if choice.startswith(incomplete)]
         if option.path or option.optional is not None:  # without a value, the next argument may be the script
             found.append(CompletionItem(incomplete, type="dir" if option.path == "folder" else "file"))
@@ -136,9 +136,9 @@ _LAUNCHER_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "torchrun", 
 
 def _programs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     if ctx.params.get("module"):
-        from ddplaunch.cli import values
+        from ddplaunch.cli import completion
 
-        return values.modules(incomplete)
+        return completion.complete_module(incomplete)
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -177,29 +177,29 @@ class JobCommand(Command):
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
             word, following = args[at], args[at + 1 : at + 2]
             if word.partition("=")[0].replace("_", "-") not in known:
-                word = _written_out(ctx, word, following)
+                word = _complete_flag(ctx, word, following)
             option = known.get(word.replace("_", "-"))
             if isinstance(option, JobOption) and option.option.optional is not None:
                 taken = following if following and _is_value(option.option, following[0]) else []
                 result.append(f"{option.flag}={taken[0] if taken else option.option.optional}")
             else:
                 taken = following if _takes_next(word, option, known) else []
-                # a value of --env has a = of its own: its parser says what is wrong there
+                # --output = raw, --output =raw; a value of --env has a = of its own, and its parser says what is wrong there
                 if taken and (taken == ["="] or (taken[0].startswith("=") and "-env" not in word)):
-                    from ddplaunch.cli.mistakes import apart
+                    from ddplaunch.cli.mistakes import error_for_blanks
 
-                    raise apart(word, taken[0], "".join(args[at + 2 : at + 3]))
+                    raise error_for_blanks(word, taken[0], "".join(args[at + 2 : at + 3]))
                 result += [word, *taken]
             at += 1 + len(taken)
         return [*result, *args[at:]]
 
     def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
         """Return what is wrong with the options, and what was probably meant."""
-        # those of this verb, which its help shows; all others it hands on, as options of the job
-        own = [name for option in self.own_options for name in option.opts]
+        # flags of this verb alone, on which its --help is the hint; all others are options of the job
+        verbs_flags = [name for option in self.own_options for name in option.opts]
         if isinstance(error, click.NoSuchOption | click.BadOptionUsage):
-            nearest = did_you_mean(error.option_name, [*own, *_FLAGS])
-            if nearest in own:
+            nearest = did_you_mean(error.option_name, [*verbs_flags, *_FLAGS])
+            if nearest in verbs_flags:
                 return super().mistake(error, args)
         from ddplaunch.cli import mistakes  # most people make none
 
@@ -224,8 +224,8 @@ class JobCommand(Command):
         options = {one.option.name: one for one in self.params if isinstance(one, JobOption) and not one.hidden}
         if not ctx.meta.get(FULL_HELP):
             formatter.examples(EXAMPLES)
-            firsts = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
-            rows = [options[name].row(summary or f"{firsts[name]}.") for name, summary in _COMMON.items()]
+            first_parts = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
+            rows = [options[name].row(summary or f"{first_parts[name]}.") for name, summary in _COMMON.items()]
             formatter.rows("Options", rows)
             formatter.verbs()
             formatter.rows("More", [_HELP_OF_TOPIC, *_ABOUT_OPTIONS[1:]])
@@ -250,12 +250,12 @@ def rows_of_group(group: str) -> list[tuple[str, str]]:
     return [JobOption(option).row() for option in OPTIONS if option.group == group]
 
 
-def _written_out(ctx: click.Context, word: str, following: Sequence[str]) -> str:
-    """Return a word that is no flag of ours with the beginning of a flag written out; see `mistakes.written_out`."""
-    from ddplaunch.cli.mistakes import written_out  # most people type whole names
+def _complete_flag(ctx: click.Context, word: str, following: Sequence[str]) -> str:
+    """Return this word, which is no flag of ours, or the flag that it begins; see `mistakes.complete_flag`."""
+    from ddplaunch.cli.mistakes import complete_flag  # most people type whole names
 
     try:
-        return written_out(word, following[0] if following else "")
+        return complete_flag(word, following[0] if following else "")
     except LaunchError:
         if ctx.resilient_parsing:  # a shell completes what is not finished yet
             return word
@@ -353,7 +353,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
     """Check that the program exists, and the file of the token. `before` are the words before the program, for hints.
 
     Raises:
-        LaunchError: one of them is not; if possible the hint is the line that was meant.
+        LaunchError: one of them does not exist; if possible the hint is the line that was meant.
     """
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:
@@ -378,9 +378,10 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], verbs_f
     if spec.verbosity < 0:
         return
     yield from sources.unknown_variables(env)
-    yield from sources.ignored_links(env)
+    yield from sources.ignored_service_links(env)
     is_typed = spec.origin("nnodes").startswith("-")
-    if spec.simulate and spec.nnodes[1] == 1 and not is_typed:
+    _least, most = spec.nnodes
+    if spec.simulate and most == 1 and not is_typed:
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
     script_flags = {word.partition("=")[0].replace("_", "-") for word in spec.program.args}
     if not script_flags.isdisjoint({*_FLAGS, *verbs_flags}):
@@ -405,7 +406,7 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
     # the launcher is heavier than what parses: neither --help nor a mistake needs it
     from ddplaunch.launcher.start import dispatch
 
-    return dispatch.run(spec, ctx.obj, view=partial(_view, ctx.obj))
+    return dispatch.run(spec, ctx.obj, view=partial(_view, ctx.obj))  # `view` makes the rows of --live
 
 
 def _view(env: Mapping[str, str], connection: socket) -> None:

@@ -1,4 +1,4 @@
-"""The command lines of other launchers, torchrun to horovodrun, as ddplaunch takes them. Looks at files only."""
+"""Translates command lines of other launchers, torchrun to horovodrun, into ddplaunch's, for hints. Looks at files only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _NPROC = "--nproc-per-node"
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-FLAGS: Mapping[str, Option | None] = {
+# all flags of a job; None: one that every verb has
+OPTION_BY_FLAG: Mapping[str, Option | None] = {
     **{option.flag: option for option in OPTIONS},
     **{option.short: option for option in OPTIONS if option.short},
     **{alias.flag: BY_NAME[alias.option] for alias in ALIASES},
@@ -40,7 +41,7 @@ LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
 }
 
 
-def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+def translate_line(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Translate the words behind the name of another launcher: return those for ddplaunch, and the options without a counterpart.
 
     Both are empty if the words name no script.
@@ -59,8 +60,8 @@ def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
         _, equals, value = word.partition("=")
         flag = flag_of(word)
         # None: nothing has to be said in its place; "": it has no counterpart
-        ours = LAUNCHERS[name].get(flag, _OUR_FLAGS.get(flag, flag if flag in FLAGS else ""))
-        option = FLAGS.get(ours or "")
+        ours = LAUNCHERS[name].get(flag, _OUR_FLAGS.get(flag, flag if flag in OPTION_BY_FLAG else ""))
+        option = OPTION_BY_FLAG.get(ours or "")
         is_flag = option is not None and option.is_flag
         has_value_next = not equals and not is_flag and at + 1 < end and not words[at + 1].startswith("-")
         value = words[at + 1] if has_value_next else value
@@ -74,7 +75,7 @@ def of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
             lost.append(f"{word} {value}" if has_value_next else word)
         # `python` before the script is no value of the option before
         at += 2 if has_value_next and not _is_python(value) else 1
-    options = [word for option in _on_each_node(meant, total) for word in option if word]
+    options = [word for option in _with_nproc_per_node(meant, total) for word in option if word]
     return [*options, *words[end:]], lost
 
 
@@ -82,7 +83,7 @@ def _is_python(word: str) -> bool:
     return PYTHON.fullmatch(os.path.basename(word)) is not None
 
 
-def _on_each_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, str]]:
+def _with_nproc_per_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, str]]:
     """Return the options with the number of workers on each node, from the `total` of another launcher; 0: it named none.
 
     As with mpirun, each host gets as many workers as it has slots, one if it says none; then the hosts get one more each in turn.
@@ -93,17 +94,17 @@ def _on_each_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, s
         nodes = typed.get("--nnodes", "")
         nnodes = int(nodes) if nodes.isdecimal() else 0
         is_equal_on_all = nnodes > 0 and total > 0 and total % nnodes == 0
-        return _with_number(meant, total // nnodes) if is_equal_on_all else meant
-    counts, left = [], total
+        return _with_nproc(meant, total // nnodes) if is_equal_on_all else meant
+    counts, remaining = [], total
     for host in hosts:
-        counts.append(min(host.slots or 1, left))
-        left -= counts[-1]
-    each, more = divmod(left, len(hosts))
+        counts.append(min(host.slots or 1, remaining))
+        remaining -= counts[-1]
+    each, more = divmod(remaining, len(hosts))
     counts = [count + each + (1 if index < more else 0) for index, count in enumerate(counts)]
     if counts == [host.slots for host in hosts]:  # which the hosts say themselves
         return [option for option in meant if option[0] != _NPROC]
     if len(set(counts)) == 1 and all(host.slots is None for host in hosts):
-        return _with_number(meant, counts[0])
+        return _with_nproc(meant, counts[0])
     # an IPv6 address, perhaps behind a user, gets brackets
     names = [re.sub(r"[^@]*:.*", r"[\g<0>]", host.name) for host in hosts]
     listed = ",".join(f"{name}:{count}" for name, count in zip(names, counts, strict=True) if count)
@@ -111,7 +112,7 @@ def _on_each_node(meant: list[tuple[str, str]], total: int) -> list[tuple[str, s
     return [*others, ("--hosts", listed)]
 
 
-def _with_number(meant: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
+def _with_nproc(meant: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
     return [(flag, str(number) if flag == _NPROC else value) for flag, value in meant]
 
 

@@ -108,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
             return BUG
         failure = not_imported(error)
-    if not (failure.is_of_line and _is_other_task(os.environ)):
+    is_printed_by_first_task = failure.is_same_in_each_task and _is_other_task(os.environ)
+    if not is_printed_by_first_task:
         write_stderr(Paint(use_colour(os.environ, os.isatty(2))).report(failure.render()))
     if failure.then is not None:  # what is left to do once the user knows: node 0 is told
         failure.then()
@@ -127,7 +128,7 @@ def _is_other_task(env: Mapping[str, str]) -> bool:
 def _main(argv: list[str]) -> int:
     """Parse the command line, run the verb, and return the exit status; errors are raised.
 
-    As click's own main does, which would also take over what is said of Ctrl-C, and of a pipe that is closed.
+    click's own main does the same, but also prints something at Ctrl-C, and ends silently where a pipe is closed.
     """
     if os.environ.get("_DDPLAUNCH_COMPLETE"):
         from ddplaunch.cli import completion  # only for a shell that completes

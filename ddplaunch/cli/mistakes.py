@@ -1,4 +1,4 @@
-"""What was probably meant by options that are none, a line that names no script, or options behind one. Looks at files only."""
+"""The errors for mistakes in a command line, with the line that was probably meant as the hint. Looks at files only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from msgspec import Struct
 
 from ddplaunch.cli.command import TOPICS, VERBS
-from ddplaunch.cli.launchers import FLAGS, LAUNCHERS, PYTHON, first_script, flag_of, of_launcher
+from ddplaunch.cli.launchers import LAUNCHERS, OPTION_BY_FLAG, PYTHON, first_script, flag_of, translate_line
 from ddplaunch.spec.options.parsers import BadValue
 from ddplaunch.spec.options.table import BY_NAME, OPTIONS
 from ddplaunch.system import fields
@@ -52,9 +52,9 @@ _TOPICS_FOR = {
     **dict.fromkeys(("sbatch", "srun", "salloc"), "slurm"), **dict.fromkeys(("ctrl-c", "sigterm", "sigint"), "signals"),
 }  # fmt: skip
 # verbs that other tools have, and what serves in their place
-_LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
+_HINT_TO_LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
 _SERVES_INSTEAD = {
-    **dict.fromkeys(("info", "env", "test", "devices", "gpu", "gpus", "health", "diagnose"), _LOOK),
+    **dict.fromkeys(("info", "env", "test", "devices", "gpu", "gpus", "health", "diagnose"), _HINT_TO_LOOK),
     **dict.fromkeys(
         ("init", "config", "cfg", "configure", "setup"),
         "nothing has to be set up; options may stand in ddplaunch.toml, and `ddplaunch plan train.py` shows which hold",
@@ -100,10 +100,10 @@ class Line(Struct, frozen=True):
 
     def with_target(self, *words: str, how: str = "") -> str:
         """Return the hint to type these words in place of the target; `how` says what else to do."""
-        return _type(self.before, [*words, *self.rest], how)
+        return _hint_to_type(self.before, [*words, *self.rest], how)
 
 
-def written_out(argument: str, following: str) -> str:
+def complete_flag(argument: str, following: str) -> str:
     """Complete the beginning of a flag of torchrun's as torchrun's parser does, if no other flag begins so; else change nothing.
 
     `argument` is no option of ours, `following` the next argument, "" for none.
@@ -114,7 +114,7 @@ def written_out(argument: str, following: str) -> str:
     typed, equals, value = argument.partition("=")
     name = typed.replace("_", "-")
     lacks_dash = name.startswith("-") and name[1:].replace("-", "_") in BY_NAME
-    meant = f"-{name}{equals}{value}" if lacks_dash else _of_others(name, value if equals else following)
+    meant = f"-{name}{equals}{value}" if lacks_dash else _instead_of_foreign_flag(name, value if equals else following)
     if meant is not None:
         raise LaunchError(f"{typed} is not an option", hint=f"did you mean `{meant}`?")
     found = [option for option in OPTIONS if option.flag.startswith(name)] if name.startswith("--") else []
@@ -122,15 +122,15 @@ def written_out(argument: str, following: str) -> str:
     return found[0].flag + equals + value if is_torchruns else argument
 
 
-def _of_others(name: str, value: str) -> str | None:
-    """Return what to type in place of another launcher's flag with this value; None: it is no such flag."""
-    counts = value.isdecimal()
+def _instead_of_foreign_flag(name: str, value: str) -> str | None:
+    """Return what to type in place of another launcher's flag with this value; None for any other flag."""
+    is_number = value.isdecimal()
     match name:
-        case "--gpus" | "-g" if value and not counts:
+        case "--gpus" | "-g" if value and not is_number:
             return f"--devices {value}"
-        case "--gpus" | "-g" | "-j" | "-w" | "-p" if counts:
+        case "--gpus" | "-g" | "-j" | "-w" | "-p" if is_number:
             return f"--nproc-per-node {value}"
-        case "-j" if all(part.isdecimal() for part in value.split("x")) and value.count("x") == 1:
+        case "-j" if re.fullmatch(r"\d+x\d+", value):  # torchx: nodes x workers
             nodes, _, workers = value.partition("x")
             return f"--nnodes {nodes} --nproc-per-node {workers}"
         case "-p" if value:
@@ -145,29 +145,29 @@ def _of_others(name: str, value: str) -> str | None:
 
 
 def in_options(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
-    """Return what is wrong with an option of a job, and what to type instead."""
+    """Return the error for what click has found wrong in the options of a job (`argv`), with what to type instead."""
     match error:
         case click.NoSuchOption(option_name=name):
-            return _no_option(name, argv)
+            return _for_unknown_option(name, argv)
         case click.BadOptionUsage(option_name=name):
-            option = FLAGS.get(name)
-            if option is None or option.is_flag:
+            option = OPTION_BY_FLAG.get(name)
+            if option is None or option.is_flag:  # None: --help, say
                 return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
             return LaunchError(f"{name} needs a value", hint=f"type for example `{name} {option.example}`")
     return LaunchError(error.format_message())
 
 
-def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
+def _for_unknown_option(name: str, argv: Sequence[str]) -> LaunchError:
     """Return the error for a word that looks like an option and is none, with what was probably meant.
 
     `name` is what click calls it: the flag, without a value, or only the first letter of a word with one dash.
     """
     at = next((at for at, word in enumerate(argv) if word.startswith(name)), None)
-    if at is None:  # typed with _
+    if at is None:  # typed with _, for which click's name has -
         at = next((at for at, word in enumerate(argv) if flag_of(word).startswith(name)), 0)
     line = Line(argv[:at], argv[at], argv[at + 1 :])
     typed = name if name.startswith("--") else line.target
-    if wrong := of_text_processor(line):
+    if wrong := if_from_text_processor(line):
         return wrong
     words = line.target.split()
     if len(words) > 1 and line.target.startswith("-"):
@@ -180,56 +180,61 @@ def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
         return LaunchError(what, hint=f"leave it out: {why}")
     flag, equals, _ = line.target.partition("=")
     if flag in _SBATCH:
-        end = at + (1 if equals else 2)  # with its value
+        end = at + (1 if equals else 2)  # behind its value
         whole = shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
         return LaunchError(what, hint=f"sbatch has it: type `{whole}`")
     if typed[1:].isdecimal():
         return LaunchError(f"{typed} is not an option", hint=line.with_target(_NPROC, typed[1:]))
     if typed == "-c":
         return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
-    meant = _WORDS_FOR.get(bare)
-    if meant is None:
-        # an alias of an option is no name to suggest; --json is one of `ddplaunch plan`
-        known = [flag[2:] for flag, one in FLAGS.items() if flag.startswith("--") and (not one or one.flag == flag)]
-        close = did_you_mean(bare, [*known, "json"], cutoff=0.7)
-        meant = close and f"--{close}"
+    meant = _WORDS_FOR.get(bare) or _closest_flag(bare)
     if meant and "ddplaunch" in meant:  # a command of its own, with the rest of the line
         return LaunchError(what, hint=f"type `{meant} {shlex.join([*line.before, *line.rest])}`")
-    order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
-    return LaunchError(what, hint=f"did you mean `{meant}`?" if meant else order)
+    where = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
+    return LaunchError(what, hint=f"did you mean `{meant}`?" if meant else where)
+
+
+def _closest_flag(bare: str) -> str | None:
+    """Return the flag whose name is like this one without dashes; None: none is."""
+    # an alias of an option is no name to suggest
+    options = {flag: one for flag, one in OPTION_BY_FLAG.items() if one is None or one.flag == flag}
+    names = [flag[2:] for flag in options if flag.startswith("--")]
+    close = did_you_mean(bare, [*names, "json"], cutoff=0.7)  # --json is an option of `ddplaunch plan`
+    return close and f"--{close}"
 
 
 def in_place_of_script(line: Line) -> LaunchError | None:
-    """Return the error for a SCRIPT that is probably meant as something else, such as a launcher or a URL; None: it is not."""
+    """Return the error for a SCRIPT that is probably meant as something else, such as a launcher or a URL; None: it is one."""
     target = line.target
     name = os.path.basename(target)
     if name.startswith("python") and PYTHON.fullmatch(name):
-        hint = _type(line.before, _of_python(line.rest))
+        hint = _hint_to_type(line.before, _behind_python(line.rest))
         return LaunchError(f"{target} is no script: ddplaunch starts python itself", hint=hint)
     if os.path.lexists(target):
         return None
-    if error := _of_program(line) or _of_optional(line):
+    if error := _if_command(line) or _if_optional_value(line):
         return error
-    if "--" + flag_of(target) in FLAGS:
-        option = FLAGS["--" + flag_of(target)]
+    if "--" + flag_of(target) in OPTION_BY_FLAG:
+        option = OPTION_BY_FLAG["--" + flag_of(target)]
+        # no value stands at it or behind it
         is_alone = "=" not in target and (not line.rest or os.path.isfile(line.rest[0]))
         lacks_value = option is not None and not option.is_flag and is_alone
         meant = [f"--{target}", option.example] if option is not None and lacks_value else [f"--{target}"]
         hint = line.with_target(*meant)
         return LaunchError(f"{target} is no script, but an option without its dashes", hint=hint)
     if _ASSIGNMENT.fullmatch(target):
-        return _of_assignment(line)
-    if target not in VERBS and (meant := _of_split_value(line)):
-        return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
+        return _for_assignment(line)
+    if target not in VERBS and (meant := _with_split_value_joined(line)):
+        return LaunchError(f"{target} does not exist", hint=_hint_to_type([], meant, "a value is one word: "))
     if target.isdecimal():
         return LaunchError(f"{target} is a number, not a script", hint=line.with_target(_NPROC, target))
-    if _NUMERAL.fullmatch(target):
-        return LaunchError(f"{target} is a number, not a script", hint=_type(line.before, line.rest))
-    return of_text_processor(line) or _of_quoted_line(line) or _not_there(line)
+    if _NUMERAL.fullmatch(target):  # -1, 0.5: no number of workers, so the hint leaves it out
+        return LaunchError(f"{target} is a number, not a script", hint=_hint_to_type(line.before, line.rest))
+    return if_from_text_processor(line) or _if_quoted_line(line) or _for_missing_script(line)
 
 
-def _of_quoted_line(line: Line) -> LaunchError | None:
-    """Return the error for several words in quotes, such as "train.py --lr 1"; None: it is none."""
+def _if_quoted_line(line: Line) -> LaunchError | None:
+    """Return the error for several words in quotes, such as "train.py --lr 1"; None for anything else."""
     words = line.target.split()
     begins_line = words[:1] in (["python"], ["ddplaunch"])
     if len(words) < 2 or not (begins_line or words[0].startswith("-") or os.path.isfile(words[0])):
@@ -238,11 +243,11 @@ def _of_quoted_line(line: Line) -> LaunchError | None:
     return LaunchError(f"{shlex.quote(line.target)} is one word to the shell", hint=hint)
 
 
-def _of_program(line: Line) -> LaunchError | None:
+def _if_command(line: Line) -> LaunchError | None:
     """Return the error for a SCRIPT that is another launcher, a command that runs others, a verb, or a URL; else None."""
     target, rest = line.target, line.rest
     if target in LAUNCHERS:
-        return _of_launcher(target, line.before, target, rest)
+        return _for_launcher(target, line.before, target, rest)
     if target in _RUN_OTHERS and (at := first_script(rest)) is not None:
         words = [word for word in rest[:at] if not PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *line.before, *rest[at:]])
@@ -256,46 +261,50 @@ def _of_program(line: Line) -> LaunchError | None:
     return None
 
 
-def _of_assignment(line: Line) -> LaunchError:
+def _for_assignment(line: Line) -> LaunchError:
     """Return the error for NAME=VALUE in place of the script: a variable if NAME has capitals, else the script's argument."""
     assigned = [line.target, *takewhile(_ASSIGNMENT.fullmatch, line.rest)]
     script, *arguments = line.rest[len(assigned) - 1 :] or [""]
     if not line.target.partition("=")[0].isupper():
-        hint = _type(line.before, [script, *assigned, *arguments] if script else [])
+        hint = _hint_to_type(line.before, [script, *assigned, *arguments] if script else [])
         return LaunchError(f"{line.target} is not a script; its arguments come after it", hint=hint)
     env = [word for variable in assigned for word in ("--env", variable)]
-    hint = _type([*line.before, *env], [script, *arguments] if script else [])
+    hint = _hint_to_type([*line.before, *env], [script, *arguments] if script else [])
     return LaunchError(f"{line.target} is a variable, not a script", hint=hint)
 
 
-def _not_there(line: Line) -> LaunchError | None:
-    """Return the error for a script that does not exist: half of a name with a blank, a verb, or a word before the script."""
+def _for_missing_script(line: Line) -> LaunchError | None:
+    """Return the error for a script that does not exist: half of a name with a blank, a verb, or a word too many; else None."""
     target, rest = line.target, line.rest
     missing = f"{target} does not exist"
     program = [target, *rest]
     for end in range(2, len(program) + 1):
         name = " ".join(program[:end])
         if os.path.isfile(name):
-            hint = _type(line.before, [name, *program[end:]], "a name with a blank in it is quoted: ")
+            hint = _hint_to_type(line.before, [name, *program[end:]], "a name with a blank in it is quoted: ")
             return LaunchError(missing, hint=hint)
     if verb := verb_meant(target):
         hint = f"did you mean `ddplaunch {verb} ...`?"
         if any(word not in VERBS for word in line.before):
             options = line.before if verb == "plan" else ()  # those of a job, which no other verb has
-            hint = _type((), [verb, *options, *rest], "a verb comes first: ")
+            hint = _hint_to_type((), [verb, *options, *rest], "a verb comes first: ")
         return LaunchError(missing, hint=hint)
     # `train train.py`, `go --nnodes 2`; not `train`, where train.py is there: the script's name without its end
     is_word = target.isidentifier() and (not os.path.lexists(f"{target}.py") or f"{target}.py" in rest[:1])
-    job_follows = bool(rest) and (flag_of(rest[0]) in FLAGS or (rest[0].endswith(".py") and os.path.isfile(rest[0])))
+    job_follows = bool(rest) and (
+        flag_of(rest[0]) in OPTION_BY_FLAG or (rest[0].endswith(".py") and os.path.isfile(rest[0]))
+    )
     if is_word and job_follows:
-        return LaunchError(f"{target} is neither a verb of ddplaunch nor a script", hint=_type(line.before, rest))
+        return LaunchError(
+            f"{target} is neither a verb of ddplaunch nor a script", hint=_hint_to_type(line.before, rest)
+        )
     return None
 
 
-def _of_optional(line: Line) -> LaunchError | None:
+def _if_optional_value(line: Line) -> LaunchError | None:
     """Return the error for a word that was meant as the optional value of the option before, but is none; else None."""
     *before, typed = line.before or [""]
-    option = FLAGS.get(typed.replace("_", "-"))
+    option = OPTION_BY_FLAG.get(typed.replace("_", "-"))
     script_follows = any(map(os.path.isfile, line.rest[:1]))
     if option is None or option.optional is None or line.target.endswith(".py") or not script_follows:
         return None
@@ -314,20 +323,20 @@ def _of_optional(line: Line) -> LaunchError | None:
         meant = [typed, numbers[0]]
     else:
         meant = [typed, did_you_mean(line.target.lower(), option.choices) or option.example]
-    return LaunchError(f"{typed} {line.target}: {why}", hint=_type([*before, *meant], line.rest))
+    return LaunchError(f"{typed} {line.target}: {why}", hint=_hint_to_type([*before, *meant], line.rest))
 
 
 def launcher_as_module(line: Line) -> LaunchError | None:
-    """Return the error for -m with the module of another launcher; None: it is none."""
+    """Return the error for -m with the module of another launcher; None for any other module."""
     ours = [word for word in line.before if word not in ("-m", "--module")]
-    return _of_launcher(f"-m {line.target}", ours, line.target, line.rest) if line.target in LAUNCHERS else None
+    return _for_launcher(f"-m {line.target}", ours, line.target, line.rest) if line.target in LAUNCHERS else None
 
 
-def _of_launcher(typed: str, before: Sequence[str], launcher: str, words: Sequence[str]) -> LaunchError:
+def _for_launcher(typed: str, before: Sequence[str], launcher: str, words: Sequence[str]) -> LaunchError:
     """Return the error for another launcher, as it was typed, and the words behind it."""
-    meant, lost = of_launcher(launcher, words)
+    meant, lost = translate_line(launcher, words)
     left_out = f", which leaves out {' '.join(lost)}" if lost and meant else ""
-    hint = _type(before, meant) + left_out
+    hint = _hint_to_type(before, meant) + left_out
     return LaunchError(f"{typed} is a launcher as ddplaunch is: one of them is enough", hint=hint)
 
 
@@ -343,13 +352,13 @@ def no_help(word: str) -> LaunchError:
     return LaunchError(message, hint=f"the topics are {', '.join(TOPICS)}, and the verbs {', '.join(VERBS)}")
 
 
-def apart(flag: str, value: str, following: str) -> LaunchError:
+def error_for_blanks(flag: str, value: str, following: str) -> LaunchError:
     """Return the error for a value with blanks around its =."""
     whole = value.removeprefix("=") or following
     return LaunchError(f"{flag} {value}: a value has no blanks around its =", hint=f"type `{flag} {whole or 'VALUE'}`")
 
 
-def of_text_processor(line: Line) -> LaunchError | None:
+def if_from_text_processor(line: Line) -> LaunchError | None:
     """Return the error for a target that contains a dash or a quote of a text processor; None if it contains none."""
     word = line.target
     body, plain = word.lstrip(_DASHES + "-") or word, word.translate(_QUOTES)
@@ -380,29 +389,29 @@ def behind_script(line: Line, verbs_flags: Sequence[str] = ()) -> str | None:
     if text is None:
         return None
     ours = {f"--{name}" for name in _OURS_ALONE}.union(verbs_flags)
-    moved, left, flags = list[str](), list[str](), list[str]()
+    moved, of_script, flags = list[str](), list[str](), list[str]()
     words = list(line.rest)
     while words:
         word = words.pop(0)
         flag = flag_of(word)
         is_of_script = flag[2:] in text or flag[2:].replace("-", "_") in text
         if not word.startswith("--") or flag not in ours or is_of_script:
-            left.append(word)
+            of_script.append(word)
             continue
         flags.append(flag)
         moved.append(word)
-        option = FLAGS.get(flag)
+        option = OPTION_BY_FLAG.get(flag)
         takes_value = flag not in verbs_flags and (option is None or not option.is_flag)
         if takes_value and "=" not in word and words and not words[0].startswith("-"):
             moved.append(words.pop(0))
     if not flags:
         return None
     are_options = "is an option" if len(flags) == 1 else "are options"
-    meant = shlex.join(["ddplaunch", *line.before, *moved, line.target, *left])
+    meant = shlex.join(["ddplaunch", *line.before, *moved, line.target, *of_script])
     return f"{some(flags)} after {line.target} {are_options} of the script; for ddplaunch type `{meant}`"
 
 
-def _of_split_value(line: Line) -> list[str]:
+def _with_split_value_joined(line: Line) -> list[str]:
     """Return the command line that was meant if spaces split a value, so that its rest stands for SCRIPT; else [].
 
     `--preload torch numpy train.py` gives `--preload torch,numpy train.py`, `--timeout 5 m train.py` `--timeout 5m train.py`.
@@ -410,27 +419,28 @@ def _of_split_value(line: Line) -> list[str]:
     if len(line.before) < 2:
         return []
     *before, typed, value = line.before
-    option, program = FLAGS.get(flag_of(typed)), [line.target, *line.rest]
-    script = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
-    if option is None or option.is_flag or not script or program[script].startswith("-"):
+    option, program = OPTION_BY_FLAG.get(flag_of(typed)), [line.target, *line.rest]
+    # where the script is, behind the rest of the value; 0: there is none, or no such rest
+    script_at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
+    if option is None or option.is_flag or not script_at or program[script_at].startswith("-"):
         return []
     if option.listed:
-        value = ",".join(word.strip(",") for word in (value, *program[:script]))
+        value = ",".join(word.strip(",") for word in (value, *program[:script_at]))
     elif option.metavar == "TIME" and value.isdecimal() and program[0][0] in "smhd":  # a unit of time
         value += program[0][0]
     else:
         return []
-    return [*before, typed, value, *program[script:]]
+    return [*before, typed, value, *program[script_at:]]
 
 
-def _of_python(words: Sequence[str]) -> list[str]:
+def _behind_python(words: Sequence[str]) -> list[str]:
     """Return the script or module behind `python`, with its arguments and without Python's own options; [] if there is none."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at].startswith("-m"):
             module, *rest = [words[at][2:], *words[at + 1 :]] if words[at][2:] else words[at + 1 :] or [""]
             if module in LAUNCHERS:
-                meant, _ = of_launcher(module, rest)
+                meant, _ = translate_line(module, rest)
                 return meant
             return ["-m", module, *rest]
         if words[at] == "-c":
@@ -439,7 +449,7 @@ def _of_python(words: Sequence[str]) -> list[str]:
     return list(words[at:])
 
 
-def _type(before: Sequence[str], meant: Sequence[str], how: str = "") -> str:
+def _hint_to_type(before: Sequence[str], meant: Sequence[str], how: str = "") -> str:
     """Return the hint to type `ddplaunch BEFORE MEANT`; without a script in `meant`, the hint to name one."""
     if not meant:
         return "type `ddplaunch train.py`, with the name of your script"

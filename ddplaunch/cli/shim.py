@@ -75,29 +75,29 @@ def make(folder: str) -> str:
     }
     try:
         os.makedirs(folder, 0o755, exist_ok=True)
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _check_owner(folder, opened)
+            _check_owner(folder, folder_fd)
             for name in files:
-                _check_is_ours(folder, opened, name)
+                _check_is_ours(folder, folder_fd, name)
             for name, text in files.items():
-                _write(opened, name, text, 0o755 if name == "torchrun" else 0o644)
+                _write(folder_fd, name, text, 0o755 if name == "torchrun" else 0o644)
         finally:
-            os.close(opened)
+            os.close(folder_fd)
     except OSError as error:
         raise LaunchError(f"cannot write {folder}: {why_failed(error)}") from None
     quoted = shlex.quote(folder)
     return f'export PATH={quoted}:"$PATH" PYTHONPATH={quoted}"${{PYTHONPATH:+:$PYTHONPATH}}"'
 
 
-_OWN_FOLDER = "name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
+_HINT_OWN_FOLDER = "name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
 
 
-def _check_owner(folder: str, opened: int) -> None:
+def _check_owner(folder: str, folder_fd: int) -> None:
     """Check that no other user can change the folder: the folder stands in PATH, so its programs run as you."""
     from ddplaunch.record.folders import replaceable_by  # a start of a job through the shim does not need it
 
-    found = os.fstat(opened)
+    found = os.fstat(folder_fd)
     why = ""
     if found.st_uid != os.geteuid():
         why = f"{folder} belongs to another user ({found.st_uid})"
@@ -106,11 +106,11 @@ def _check_owner(folder: str, opened: int) -> None:
     elif who := replaceable_by(folder):
         why = f"{folder} may be replaced: {who}"
     if why:
-        raise LaunchError(f"{why}, and what lies there would run as you", hint=_OWN_FOLDER)
+        raise LaunchError(f"{why}, and what lies there would run as you", hint=_HINT_OWN_FOLDER)
 
 
-def _check_is_ours(folder: str, opened: int, name: str) -> None:
-    """Refuse to replace a file of this name in the folder (`opened`) that ddplaunch has not written.
+def _check_is_ours(folder: str, folder_fd: int, name: str) -> None:
+    """Refuse to replace a file of this name in the folder that ddplaunch has not written.
 
     A link, or what is no plain file, is not ours either.
     """
@@ -118,28 +118,28 @@ def _check_is_ours(folder: str, opened: int, name: str) -> None:
 
     is_ours = False
     try:
-        with open_regular(name, dir_fd=opened) as file:
+        with open_regular(name, dir_fd=folder_fd) as file:
             is_ours = _MARK.encode() in file.read(_LONGEST)
     except FileNotFoundError:
         return
     except OSError:
         pass
     if not is_ours:
-        raise LaunchError(f"{folder}/{name} exists and is not ours", hint=_OWN_FOLDER)
+        raise LaunchError(f"{folder}/{name} exists and is not ours", hint=_HINT_OWN_FOLDER)
 
 
-def _write(opened: int, name: str, text: str, mode: int) -> None:
-    """Write a file of the folder (`opened`), whole or not at all, in place of whatever has its name by now."""
+def _write(folder_fd: int, name: str, text: str, mode: int) -> None:
+    """Write a file of the folder, whole or not at all, in place of whatever has its name by now."""
     new = f".{name}.{os.urandom(4).hex()}"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=opened)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder_fd)
     try:
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
             os.fchmod(fd, mode)
-        os.replace(new, name, src_dir_fd=opened, dst_dir_fd=opened)
+        os.replace(new, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
     except OSError:
         with suppress(OSError):
-            os.unlink(new, dir_fd=opened)
+            os.unlink(new, dir_fd=folder_fd)
         raise
 
 
@@ -156,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _adapted(kind: str, words: list[str]) -> list[str]:
-    """Return the words as ddplaunch takes them. Behind the script of torch.distributed.launch stands the --local-rank it adds.
+    """Return the words as ddplaunch takes them: with the --local-rank behind the script that torch.distributed.launch adds.
 
     If the words ask for help, print first that the help is not torch's.
     """
@@ -165,16 +165,16 @@ def _adapted(kind: str, words: list[str]) -> list[str]:
     program: Sequence[str] = ()
     with suppress(LaunchError):  # a mistake is found again, and said, where the words are run
         program = job.parse(words, resilient=True).program
-    script = len(words) - len(program)
-    before = set(words[:script])
+    script_at = len(words) - len(program)
+    before = set(words[:script_at])
     if {"-h", "--help"} & before:
         sys.stdout.write(
             "This torchrun is ddplaunch, by `ddplaunch shim`. Without its folder in PATH it is torch's again.\n\n"
         )
         sys.stdout.flush()
     elif kind == "launch" and program and not {"--use-env", "--use_env"} & before:
-        # behind a -- that follows the script, too: `program` lacks that, so that the index is one higher
-        return [*words[: script + 1], "--local-rank=${local_rank}", *words[script + 1 :]]
+        # a -- right behind the script is not in `program`: `script_at` is its index then, and the script stands before
+        return [*words[: script_at + 1], "--local-rank=${local_rank}", *words[script_at + 1 :]]
     return words
 
 

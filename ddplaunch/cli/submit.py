@@ -38,7 +38,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SbatchOption | None:
-        """Keep the value with the name of its option."""
+        """Return the value with the name of its option; None: the option was not typed."""
         assert param is not None
         assert ctx is not None
         if value is False:  # a flag that is not given, in click 8.1
@@ -87,7 +87,8 @@ class SubmitCommand(Command):
                 is_whole = not name or name in KNOWN or name in _OUR_OPTIONS or name.replace("-", "_") in BY_NAME
                 meant = [] if is_whole else [known for known in KNOWN if known.startswith(name)]
                 words.append(f"--{meant[0] if len(meant) == 1 else name}{equals}{value}")
-            elif words and not word.startswith("-") and _is_unknown(words[-1]):
+            elif words and not word.startswith("-") and _is_unknown_option(words[-1]):
+                # the option before gets this word as its value
                 words[-1] += f"={word}" if words[-1].startswith("--") else word
             else:
                 words.append(word)
@@ -108,7 +109,7 @@ class SubmitCommand(Command):
         return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
 
 
-def _is_unknown(word: str) -> bool:
+def _is_unknown_option(word: str) -> bool:
     """Whether this is an option of one letter or name that we do not know, without a value."""
     if word.startswith("--"):
         name = word.removeprefix("--")
@@ -156,13 +157,13 @@ def _options_not_in_table(rest: Sequence[str], words: Sequence[str]) -> list[Sba
     return found
 
 
-def _with_separator(words: Sequence[str], script: int) -> list[str]:
+def _with_separator(words: Sequence[str], script_at: int) -> list[str]:
     """Return the line that was meant by `words` without --, whose script has this index.
 
     Options of sbatch go before the --, even from behind the script, unless the script's text has them, too.
     """
-    text = mistakes.text_of(words[script]) or ""
-    behind, of_sbatch, of_script = list(words[script + 1 :]), list[str](), list[str]()
+    text = mistakes.text_of(words[script_at]) or ""
+    behind, of_sbatch, of_script = list(words[script_at + 1 :]), list[str](), list[str]()
     while behind:
         word = behind.pop(0)
         typed, equals, _ = word.partition("=")
@@ -174,7 +175,7 @@ def _with_separator(words: Sequence[str], script: int) -> list[str]:
         needs_value = not equals and name not in FLAGS | OPTIONAL
         if needs_value and behind and not behind[0].startswith("-"):
             of_sbatch.append(behind.pop(0))
-    return [*words[:script], *of_sbatch, SEPARATOR, words[script], *of_script]
+    return [*words[:script_at], *of_sbatch, SEPARATOR, words[script_at], *of_script]
 
 
 def request_of(ctx: click.Context) -> SubmitRequest:
@@ -230,7 +231,7 @@ def submit(ctx: click.Context, /, **_: Any) -> int:
     request, env = request_of(ctx), ctx.obj
 
     def parse_job(words: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
-        """Return how many of these words stand behind the options of the job, and the job."""
+        """Return how many of these words are SCRIPT and its arguments, and the job."""
         line = job.parse(words)
         return len(words) - len(line.before), job.resolve(line, job_env, working_directory())
 

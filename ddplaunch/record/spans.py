@@ -1,4 +1,4 @@
-"""Sets of times as sorted spans that do not touch: what two have in common, and what one has beyond the other. Pure."""
+"""Sets of times as sorted spans that do not touch, with the operations of sets: union, intersection, difference. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def union(spans: Iterable[Span]) -> Spans:
     return made
 
 
-def common(ours: Spans, others: Spans) -> Spans:
+def intersection(ours: Spans, others: Spans) -> Spans:
     """Return the times that are in both."""
     overlaps = ((our, other) for our, overlapping in _with_overlapping(ours, others) for other in overlapping)
     return [(max(begin, other_begin), min(end, other_end)) for (begin, end), (other_begin, other_end) in overlaps]
 
 
-def beyond(ours: Spans, others: Spans) -> Spans:
+def difference(ours: Spans, others: Spans) -> Spans:
     """Return the times that are in the first and not in the second."""
     made = []
     for (begin, end), overlapping in _with_overlapping(ours, others):
@@ -53,6 +53,6 @@ def _with_overlapping(ours: Spans, others: Spans) -> Iterator[tuple[Span, Spans]
         yield (begin, end), others[first:after]
 
 
-def length(spans: Iterable[Span]) -> int:
+def total_length(spans: Iterable[Span]) -> int:
     """Return how long the spans are together."""
     return sum(end - begin for begin, end in spans)

@@ -21,7 +21,7 @@ def is_link(name: str, value: str) -> bool:
     return name.endswith(_PORT) and _URL.fullmatch(value) is not None
 
 
-def without_links(env: Mapping[str, str]) -> dict[str, str]:
+def without_service_links(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables but for all those of Services and of linked containers."""
     linked = [name.removesuffix(_PORT) for name, value in env.items() if is_link(name, value)]
     if not linked:

@@ -23,11 +23,12 @@ class LaunchError(Exception):
 
     `message` is in lower case, has no final period and names the value and where it came from;
     `hint` is what to type instead; `status` is the exit status of the command. `then`, if there is one, is to be called once the
-    error is printed, since it may take seconds. `is_of_line`: an option does not exist, wherever that is typed.
+    error is printed, since it may take seconds. `is_same_in_each_task`: it lies in the command line, as an option that does not
+    exist, so that of several tasks with the same line (of srun) one is enough to print it.
     """
 
     then: Callable[[], object] | None = None
-    is_of_line = False
+    is_same_in_each_task = False
 
     def __init__(self, message: str, *, hint: str | None = None, status: int = USAGE) -> None:
         super().__init__(message)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ddplaunch.spec.job import Given, Source
 from ddplaunch.spec.options import token
 from ddplaunch.spec.options.table import BY_NAME, OPTIONS, Option
-from ddplaunch.spec.service_links import is_link, why_ignored, without_links
+from ddplaunch.spec.service_links import is_link, why_ignored, without_service_links
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.process.files import ask_disk, exists_on_disk
 from ddplaunch.system.words import did_you_mean, why_failed
@@ -39,13 +39,13 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
         return
     known = {name for option in OPTIONS for name, _ in option.variables if name.startswith(_PREFIX)} | _NO_OPTIONS
     after_prefix = sorted(name.removeprefix(_PREFIX) for name in known)  # the prefix makes all alike
-    for name in sorted(name for name in without_links(env) if name.startswith(_PREFIX) and name not in known):
+    for name in sorted(name for name in without_service_links(env) if name.startswith(_PREFIX) and name not in known):
         meant = did_you_mean(name.removeprefix(_PREFIX), after_prefix, cutoff=0.75)
         hint = f"; did you mean {_PREFIX}{meant}?" if meant else ""
         yield f"{name} has no effect: ddplaunch has no such variable{hint}"
 
 
-def ignored_links(env: Mapping[str, str]) -> Iterator[str]:
+def ignored_service_links(env: Mapping[str, str]) -> Iterator[str]:
     """Yield a note on each variable of a Service that has the name of one which is read as a port."""
     read_as_ports = ("MASTER_PORT", *(name for name, _ in BY_NAME["master_port"].variables))
     for name in read_as_ports:

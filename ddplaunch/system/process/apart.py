@@ -58,8 +58,8 @@ def go_on_in_child(on_hang: Callable[[], int]) -> None:
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """Say that this process waits for no disk meanwhile, but for a user, a job or another program, as long as it takes."""
+def disk_watch_paused() -> Iterator[None]:
+    """Pause the watch that gives a hung disk up: this process waits for a user, a job or another program, as long as it takes."""
     for page in _shared_pages:
         page[:1] = _WAITS_FOR_NO_DISK
     try:

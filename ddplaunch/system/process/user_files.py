@@ -25,9 +25,9 @@ def read_text(path: str, limit: int, *, errors: str = "strict") -> str:
         UnicodeDecodeError: it is not UTF-8 text.
     """
     if stat.S_ISFIFO(os.stat(path).st_mode):
-        from ddplaunch.system.process.apart import waiting  # few files are pipes
+        from ddplaunch.system.process.apart import disk_watch_paused  # few files are pipes
 
-        with waiting():  # for the program that writes
+        with disk_watch_paused():  # for the program that writes
             text = _read(path, limit + 1, errors)
     else:
         text = _read(path, limit + 1, errors)
@@ -70,9 +70,9 @@ def result_file(path: str, hint: str, *, private: bool = False, may_be_pipe: boo
         if private and os.path.islink(path):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         if may_be_pipe and not is_file:
-            from ddplaunch.system.process.apart import waiting
+            from ddplaunch.system.process.apart import disk_watch_paused
 
-            with waiting(), open(path, "wb") as pipe:  # its reader may come late
+            with disk_watch_paused(), open(path, "wb") as pipe:  # its reader may come late
                 yield pipe
             return
         with replaced(path, 0o600 if private else 0o666) as file:

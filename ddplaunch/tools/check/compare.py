@@ -20,7 +20,7 @@ from ddplaunch.spec.outcome import Frame
 from ddplaunch.system.words import these_ranks
 from ddplaunch.tools.check.notes import P2P, Call, Trace
 
-_MOST = 8  # disagreements that are named
+_MOST_MISMATCHES = 8  # disagreements that are named
 _MOST_SIDES = 6  # of each
 _LONGEST = 30  # characters of a list of ranks
 
@@ -45,15 +45,15 @@ class Mismatch(Struct, frozen=True, kw_only=True):
         """Return the mismatch as text: "step 1: rank 0 calls all_reduce (float32 [8]), rank 1 ends in step 2: train.py:88"."""
         shown, others = self.sides[:_MOST_SIDES], self.sides[_MOST_SIDES:]
         locations = {side.where for side in shown if side.where}
-        said = []
+        parts = []
         for side in shown:
             at = f" at {side.where}" if side.where and len(locations) > 1 else ""
-            said.append(f"{these_ranks(side.ranks)} {_with_number(side)}{at}")
+            parts.append(f"{these_ranks(side.ranks)} {_with_number(side)}{at}")
         number = sum(len(side.ranks) for side in others)
         more = f", {number} others do something else" if number else ""
         group = f"in {self.group}, " if self.group else ""
         only_location = f": {locations.pop()}" if len(locations) == 1 else ""
-        return f"step {self.step}: {group}{', '.join(said)}{more}{only_location}"
+        return f"step {self.step}: {group}{', '.join(parts)}{more}{only_location}"
 
 
 def _with_number(side: Side) -> str:
@@ -86,7 +86,7 @@ def compare(traces: Sequence[Trace], cwd: str) -> Compared:
     groups = {replay.group_of(trace, call) for trace in traces for call in trace.calls}
     alone = {group.members for group in groups if len(group.members) > 1 and len(replay.checked_members(group)) == 1}
     return Compared(
-        mismatches=tuple(sorted(found, key=lambda one: one.step)[:_MOST]),
+        mismatches=tuple(sorted(found, key=lambda one: one.step)[:_MOST_MISMATCHES]),
         calls=sum(done.values()),
         groups=len(done),
         alone=tuple(sorted(alone)),
@@ -94,7 +94,7 @@ def compare(traces: Sequence[Trace], cwd: str) -> Compared:
 
 
 class _Replay:
-    """The checked ranks of the job, each standing at one of the collectives that it has noted."""
+    """Has the checked ranks do the collectives that they have noted, as in the job, until none can go on."""
 
     def __init__(self, traces: Sequence[Trace], cwd: str) -> None:
         self._cwd = cwd
@@ -130,7 +130,7 @@ class _Replay:
         call = self._next_call(rank)
         return call is not None and self.group_of(self._traces[rank], call) == group
 
-    def _is_awaited(self, rank: int) -> bool:
+    def _is_known_elsewhere(self, rank: int) -> bool:
         """Return whether a rank that is not at a group's call is known to do something else: another call, or none any more.
 
         What a rank would do whose check ended early is not known.
@@ -138,12 +138,12 @@ class _Replay:
         return self._next_call(rank) is not None or self._traces[rank].is_complete
 
     def play(self) -> Mapping[_GroupId, int]:
-        """Let the ranks do every collective on which its members agree; return the number of each group.
+        """Let the ranks do every collective on which its members agree; return how many each group did.
 
         Only collectives of two or more checked ranks are counted.
         """
         done: dict[_GroupId, int] = defaultdict(int)
-        to_look_at = set(self._traces)  # ranks that may have become able to go on
+        to_look_at = set(self._traces)  # ranks that may be able to go on by now
         while to_look_at:
             rank = min(to_look_at)
             to_look_at.discard(rank)
@@ -152,7 +152,7 @@ class _Replay:
                 continue
             group = self.group_of(self._traces[rank], call)
             here = [one for one in self.checked_members(group) if self._is_at(one, group)]
-            missing = [one for one in self.checked_members(group) if one not in here and self._is_awaited(one)]
+            missing = [one for one in self.checked_members(group) if one not in here and self._is_known_elsewhere(one)]
             agree = len({self._call_of(one).text for one in here}) == 1
             if missing or not agree:
                 continue
@@ -178,7 +178,9 @@ class _Replay:
                 waiting.setdefault(self.group_of(self._traces[rank], call), []).append(rank)
         different, ended = [], []
         for group, ranks in waiting.items():
-            missing = [rank for rank in self.checked_members(group) if rank not in ranks and self._is_awaited(rank)]
+            missing = [
+                rank for rank in self.checked_members(group) if rank not in ranks and self._is_known_elsewhere(rank)
+            ]
             gone = [rank for rank in missing if self._next_call(rank) is None]
             sides = list(self._sides(ranks))
             if len({side.does for side in sides}) > 1:

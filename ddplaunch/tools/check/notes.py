@@ -39,7 +39,7 @@ class Call(Struct, frozen=True, kw_only=True, tag="call"):
     @property
     def text(self) -> str:
         """Write the call: "broadcast (float32 [4096], rank 0)". Ranks whose texts are equal agree."""
-        if self.members:
+        if self.members:  # the call makes a group
             are_several = not self.members.isdecimal()  # "0-3,8"
             return f"{self.operation} ({'ranks' if are_several else 'rank'} {self.members})"
         tensors = self.inputs or self.outputs

@@ -35,8 +35,8 @@ from ddplaunch.tools.check.notes import Trace, read_trace
 _MOST_AT_ONCE = 4  # each holds a whole model
 # seconds for a rank to end by itself after its deadline, before it is killed, and for a kill to take effect
 _GRACE = 5.0
-_OUTPUT = 64 << 10  # bytes of a rank's output that are kept
-_PORT = "29500"  # as torchrun's default; nobody listens there
+_OUTPUT_LIMIT = 64 << 10  # bytes of a rank's output that are kept
+_UNUSED_PORT = "29500"  # as torchrun's default; nobody listens there
 _LONGEST_STACKS = 4 << 20  # bytes
 _GIVES_UP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -75,12 +75,13 @@ def _folder() -> Iterator[str]:
     """Return a folder for the notes of the ranks; a child removes the folder when this process ends the block, or is killed."""
     folder = tempfile.mkdtemp(prefix="ddplaunch-check-")
     readable, writable = os.pipe2(os.O_CLOEXEC)  # the child waits for its end, and has no end of its own to write to
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has them blocked itself
+    # no signal comes until the child has blocked them itself
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         if (pid := fork()) == 0:
             _remove_at_end(folder, readable)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         os.close(readable)
     try:
         yield folder
@@ -103,13 +104,15 @@ def _remove_at_end(folder: str, pipe: int) -> NoReturn:
 def _stoppable() -> Iterator[int]:
     """Return a descriptor that becomes readable when a signal asks this command to end; the signals' numbers are read from it."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    before = {signum: signal.signal(signum, lambda *_: None) for signum in _GIVES_UP if not _is_ignored(signum)}
-    woken = signal.set_wakeup_fd(writable)
+    handlers_before = {
+        signum: signal.signal(signum, lambda *_: None) for signum in _GIVES_UP if not _is_ignored(signum)
+    }
+    wakeup_fd_before = signal.set_wakeup_fd(writable)  # to which the interpreter writes the number of each signal
     try:
         yield readable
     finally:
-        signal.set_wakeup_fd(woken)
-        for signum, handler in before.items():
+        signal.set_wakeup_fd(wakeup_fd_before)
+        for signum, handler in handlers_before.items():
             signal.signal(signum, handler)
         os.close(readable)
         os.close(writable)
@@ -150,7 +153,8 @@ class _Runs:
         self._node = node
         self._wanted = wanted
         self._folder = folder
-        self._term = variables.first_term(time.time())  # the same for all ranks
+        # DDPLAUNCH_TERM, which grows with each start; the same for all ranks
+        self._term = variables.first_term(time.time())
         self._loop = Loop()
         self._not_started = deque(wanted.ranks)
         self._running: dict[int, _Rank] = {}
@@ -165,7 +169,8 @@ class _Runs:
         self._loop.watch(stop, lambda: _stop(stop))
         try:
             while self._not_started or self._running:
-                most_running = self._most_running if self._traces else 1  # the first alone, whose objects others get
+                first_has_ended = bool(self._traces)  # it runs alone, since the others may get objects that it has sent
+                most_running = self._most_running if first_has_ended else 1
                 while self._not_started and len(self._running) < most_running:
                     self._start(self._not_started.popleft())
                 self._loop.run_once()
@@ -217,7 +222,7 @@ class _Runs:
         wanted, usable = self._wanted, self._node.hardware.usable_cpus
         node_rank, local_rank = divmod(rank, wanted.nproc_per_node)
         nnodes = -(-wanted.world_size // wanted.nproc_per_node)  # rounded up
-        omp, _ = variables.threads(self._spec, usable, self._most_running, self._env.get("OMP_NUM_THREADS"))
+        omp, _why = variables.threads(self._spec, usable, self._most_running, self._env.get("OMP_NUM_THREADS"))
         common = variables.common(self._spec, self._env, run_id="check", backend="gloo", address="127.0.0.1", omp=omp)
         place = variables.of_place(
             rank=rank,
@@ -232,11 +237,11 @@ class _Runs:
         hidden = {} if has_device else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
         path = self._notes_path(rank)
         return {
-            **without_other_places(self._env, None, wanted.world_size),
+            **without_other_places(self._env, rank=None, world_size=wanted.world_size),
             **hidden,
             **common,
             **place,
-            "MASTER_PORT": _PORT,
+            "MASTER_PORT": _UNUSED_PORT,
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_ERROR_FILE": f"{path}.json",
             "DDPLAUNCH_INIT_METHOD": "env://",
@@ -253,8 +258,8 @@ class _Runs:
     def _read(self, one: _Rank) -> None:
         """Read what a rank prints, and keep the end of it."""
         with suppress(BlockingIOError):
-            data = os.read(one.output, _OUTPUT)
-            one.tail = (one.tail + data)[-_OUTPUT:]
+            data = os.read(one.output, _OUTPUT_LIMIT)
+            one.tail = (one.tail + data)[-_OUTPUT_LIMIT:]
             if not data:
                 self._loop.unwatch(one.output)
 

@@ -23,7 +23,7 @@ _NEEDS_GPU = re.compile(
     r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|No HIP GPUs|invalid device ordinal"
     r"|current compilation's accelerator support|'torch\._C' has no attribute '_cuda_"
 )
-_LINES = 5  # of the output of a rank that failed without an exception,
+_MOST_LINES = 5  # of the output of a rank that failed without an exception,
 _LONGEST = 300  # and characters of a line: a progress bar may be one line of megabytes
 
 
@@ -94,7 +94,7 @@ def _failures(checked: Checked) -> Iterator[tuple[str, list[str], str]]:
     for failure, traces in traces_by_failure.items():
         first = traces[0]
         # of a rank that ended with a status or by a signal, its output alone may say why
-        lines = first.output.splitlines()[-_LINES:] if first.end == "failed" else []
+        lines = first.output.splitlines()[-_MOST_LINES:] if first.end == "failed" else []
         output = [text if len(text) <= _LONGEST else f"...{text[-_LONGEST:]}" for text in lines]
         at = f": {failure.location}" if failure.location else ""
         yield f"{these_ranks([trace.rank for trace in traces])} {failure.text}{at}", output, failure.hint
@@ -111,7 +111,7 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
         verb = "was" if trace.how.startswith("killed") else "ended with"
         return _Failure(f"{verb} {trace.how}")
     first_line = Redactor().text(error.message.strip().partition("\n")[0][:300])
-    said = f"{error.type}: {first_line}" if first_line else error.type
+    exception = f"{error.type}: {first_line}" if first_line else error.type
     hint = ""
     lacking = next((call for call in trace.calls if call.lacks), None)  # a call that should have received objects
     if _NEEDS_GPU.search(error.message):
@@ -125,7 +125,7 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
             f"rank was not checked before. `--ranks {compress({*checked.wanted.ranks, lacking.peer or 0})}` checks both"
         )
     innermost_first = tuple(reversed(frames_of(error)))
-    return _Failure(f"raised {said}", checked.where(innermost_first), hint)
+    return _Failure(f"raised {exception}", checked.where(innermost_first), hint)
 
 
 def _notes(checked: Checked) -> Iterator[str]:

@@ -19,7 +19,7 @@ _DEADLINE = 9.0  # seconds for the check
 _ENOUGH = 3.0  # seconds for a group of two that has met: an all_reduce that takes longer hangs
 # of two workers on one machine: loopback gives GB/s, PCI and NVLink more
 _SLOW_GLOO, _SLOW_NCCL = 50 << 20, 1 << 30  # bytes per second
-_LATE = 0.02  # seconds for an all_reduce of one number: a busy machine or a bad kernel setting
+_SLOW_LATENCY = 0.02  # seconds for an all_reduce of one number: a busy machine or a bad kernel setting
 # a job of its own: none of another launcher's ranks, and none of the options that are set for the user's jobs
 _DROPPED_BEGINNINGS = ("PET_", "DDPLAUNCH_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 _DROPPED_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -55,6 +55,7 @@ def read(subject: Subject) -> Trial:
     # torch is imported once, and both workers are forked from there: on two cores two imports take twice as long
     once = ["--start-method", "forkserver", "--preload", "torch.distributed"]
     limits = ["--timeout", f"{_JOB_TIMEOUT:g}s", "--grace-period", "0.5s", "--log-dir", "/dev/null"]
+    # this ends before the deadline of the check, so that the check can tell how far the job came
     return parse(run([sys.executable, "-P", "-m", "ddplaunch", *words, *once, *limits, script], env, _DEADLINE - 0.3))
 
 
@@ -134,7 +135,7 @@ def _speed_findings(steps: Mapping[str, Step]) -> Iterator[Finding]:
         step = steps.get(name)
         if step is None:
             continue
-        if step.bandwidth < least or step.latency > _LATE:
+        if step.bandwidth < least or step.latency > _SLOW_LATENCY:
             yield slow(
                 f"two workers of this machine exchange {size(int(step.bandwidth))}/s over {name}, which is little",
                 f"an all_reduce of one number takes {duration(step.latency)}",

@@ -99,11 +99,14 @@ def examine(checks: Sequence[Check], subject: Subject) -> Report:
     began = loop.now()
     ended: dict[str, tuple[CheckResult, tuple[Finding, ...]]] = {}
 
-    def on_answer(check: Check, answer: Verdict | str | None) -> None:  # what `conclude` takes
+    def on_answer(check: Check, answer: Verdict | str | None) -> None:
+        """Keep a verdict, an exception's text, or that the child gave none (None). Called by the loop."""
         ended[check.id] = conclude(check, answer, loop.now() - began)
 
     for check in checks:
-        asked = loop.ask(partial(_answer, check, subject), None, partial(on_answer, check), within=check.within)
+        asked = loop.ask(
+            partial(_answer, check, subject), otherwise=None, answered=partial(on_answer, check), within=check.within
+        )
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
         loop.timer(began + check.within + _MARGIN, asked.give_up)
     while len(ended) < len(checks):

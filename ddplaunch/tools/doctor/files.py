@@ -17,12 +17,12 @@ from ddplaunch.record.folders import replaceable_by
 from ddplaunch.system.words import duration, size, why_failed
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, note, slow
 
-_SAMPLE = 4 << 20  # bytes that are written to measure the speed
+_SAMPLE_SIZE = 4 << 20  # bytes that are written to measure the speed
 _SLOW_DISK = 10 << 20  # bytes per second: the logs of a few chatty workers
 _SLOW_SYNC = 1.0  # seconds
-_LITTLE = 256 << 20  # bytes
+_LITTLE_ROOM = 256 << 20  # bytes
 _FEW_INODES = 1000
-_ELSEWHERE = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
+_HINT_ELSEWHERE = "`--log-dir` names another folder for runs, TMPDIR one for temporary files"
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -102,10 +102,10 @@ def _try_folder(place: Place, folder: str) -> Place:
 
 
 def _write_sample(fd: int) -> int:
-    """Write `_SAMPLE` bytes that no file system can compress; return how many were written."""
+    """Write `_SAMPLE_SIZE` bytes that no file system can compress; return how many were written."""
     block = os.urandom(1 << 16)
     written = 0
-    while written < _SAMPLE:
+    while written < _SAMPLE_SIZE:
         written += os.write(fd, block)
     return written
 
@@ -132,7 +132,7 @@ def judge(check: str, place: Place) -> Verdict:
     """Judge a folder for the check of this name; slow is the worst, since a job goes on without its files."""
     if place.write_problem:
         where = f"{place.path}{f' ({place.kind})' if place.kind else ''}"
-        hint = f"{_ELSEWHERE}\n`ls -ld {place.path}` shows whose it is"
+        hint = f"{_HINT_ELSEWHERE}\n`ls -ld {place.path}` shows whose it is"
         finding = slow(f"nothing can be written to {place.name}: {place.write_problem}", where, hint)
         return Verdict(place.write_problem, (finding,))
     inodes = "" if place.free_inodes is None else f", {place.free_inodes} inodes"
@@ -144,24 +144,24 @@ def judge(check: str, place: Place) -> Verdict:
 def _place_findings(check: str, place: Place) -> Iterator[Finding]:
     """Yield what is wrong with a place, as far as the check with this name is about it."""
     where, name = f"{place.path} ({place.kind or 'unknown file system'})", place.name
-    if place.free < _LITTLE:
-        left = f"{size(place.free)} of {size(place.size)} are free in {name}"
-        yield slow(left, where, f"`df -h {place.path}`; {_ELSEWHERE}")
+    if place.free < _LITTLE_ROOM:
+        title = f"{size(place.free)} of {size(place.size)} are free in {name}"
+        yield slow(title, where, f"`df -h {place.path}`; {_HINT_ELSEWHERE}")
     elif place.free_inodes is not None and place.free_inodes < _FEW_INODES:
-        left = f"{place.free_inodes} inodes are free in {name}, so that few files can be made"
-        yield slow(left, where, f"`df -i {place.path}`; {_ELSEWHERE}")
+        title = f"{place.free_inodes} inodes are free in {name}, so that few files can be made"
+        yield slow(title, where, f"`df -i {place.path}`; {_HINT_ELSEWHERE}")
     if place.lock_problem:
         hint = "the lock daemon of the file server does not answer, or its client is mounted with nolock"
-        yield slow(f"files in {name} cannot be locked: {place.lock_problem}", where, f"{hint}\n{_ELSEWHERE}")
+        yield slow(f"files in {name} cannot be locked: {place.lock_problem}", where, f"{hint}\n{_HINT_ELSEWHERE}")
     if place.socket_problem and check == "tmp":
         yield slow(
             f"no socket can be made in {name}: {place.socket_problem}", where, "set TMPDIR to a folder on a local disk"
         )
     if place.bytes_per_second < _SLOW_DISK or place.fsync_seconds > _SLOW_SYNC:
         speed = f"{size(int(place.bytes_per_second))}/s to disk, one fsync takes {duration(place.fsync_seconds)}"
-        yield slow(f"{name} is slow: {speed}", where, f"logs and checkpoints there hold workers up\n{_ELSEWHERE}")
+        yield slow(f"{name} is slow: {speed}", where, f"logs and checkpoints there hold workers up\n{_HINT_ELSEWHERE}")
     if place.replaceable_by and check == "runs":
-        yield note(f"another user may replace {name}: {place.replaceable_by}", where, _ELSEWHERE)
+        yield note(f"another user may replace {name}: {place.replaceable_by}", where, _HINT_ELSEWHERE)
 
 
 def _check_runs(subject: Subject) -> Verdict:

@@ -22,7 +22,7 @@ from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import compress, count, duration, size, some
 from ddplaunch.tools.doctor import Check, Finding, Severity, Subject, Verdict, broken, note, slow
 
-_CROWDED = 0.1  # of the memory of a GPU: torch takes what is left, and the largest batch no longer fits
+_CROWDED_SHARE = 0.1  # of the memory of a GPU: torch takes what is left, and the largest batch no longer fits
 _MOST_SHOWN = 8  # processes that are shown
 _LONGEST = 80  # characters of a command that are shown
 
@@ -98,12 +98,13 @@ def _using_process(pid: int) -> UsingProcess | None:
         words = content(f"/proc/{pid}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
         return None
-    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
+    # `started` are ticks since the boot
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
     return UsingProcess(
         is_ours=uid == os.geteuid(),
         uid=uid,
         command=(" ".join(Redactor().argv(words)) or process.name)[:_LONGEST],
-        seconds=since_boot,
+        seconds=age,
         is_orphan=process.parent == 1,
     )
 
@@ -137,7 +138,8 @@ def judge(gpus: Gpus) -> Verdict:
         *_distance_findings(shown, gpus),
     )
     names = some(sorted({gpu.name for gpu in shown if gpu.name}))
-    driver = f"driver {machine.driver or 'not known'}, CUDA {machine.cuda[0]}.{machine.cuda[1]}"
+    major, minor = machine.cuda
+    driver = f"driver {machine.driver or 'not known'}, CUDA {major}.{minor}"
     return Verdict(f"{count(len(shown), 'GPU')}: {names}, {driver}", findings)
 
 
@@ -254,15 +256,17 @@ def _health_findings(gpu: Health) -> Iterator[Finding]:
             f"{name} runs at lower clocks because of {some(gpu.brakes)}",
             hint=f"`nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {gpu.index}` shows more\nlook at fans, air and power",
         )
-    if gpu.pci_width is not None and gpu.pci_width[0] < gpu.pci_width[1]:
+    used, lanes = gpu.pci_width or (0, 0)  # 0: not known
+    if used < lanes:
         yield slow(
-            f"{name} uses {gpu.pci_width[0]} of its {gpu.pci_width[1]} PCI lanes",
+            f"{name} uses {used} of its {lanes} PCI lanes",
             f"PCI address {gpu.pci or 'not known'}\ncopies from and to the CPU take longer",
             "some boards and clouds have no more\nelse reseat the card",
         )
-    if gpu.links is not None and 0 < gpu.links[0] < gpu.links[1]:
+    up, links = gpu.links or (0, 0)
+    if 0 < up < links:
         yield slow(
-            f"{gpu.links[0]} of the {gpu.links[1]} NVLinks of {name} are up",
+            f"{up} of the {links} NVLinks of {name} are up",
             hint=f"`nvidia-smi nvlink -s -i {gpu.index}` shows which; {reset}",
         )
     if gpu.persistence is False:
@@ -298,7 +302,7 @@ def _use_findings(gpus: Sequence[Health], processes: Mapping[int, UsingProcess])
         hint = "`ddplaunch ps` shows your jobs, and `ddplaunch stop` ends one"
     else:
         hint = "`ddplaunch --devices LIST train.py` chooses other GPUs"
-    is_crowded = any(held[gpu.index] > _CROWDED * gpu.memory for gpu in gpus if gpu.index in held)
+    is_crowded = any(held[gpu.index] > _CROWDED_SHARE * gpu.memory for gpu in gpus if gpu.index in held)
     pids = some(f"pid {pid}" for pid in sorted(by_pid))
     lines = [_line(pid, on, processes.get(pid)) for pid, on in sorted(by_pid.items())]
     more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []

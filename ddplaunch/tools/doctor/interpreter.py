@@ -48,58 +48,60 @@ class Interpreter(Struct, frozen=True, kw_only=True):
     packages: Mapping[str, Package]
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class Inspection(Struct, frozen=True, kw_only=True):
     """The interpreter of the workers, or why it does not answer."""
 
     path: str
-    found: Interpreter | None = None
+    found: Interpreter | None = None  # None: `problem` says why
     problem: str = ""
     is_late: bool = False  # it has not answered in time
 
 
-def read(subject: Subject) -> Asked:
+def read(subject: Subject) -> Inspection:
     """Run the interpreter as a worker does: with the same variables."""
     program = _PROGRAM.replace("NAMES", repr({"torch", *_WRAPPERS}))
     try:
         ended = run([subject.python, "-c", program], subject.env, _TIMEOUT)
     except OSError as error:
-        return Asked(path=subject.python, problem=why_failed(error))
+        return Inspection(path=subject.python, problem=why_failed(error))
     return parse(subject.python, ended)
 
 
-def parse(path: str, ended: Ended) -> Asked:
-    """Read what the interpreter has printed, or why it could not."""
+def parse(path: str, ended: Ended) -> Inspection:
+    """Read what the interpreter has printed, or else why it has printed nothing of the kind."""
     if ended.status == 0:
         try:
             # a sitecustomize may print lines of its own
-            return Asked(path=path, found=msgspec.json.decode(ended.out.strip().rpartition("\n")[2], type=Interpreter))
+            return Inspection(
+                path=path, found=msgspec.json.decode(ended.out.strip().rpartition("\n")[2], type=Interpreter)
+            )
         except (msgspec.MsgspecError, RecursionError):
-            return Asked(path=path, problem="it prints something else than it was asked for")
+            return Inspection(path=path, problem="it prints something else than it was asked for")
     last = ended.err.strip().rpartition("\n")[2]
     is_late = ended.status is None
     how = f"no answer in {_TIMEOUT:g} s" if is_late else f"exit status {ended.status}"
-    return Asked(path=path, problem=f"{how}: {last}" if last else how, is_late=is_late)
+    return Inspection(path=path, problem=f"{how}: {last}" if last else how, is_late=is_late)
 
 
-def judge(asked: Asked) -> Verdict:
+def judge(inspection: Inspection) -> Verdict:
     """Judge the interpreter, its torch, and the packages that need a certain torch."""
-    if asked.found is None:
+    if inspection.found is None:
         finding = Finding(
-            severity="slow" if asked.is_late else "broken",
-            title=f"the interpreter of the workers {'is slow to start' if asked.is_late else 'does not run'}",
-            evidence=f"{asked.path}: {asked.problem}",
-            hint=f"`{asked.path} -c 'import sys'` shows the same\n`--python` names another",
+            severity="slow" if inspection.is_late else "broken",
+            title=f"the interpreter of the workers {'is slow to start' if inspection.is_late else 'does not run'}",
+            evidence=f"{inspection.path}: {inspection.problem}",
+            hint=f"`{inspection.path} -c 'import sys'` shows the same\n`--python` names another",
         )
-        return Verdict(asked.problem, (finding,))
-    python = asked.found
+        return Verdict(inspection.problem, (finding,))
+    python = inspection.found
     torch = python.packages.get("torch")
     shown = [f"{name} {package.version}" for name, package in sorted(python.packages.items()) if name != "torch"]
     facts = f"Python {python.version}, torch {torch.version if torch else 'not found'}{', '.join(['', *shown])}"
     if torch is None:
         finding = broken(
             "the interpreter of the workers has no torch",
-            f"{asked.path} (Python {python.version})",
-            f"`{asked.path} -m pip install torch`, or name another: `ddplaunch --python ENV/bin/python train.py`",
+            f"{inspection.path} (Python {python.version})",
+            f"`{inspection.path} -m pip install torch`, or name another: `ddplaunch --python ENV/bin/python train.py`",
         )
         return Verdict(facts, (finding,))
     return Verdict(facts, (*_torch_findings(python, torch), *_wrapper_findings(python, torch)))

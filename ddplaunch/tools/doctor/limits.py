@@ -21,7 +21,8 @@ _FEW_FILES = 4096
 _FEW_PROCESSES = 1024  # threads count too: torch starts one for each core, in each worker
 _LITTLE_MEMORY = 2 << 30  # bytes: a worker that has imported torch for CUDA has 0.5 GiB, with a context 1 to 2 GiB
 _LITTLE_SPACE = 16 << 30  # bytes of addresses
-_CROWDED, _FEW_LEFT = 0.9, _FEW_PROCESSES // 4  # of a limit on processes: the part in use, and the number that is left
+# of a limit on processes: the part in use, and the number that is left
+_CROWDED_SHARE, _FEW_LEFT = 0.9, _FEW_PROCESSES // 4
 
 
 # --- ulimits
@@ -196,7 +197,7 @@ def _process_findings(groups: Groups) -> Iterator[Finding]:
     if groups.pids_limit is None:
         return
     room = groups.pids_limit - groups.pids_used
-    if groups.pids_used > _CROWDED * groups.pids_limit or room < _FEW_LEFT:
+    if groups.pids_used > _CROWDED_SHARE * groups.pids_limit or room < _FEW_LEFT:
         yield Finding(
             severity="broken" if room < 2 else "slow",
             title=f"the control group has room for {max(room, 0)} processes and threads only",

@@ -17,7 +17,7 @@ from ddplaunch.system.words import count, duration, some, why_failed
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, broken, note, slow
 
 _SLOW_LOOKUP = 1.0  # seconds; every worker looks the name up, some libraries several times
-_CROWDED = 0.8  # of the ephemeral ports
+_CROWDED_SHARE = 0.8  # of the ephemeral ports
 _FEW_PORTS = 2000  # NCCL and gloo take some for each pair of workers on different nodes
 _LARGE_ERROR = 1.0  # seconds of a clock
 _TIMEOUT = 2.0  # seconds for a connection to ourselves
@@ -30,11 +30,11 @@ class Name(Struct, frozen=True, kw_only=True):
     """What the name of this host resolves to."""
 
     name: str
-    found: tuple[str, ...] = ()  # addresses
+    resolved: tuple[str, ...] = ()  # addresses
     problem: str = ""  # why it does not resolve; "" if it does
     seconds: float = 0.0  # that the lookup took
-    own_addresses: tuple[str, ...] = ()  # those of `found` that this host has; loopback counts
-    usable: tuple[str, ...] = ()  # addresses by which others may reach this host, the likeliest first
+    own_addresses: tuple[str, ...] = ()  # those of `resolved` that this host has; loopback counts
+    reachable_at: tuple[str, ...] = ()  # addresses by which others may reach this host, the likeliest first
 
 
 def read_name(_subject: Subject) -> Name:
@@ -42,30 +42,32 @@ def read_name(_subject: Subject) -> Name:
     name = socket.gethostname()
     began = time.monotonic()
     problem = ""
-    found: tuple[str, ...] = ()
+    resolved: tuple[str, ...] = ()
     try:
-        found = tuple(dict.fromkeys(str(one[4][0]) for one in socket.getaddrinfo(name, None)))
-    except OSError as error:  # UnicodeError is of names that no host has
+        resolved = tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in socket.getaddrinfo(name, None)))
+    except OSError as error:
         problem = why_failed(error)
     return Name(
         name=name,
-        found=found,
+        resolved=resolved,
         problem=problem,
         seconds=time.monotonic() - began,
-        own_addresses=tuple(filter(addresses.is_own, found)),
-        usable=addresses.usable_addresses(),
+        own_addresses=tuple(filter(addresses.is_own, resolved)),
+        reachable_at=addresses.usable_addresses(),
     )
 
 
 def judge_name(name: Name) -> Verdict:
     """Judge the name of this host. A job of one node needs no name, so nothing here breaks it."""
-    facts = f"{name.name} is {some(name.found) or 'not known'}; reachable at {some(name.usable) or 'no address'}"
+    facts = (
+        f"{name.name} is {some(name.resolved) or 'not known'}; reachable at {some(name.reachable_at) or 'no address'}"
+    )
     return Verdict(facts, tuple(_name_findings(name)))
 
 
 def _name_findings(name: Name) -> Iterator[Finding]:
     """Yield that the name does not lead to this host as others would reach it, and that its lookup is slow."""
-    address = next(iter(name.usable), "")
+    address = next(iter(name.reachable_at), "")  # the likeliest one
     hint = f"for several nodes name the address of node 0: `ddplaunch --master-addr {address or 'ADDRESS'} ...`"
     in_hosts = f"in /etc/hosts write `{address or 'ADDRESS'} {name.name}`"
     if name.problem:
@@ -74,17 +76,17 @@ def _name_findings(name: Name) -> Iterator[Finding]:
             "programs that look their own name up wait or fail\nother nodes do not find this one by name",
             f"{in_hosts}; {hint}",
         )
-    elif name.usable and all(map(addresses.is_loopback, name.found)):
+    elif name.reachable_at and all(map(addresses.is_loopback, name.resolved)):
         yield note(
-            f"the name of this host, {name.name}, resolves to loopback: {some(name.found)}",
+            f"the name of this host, {name.name}, resolves to loopback: {some(name.resolved)}",
             "as node 0 of several, this host would send the others to themselves\nddplaunch sets GLOO_SOCKET_IFNAME "
             "and NCCL_SOCKET_IFNAME for its workers",
             f"{hint}; or {in_hosts}",
         )
     elif not name.own_addresses:
         yield note(
-            f"the name of this host, {name.name}, resolves to the address of another one: {some(name.found)}",
-            f"its own are {some(name.usable)}" if name.usable else "it has no address but loopback",
+            f"the name of this host, {name.name}, resolves to the address of another one: {some(name.resolved)}",
+            f"its own are {some(name.reachable_at)}" if name.reachable_at else "it has no address but loopback",
             f"{in_hosts}; {hint}",
         )
     if name.seconds > _SLOW_LOOKUP:
@@ -208,7 +210,7 @@ def judge_ports(ports: Ports) -> Verdict:
     """Judge how many ports are left."""
     facts = f"{ports.first} to {ports.last} for connections, {ports.used} of them in use"
     number = ports.last - ports.first + 1
-    if ports.used < _CROWDED * number:
+    if ports.used < _CROWDED_SHARE * number:
         if number >= _FEW_PORTS:
             return Verdict(facts)
         title = f"there are {number} ports for connections only"
@@ -239,7 +241,10 @@ class Clock(Struct, frozen=True, kw_only=True):
 def read_clock(_subject: Subject) -> Clock | None:
     """Ask the kernel; None if it does not tell."""
     state = clock_state()
-    return None if state is None else Clock(is_synchronised=state[0], error=state[1])
+    if state is None:
+        return None
+    is_synchronised, error = state
+    return Clock(is_synchronised=is_synchronised, error=error)
 
 
 def judge_clock(clock: Clock | None) -> Verdict:

@@ -21,10 +21,10 @@ from ddplaunch.system.words import count, duration, size, some
 from ddplaunch.tools.doctor import Check, Finding, Subject, Verdict, broken, note, slow
 
 # NCCL takes about 10 MiB for each pair of GPUs without peer-to-peer; one batch of a data loader is as large as its tensors
-_SMALL = 1 << 30  # bytes; docker gives 64 MiB
-_LITTLE = 64 << 20  # bytes that are free
-_YOUNG = 60.0  # seconds: a process may be about to open the file
-_NOTABLE = 1 << 20  # bytes; less lies about after many a program that was killed, and hurts nobody
+_SMALL_SIZE = 1 << 30  # bytes; docker gives 64 MiB
+_LITTLE_ROOM = 64 << 20  # bytes that are free
+_LEAST_AGE = 60.0  # seconds: a process may be about to open the file
+_NOTABLE_SIZE = 1 << 20  # bytes; less lies about after many a program that was killed, and hurts nobody
 # torch's tensors, NCCL's and UCX's segments, multiprocessing.shared_memory, POSIX semaphores, Open MPI, OpenMP, and ours
 _NAMES_OF_LIBRARIES = re.compile(
     r"torch_|nccl-|psm_|sem\.|mp-|pym-|ucx|vader_segment|btl_vader|osc_rdma|__KMP_|ddplaunch-|cuda\.shm|wnsm_"
@@ -60,14 +60,15 @@ def read(_subject: Subject) -> SharedMemory:
         return SharedMemory(size=0, free=0, problem=error.strerror or str(error))
     if not os.access(SHM, os.W_OK | os.X_OK):
         return SharedMemory(size=0, free=0, problem="it is not writable")
-    left = list(_left_by_user(SHM))
-    if left:
+    leftovers = list(_left_by_user(SHM))
+    if leftovers:
         used = set(_in_use(f"{SHM}/"))
-        left = [one for one in left if one.path not in used]
+        leftovers = [one for one in leftovers if one.path not in used]
     return SharedMemory(
         size=room.f_blocks * room.f_frsize,
         free=room.f_bavail * room.f_frsize,
-        unused=tuple(sorted(left, key=lambda one: (-one.size, one.path))),
+        unused=tuple(sorted(leftovers, key=lambda one: (-one.size, one.path))),
+        # "": without /proc nobody can tell that this is a container, which has a namespace of its own
         sees_all_processes=_link("/proc/self/ns/pid") in ("", _HOST_PIDS),
     )
 
@@ -79,8 +80,8 @@ def _link(path: str) -> str:
         return ""
 
 
-def _left_by_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
-    """Yield this user's files that are older than `youngest` seconds, and have the name or the mode of shared memory."""
+def _left_by_user(folder: str, least_age: float = _LEAST_AGE) -> Iterator[Segment]:
+    """Yield this user's files that are older than `least_age` seconds, and have the name or the mode of shared memory."""
     now = time.time()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -89,9 +90,9 @@ def _left_by_user(folder: str, youngest: float = _YOUNG) -> Iterator[Segment]:
                 age = now - max(found.st_mtime, found.st_ctime)
                 is_own_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
                 is_named_by_program = _NAMES_OF_LIBRARIES.match(entry.name) is None
-                # files with names of their own may be anything; multiprocessing.shared_memory makes its with this mode
+                # a file whose name a program has chosen may be anything; multiprocessing.shared_memory makes its with this mode
                 may_be_segment = not is_named_by_program or stat.S_IMODE(found.st_mode) == _MODE_OF_SEGMENTS
-                if is_own_file and may_be_segment and age > youngest:
+                if is_own_file and may_be_segment and age > least_age:
                     size = found.st_blocks * 512
                     yield Segment(path=entry.path, size=size, age=age, is_named_by_program=is_named_by_program)
 
@@ -126,14 +127,14 @@ def judge(shm: SharedMemory) -> Verdict:
 
 
 def _space_findings(shm: SharedMemory) -> Iterator[Finding]:
-    """Yield that there is little room, that files which no process uses take it, and names that they keep from a program."""
-    if shm.size < _SMALL:
+    """Yield that there is little room, that files which no process uses take it, or have names that a program may want again."""
+    if shm.size < _SMALL_SIZE:
         yield slow(
             f"{SHM} has {size(shm.size)} only, and {size(shm.free)} of them are free",
             "workers end with SIGBUS once data loaders or NCCL have filled it",
             "`docker run --shm-size 8g` or `--ipc host`\nin a pod an emptyDir with `medium: Memory` at /dev/shm",
         )
-    elif shm.free < _LITTLE:
+    elif shm.free < _LITTLE_ROOM:
         yield broken(
             f"{SHM} is full: {size(shm.free)} of {size(shm.size)} are free",
             "workers end with SIGBUS where they share memory",
@@ -141,7 +142,7 @@ def _space_findings(shm: SharedMemory) -> Iterator[Finding]:
         )
     with_random_names = [one for one in shm.unused if not one.is_named_by_program]
     taken = sum(one.size for one in with_random_names)
-    if taken >= _NOTABLE:
+    if taken >= _NOTABLE_SIZE:
         yield Finding(
             severity="slow" if taken > (shm.size - taken) // 2 else "note",
             title=f"{size(taken)} of {SHM} belong to files of yours that a program has left",

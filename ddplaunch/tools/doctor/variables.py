@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import Struct
 
 from ddplaunch.plan.devices.choose import HIDES_ALL
-from ddplaunch.spec.service_links import without_links
+from ddplaunch.spec.service_links import without_service_links
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import some
 from ddplaunch.tools.doctor import Check, Finding, Severity, Subject, Verdict, note, slow
@@ -101,7 +101,7 @@ def judge(surroundings: Surroundings) -> Verdict:
         *_thread_findings(surroundings),
         *_hidden_device_findings(surroundings),
     ]
-    own = without_links(surroundings.env)
+    own = without_service_links(surroundings.env)
     named = sorted(name for name in own if name.startswith(("NCCL_", "GLOO_", "CUDA_VISIBLE", "OMP_", "DDPLAUNCH_")))
     return Verdict(f"set: {some(named, 20)}" if named else "none that matters is set", tuple(findings))
 
@@ -111,7 +111,7 @@ def _launcher_findings(env: Mapping[str, str]) -> Iterator[Finding]:
     is_worker, is_pod = "DDPLAUNCH_RUN_ID" in env, "KUBERNETES_SERVICE_HOST" in env
     if is_worker or is_pod:  # there they are right
         return
-    env = without_links(env)
+    env = without_service_links(env)
     # a task of a Slurm step, or of mpirun, has MPI's variables by right
     is_task = "SLURM_STEP_ID" in env or "PRTE_LAUNCHED" in env
     found = {name: env[name] for name in (*_OF_TORCHRUN, *(() if is_task else _OF_MPI)) if name in env}

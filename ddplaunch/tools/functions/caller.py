@@ -44,8 +44,8 @@ _CHUNK = 1 << 16  # bytes
 class Caller:
     """The job of one call: its command (a ddplaunch process, which runs the workers), the workers' connections, the output."""
 
-    def __init__(self, function: Function, collected: list[Given], spec: JobSpec, *, result_limit: int) -> None:
-        """Listen for workers and start the command; `run` serves the job."""
+    def __init__(self, function: Function, given: list[Given], spec: JobSpec, *, result_limit: int) -> None:
+        """Listen for workers and start the command; `run` serves the job. `given` are the options of which `spec` is made."""
         self._function = function
         self._spec = spec
         self._result_limit = result_limit
@@ -56,10 +56,11 @@ class Caller:
         self._resources.callback(function.close)
         self._resources.callback(self._close_connections)
         self._workers: dict[int, WorkerConnection] = {}  # of the latest generation, by rank
-        self._without_rank: set[WorkerConnection] = set()  # that have sent no hello, or are of an earlier generation
+        # that have sent no hello, or whose rank the worker of a later generation has
+        self._without_rank: set[WorkerConnection] = set()
         self._stack_files = StackFiles()
         self._open_pipes = 0  # from the command, that are not at their end: two of output, and the control socket
-        # set once the command has ended; its agent may live on
+        # set once the command has ended: for so long its agent may live on, to end the workers
         self._give_up_agent = self._loop.timer(None, lambda: None)
         self._world_size = 0  # until a worker has said hello
         self._cannot_send: CannotSend | None = None  # why a worker got no call, which `_wait` raises
@@ -74,7 +75,7 @@ class Caller:
         self._resources.callback(self._listener.close)
         try:
             self._loop.watch(self._listener.socket, self._on_connection)
-            self._start(collected)
+            self._start(given)
         except BaseException:
             self._resources.close()
             raise
@@ -99,8 +100,8 @@ class Caller:
 
     # --- the command
 
-    def _start(self, collected: list[Given]) -> None:
-        """Start the ddplaunch command in a session of its own; `collected` are the options of its order, sent on a socket."""
+    def _start(self, given: list[Given]) -> None:
+        """Start the ddplaunch command in a session of its own; its stdin is a socket, over which it gets its options."""
         _check_can_start()
         path = ""
         if self._spec.start_method == "forkserver":  # which imports from where this program does
@@ -121,8 +122,8 @@ class Caller:
             )
         self._resources.enter_context(self._process)  # waits for it
         self._resources.callback(self._process.kill)  # does nothing unless we were interrupted more than once
-        # without the variables of the workers, which are among what is collected
-        self._control.sendall(order.encode(Order.of(collected, replace(self._spec, env=()))) + b"\n")
+        # the spec goes without the variables of the workers, which are among the options
+        self._control.sendall(order.encode(Order.of(given, replace(self._spec, env=()))) + b"\n")
         self._control.setblocking(False)
         self._open_pipes = 1  # the control socket
         for pipe, name in ((self._process.stdout, "stdout"), (self._process.stderr, "stderr")):
@@ -206,9 +207,10 @@ class Caller:
             except KeyboardInterrupt:
                 # without a terminal uv and others interrupt this program twice for one Ctrl-C
                 signum = self._interrupt
-                meaning = requests.take(signum, time.monotonic(), typed_at(os.getpid(), signal.SIGINT))
+                typed = typed_at(os.getpid(), signal.SIGINT)  # whether a person has typed it at our terminal
+                meaning = requests.take(signum, time.monotonic(), typed)
                 is_unsent = meaning is Meaning.INSISTS
-                if meaning is Meaning.SAME:
+                if meaning is Meaning.SAME:  # one request, which has come twice
                     self._say("another interrupt counts as the first one. A third one kills the workers at once")
             except Exception:  # noqa: BLE001 - the first one is raised; stop writing to the stream that raised it
                 self._is_muted = True
@@ -243,16 +245,17 @@ class Caller:
             self._cannot_send = error
             return None
         self._without_rank.discard(worker)
-        if rank in self._workers:  # of the generation before
+        if rank in self._workers:  # the worker of this rank in the generation before
             self._without_rank.add(self._workers[rank])
         self._workers[rank] = worker
         self._world_size = world_size
         stacks_after = None
         if self._spec.timeout is not None:
             stacks_at = self._spec.timeout - min(_BEFORE_TIMEOUT, self._spec.timeout / 10)  # seconds from the beginning
-            stacks_after = max(0.01, stacks_at - (time.monotonic() - self._began))
-            file = self._stack_files.renew(rank)
-            payload = replace(payload, descriptors=(*payload.descriptors, file))  # the worker takes the last one for it
+            stacks_after = max(0.01, stacks_at - (time.monotonic() - self._began))  # from now
+            stack_file = self._stack_files.renew(rank)
+            # the worker takes the last descriptor for its stacks
+            payload = replace(payload, descriptors=(*payload.descriptors, stack_file))
         return WorkerCall(payload, {"result_limit": self._result_limit, "stacks_after": stacks_after})
 
     # --- the end

@@ -101,7 +101,7 @@ class WorkerConnection:
         call_for: Callable[[WorkerConnection, int, int], WorkerCall | None],
         result_limit: int,
     ) -> None:
-        """Take a connection from the listener; `call_for` returns the call for a rank in a world size, None for none."""
+        """Take a connection from the listener. After the hello `call_for` returns the call for the rank, None for none."""
         self._connection = connection
         self._loop = loop
         self._listener = listener
@@ -113,7 +113,8 @@ class WorkerConnection:
         # called when the buffer is full; returns whether another part follows
         self._on_part: Callable[[], bool] = self._on_hello
         self._kind = b""  # of the reply
-        self._queue: list[tuple[memoryview, tuple[int, ...]]] = []  # for the worker: data, with descriptors beside them
+        # for the worker: pieces of data, each with the descriptors that travel beside it
+        self._queue: list[tuple[memoryview, tuple[int, ...]]] = []
         self._descriptors: tuple[int, ...] = ()  # to be closed once they are sent
         self.reply: Reply | None = None  # until it has come whole
         self.open = True
@@ -157,8 +158,10 @@ class WorkerConnection:
             return False
         self._filled += number
         is_part_whole = self._filled == len(self._buffer)
-        if is_part_whole and not self._on_part():
-            self.close()
+        if is_part_whole:
+            another_follows = self._on_part()
+            if not another_follows:
+                self.close()
         return True
 
     def _expect(self, size: int, on_part: Callable[[], bool]) -> None:
@@ -170,8 +173,8 @@ class WorkerConnection:
         from hmac import compare_digest
 
         _nonce, rank, world_size, proof = HELLO.unpack(self._buffer)
-        hello_without_proof = bytes(self._buffer[:-NONCE])
-        said = self._nonce + hello_without_proof
+        hello_without_proof = bytes(self._buffer[: -len(proof)])  # with the worker's nonce
+        said = self._nonce + hello_without_proof  # what is proved, so that no old proof fits: both nonces are random
         knows_secret = compare_digest(proof, self._listener.prove(b"worker", said))
         if not knows_secret or not 0 <= rank < world_size:
             return False
@@ -199,7 +202,7 @@ class WorkerConnection:
     # --- to the worker
 
     def _send(self, proof: bytes, call: WorkerCall) -> None:
-        """Queue the proof and the call of a worker, with the descriptors that the call holds."""
+        """Queue the `proof` that we know the secret, and the worker's call with the descriptors that it holds."""
         payload = call.payload
         self._descriptors = payload.descriptors
         prepared = pickle.dumps({"preparation": payload.preparation, **call.limits})

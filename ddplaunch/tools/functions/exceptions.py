@@ -74,7 +74,8 @@ def worker_failed(raised: Raised, report: str) -> WorkerFailed:
     """Return the exception for an exception of a worker; `report` is the failure summary, "" if there is none."""
     result = None
     if raised.parts is not None:
-        result = _with_both_types(*raised.parts)
+        kind, args, attributes = raised.parts
+        result = _with_both_types(kind, args, attributes)
     if result is None:
         result = WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
     result.rank = raised.rank
@@ -97,7 +98,7 @@ def from_report(kind: type[E], report: str) -> E:
 
 
 def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
-    """Return the exception for a timeout; `stacks` are those of each rank as faulthandler wrote them, `returned` other ranks."""
+    """Return the exception for a timeout; `stacks` are faulthandler's texts by rank, `returned` ranks that had returned."""
     result = JobTimeout(report)
     result.status = exitcodes.TIMEOUT
     ranks_by_stack: dict[str, list[int]] = {}
@@ -138,14 +139,14 @@ def _with_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str,
             bases = (kind,)
         elif issubclass(WorkerFailed, kind):  # RuntimeError, Exception: Python allows no such bases beside each other
             bases = (WorkerFailed,)
-        names = {
+        of_class = {
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
             # it may be pickled for another process, where its class is made again
             "__reduce__": lambda self: (_with_both_types, (kind, self.args, {**attributes, **vars(self)})),
         }
-        result: Any = type(kind.__name__, bases, names)
+        result: Any = type(kind.__name__, bases, of_class)
         result = result.__new__(result, *args)
         result.args = args
         for name, value in attributes.items():
@@ -185,13 +186,14 @@ class CallOutcome:
     ) -> JobError:
         """Return the exception for a job that ended with this status, which is not 0.
 
-        `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout.
+        `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout; `returned` are the ranks
+        whose function had returned.
         """
         first = self._first
         if self._why == "timed_out":
-            return timed_out(_with_keywords(self._report), stacks(), returned)
+            return timed_out(_with_python_names(self._report), stacks(), returned)
         if first is None:
-            no_worker_failed = from_report(JobError, _with_keywords(self._report) or _without_report(status))
+            no_worker_failed = from_report(JobError, _with_python_names(self._report) or _without_report(status))
             no_worker_failed.status = abs(status)  # negative: a signal killed the command
             return no_worker_failed
         exception = raised(first["rank"])
@@ -202,7 +204,7 @@ class CallOutcome:
         return error
 
 
-def _with_keywords(report: str) -> str:
+def _with_python_names(report: str) -> str:
     """Return a report with options as keywords of `launch()`: "--max-restarts" becomes "max_restarts"; unknown ones stay."""
 
     def keyword(found: re.Match[str]) -> str:

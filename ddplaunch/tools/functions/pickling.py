@@ -25,7 +25,7 @@ from ddplaunch.system.fields import line
 _NAME_OF_MAIN = b"__main__"  # the name in a pickle that needs that module
 _MAX_SOURCES = 4 << 20  # characters
 _NOT_FILES = ("<stdin>", "<string>")  # the names of code from stdin and of `python -c`
-_MOVE = "put it into a module that workers can import"
+_HINT_TO_MOVE = "put it into a module that workers can import"
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -99,7 +99,7 @@ class Function:
                 name = getattr(self._call[0], "__qualname__", repr(self._call[0]))
                 raise CannotSend(
                     f"{name} and its arguments use definitions of this session, which workers cannot import; "
-                    f"`pip install cloudpickle`, or {_MOVE}"
+                    f"`pip install cloudpickle`, or {_HINT_TO_MOVE}"
                 )
         self._by_value = True
         return self._pickle(by_value=True)
@@ -126,9 +126,10 @@ class Function:
         ]
         for name, value in parts:
             try:
-                close(dumps(value, by_value=by_value)[1])
+                _, descriptors = dumps(value, by_value=by_value)
+                close(descriptors)
             except Exception as own:  # noqa: BLE001 - whatever the object's own code raises
-                remedy = "" if by_value or _has_cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
+                remedy = "" if by_value or _has_cloudpickle() else f"; `pip install cloudpickle`, or {_HINT_TO_MOVE}"
                 return f"{name} cannot be sent to workers: {_why(own, remedy)}"
         return f"the function and its arguments cannot be sent to workers: {_why(error)}"
 
@@ -161,7 +162,7 @@ class _Collector:
 
 
 def dumps(value: object, *, by_value: bool = False) -> tuple[bytes, tuple[int, ...]]:
-    """Return the pickle of a value, and descriptors of its shared memory, which the caller closes.
+    """Return the pickle of a value, and descriptors of its shared memory, which the caller closes. `by_value`: functions as code.
 
     Raises: whatever the objects' own code raises.
     """
@@ -207,14 +208,14 @@ def _pickler(buffer: io.BytesIO, *, by_value: bool) -> pickle.Pickler:
         return value.index if type(value) is _IndexOfDescriptor else None
 
     base: Any = ForkingPickler
-    names: dict[str, Any] = {"persistent_id": persistent_id}
+    attributes: dict[str, Any] = {"persistent_id": persistent_id}  # of its class
     if by_value:
         import cloudpickle
 
         base = cloudpickle.Pickler
         registered: Any = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to know
-        names["dispatch_table"] = ChainMap(registered, base.dispatch_table)
-    pickler: pickle.Pickler = type("Pickler", (base,), names)(buffer, pickle.HIGHEST_PROTOCOL)
+        attributes["dispatch_table"] = ChainMap(registered, base.dispatch_table)
+    pickler: pickle.Pickler = type("Pickler", (base,), attributes)(buffer, pickle.HIGHEST_PROTOCOL)
     return pickler
 
 
@@ -280,5 +281,7 @@ def sources() -> dict[str, Any]:
     """Return the source lines that were typed, for tracebacks: a notebook keeps its cells in linecache, without files."""
     import linecache
 
+    # an entry is size, time of the file, lines and name; what was typed has no time
     typed = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-    return typed if sum(entry[0] for entry in typed.values()) <= _MAX_SOURCES else {}
+    size = sum(entry[0] for entry in typed.values())
+    return typed if size <= _MAX_SOURCES else {}

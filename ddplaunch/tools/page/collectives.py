@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ddplaunch.system.fields import Piece, Seconds, Size
 from ddplaunch.system.words import ranges_of
-from ddplaunch.tools.page.samples import MOST_RANKS, first_ranks
+from ddplaunch.tools.page.samples import MOST_RANKS, parse_first_ranks
 
 _MOST_TIMES = 200_000  # times of ranks that are kept, the later ones
 _MOST_NUMBERS = 10_000  # of a line
@@ -105,6 +105,11 @@ class _Key(NamedTuple):
     members: str
     number: int
 
+    @property
+    def of_group(self) -> tuple[int, str, str]:
+        """The group in its generation, whose collectives are numbered."""
+        return self[:3]
+
 
 class _Gathered(Struct):
     """What is known of one collective so far; a rank came when it was first seen to have."""
@@ -131,28 +136,29 @@ class _Gathering:
         self._times += len(known.came) - times_before
 
     def drop_oldest(self) -> None:
-        """Drop what is beyond _MOST_TIMES."""
+        """Keep no more than _MOST_TIMES times: drop the collectives of which a line told longest ago."""
         while self._times > _MOST_TIMES:
             _, dropped = self.found.popitem(last=False)
             self._times -= len(dropped.came)
 
 
 def collectives(
-    read: Iterable[tuple[Iterable[CallsRow], float]], began: Sequence[tuple[float, int]]
+    rows_of_nodes: Iterable[tuple[Iterable[CallsRow], float]], generation_starts: Sequence[tuple[float, int]]
 ) -> list[Collective]:
     """Return the collectives in the order of their times.
 
-    `read` are the lines of the nodes, each with what is to be added to its clock to give seconds since 1970. `began` says when
-    each generation began, and its number: the numbers of collectives start again with each.
+    `rows_of_nodes` are the lines of each node, with what is to be added to its clock to give seconds since 1970;
+    `generation_starts` says when each generation began, and its number: the numbers of collectives start again with each.
     """
     gathering = _Gathering()
-    starts = [at for at, _ in began]
-    for rows, offset in read:
+    starts = [at for at, _ in generation_starts]
+    for rows, offset in rows_of_nodes:
         for row in rows:
-            base = row.mono + offset
-            ranks = first_ranks(row.ranks, max(map(len, row.came), default=0))
+            base = row.mono + offset  # the moment of the line, to which its times are relative
+            most_times = max(map(len, row.came), default=0)  # of one collective, one for each of the first ranks
+            ranks = parse_first_ranks(row.ranks, most_times)
             started = bisect_right(starts, base)  # generations by then
-            generation = began[started - 1][1] if started else 0
+            generation = generation_starts[started - 1][1] if started else 0
             for index, (number, microseconds) in enumerate(zip(row.numbers, row.came, strict=False)):
                 moments = zip(ranks, microseconds, strict=False)
                 came = {rank: base + later / 1e6 for rank, later in moments if later is not None}
@@ -160,12 +166,12 @@ def collectives(
                     operation = row.operations[index] if index < len(row.operations) else ""
                     gathering.add(_Key(generation, row.group, row.members, number), came, operation)
             gathering.drop_oldest()
-    last_of_group = {key[:3]: key.number for key in sorted(gathering.found)}
+    last_of_group = {key.of_group: key.number for key in sorted(gathering.found)}
     made = []
     for key, gathered in gathering.found.items():
         each = Collective(**key._asdict(), operation=gathered.operation, came=gathered.came)
-        # a line names operations only if its workers had to end. One that is written while they run may come too early for some
-        was_at_the_end = bool(gathered.operation) and last_of_group[key[:3]] == key.number
+        # a line names operations only if its workers had to end; one that is written while they run may be too early for some
+        was_at_the_end = bool(gathered.operation) and last_of_group[key.of_group] == key.number
         made.append(replace(each, is_open=True) if was_at_the_end and not each.is_complete else each)
     return sorted(made, key=lambda one: min(one.came.values()))
 
@@ -179,7 +185,7 @@ def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
     for one in seen:
         if len(one.came) > 1:
             by_group.setdefault((one.group, one.members), []).append(one)
-    made = {}
+    result = {}
     for group, of_group in by_group.items():
         count, came_last = Counter[int](), Counter[int]()
         kept, waited = defaultdict[int, float](float), defaultdict[int, float](float)
@@ -192,5 +198,5 @@ def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
                 count[rank] += 1
                 waited[rank] += latest - at
         every = (Waits(rank, count[rank], came_last[rank], kept[rank], waited[rank]) for rank in count)
-        made[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
-    return made
+        result[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
+    return result

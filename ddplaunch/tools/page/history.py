@@ -29,7 +29,15 @@ from ddplaunch.tools.page.samples import Curve, SampleRow, curves
 
 _WITHIN = 60.0  # seconds that an event may wait until it is written
 _TAIL = 1 << 20  # bytes of samples in which the last one is looked for
-_NOTED = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice", "front_lost")
+_NOTED_EVENTS = (
+    "notice",
+    "node_joined",
+    "node_stopping",
+    "node_left",
+    "signal_received",
+    "left_after_notice",
+    "front_lost",
+)
 
 _TEXTS = (
     "program",
@@ -174,12 +182,19 @@ class NodeHistory:
                 self._suspended_at = None
             case "paused" if row.seconds is not None:  # written when the machine runs again
                 self.gaps.append(Gap(at - row.seconds, at, self._index))
-        # a signal has ended the worker long after it recorded an exception that its program handled
-        is_by_signal = row.event == "worker_exited" and row.how.startswith("killed by")
-        is_told = row.event == "worker_exited" and (row.rank, self._generation) in self._raised and not is_by_signal
+        self._add_mark(row, at)
+
+    def _add_mark(self, row: EventRow, at: float) -> None:
+        """Add the event to what the page lists as having happened, if it belongs there and no event before has told the same.
+
+        The mark of an exception tells of the worker's end, too: unless a signal ended it, long after its program handled that.
+        """
+        worker = row.rank, self._generation
         if row.event == "worker_raised":
-            self._raised.add((row.rank, self._generation))
-        if not is_told and (text := _in_words(row)):
+            self._raised.add(worker)
+        is_by_signal = row.how.startswith("killed by")
+        is_told_by_exception = row.event == "worker_exited" and worker in self._raised and not is_by_signal
+        if not is_told_by_exception and (text := _in_words(row)):
             ranks = row.ranks if row.rank is None else str(row.rank)
             self.marks.append(
                 Mark(at=self._failed_at(row, at), node=self._index, name=row.event, text=text, ranks=ranks)
@@ -237,7 +252,7 @@ def _in_words(row: EventRow) -> str:
             later = f" in {duration(row.wait)}" if row.wait else ""
             why = f"{row.text}; " if row.text else ""
             return f"generation {row.generation} {what}: {why}all workers start again{later}"
-        case name if name in _NOTED:
+        case name if name in _NOTED_EVENTS:
             words = (row.host, row.text or row.reason or row.why or row.name or (row.signal and str(row.signal)) or "")
             return f"{name.replace('_', ' ')}: {' '.join(filter(None, words))}".removeprefix("notice: ").rstrip(": ")
     return ""
@@ -269,8 +284,8 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     generations = _generations(nodes)
     lives = [life for node in nodes for life in node.lives.values()]
     # of the job as a whole, a node of the last generation tells: the first one that saw the job end, or else the first one
-    telling = max(nodes, key=lambda node: (max(node.generations, default=-1), node.job_ended is not None))
-    job_ended = None if is_going_on else telling.job_ended
+    seen_most = max(nodes, key=lambda node: (max(node.generations, default=-1), node.job_ended is not None))
+    job_ended = None if is_going_on else seen_most.job_ended
     last_event = max(node.end for node in nodes)
     began = min([*(life.began for life in lives), *(one.began for one in generations)], default=last_event)
     ended = last_event
@@ -279,11 +294,13 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     elif job_ended is None:
         problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
         ended = max(last_event, min(_last_sign(folder, nodes), time.time()))
-    damaged, offsets = Counter[str](), [node.offset for node in nodes]
+    damaged = Counter[str]()  # by file: lines, counted while they are read
+    offsets = [node.offset for node in nodes]
     samples = (_lines(f"{node.folder}/{SAMPLES}", SampleRow, damaged) for node in nodes)
-    drawn = tuple(curves(zip(samples, offsets, strict=True), began, ended, points))
+    curves_of_run = curves(zip(samples, offsets, strict=True), began, ended, points)
     calls = (_lines(f"{node.folder}/{COLLECTIVES}", CallsRow, damaged) for node in nodes)
-    called = collectives(zip(calls, offsets, strict=True), sorted((one.began, one.number) for one in generations))
+    generation_starts = sorted((one.began, one.number) for one in generations)
+    collectives_of_run = collectives(zip(calls, offsets, strict=True), generation_starts)
     problems += [f"{count(number, 'line')} of {name} cannot be read." for name, number in damaged.items()]
     job_started = next((node.job_started for node in nodes if node.job_started is not None), None)
     planned = nodes[0].plan.get("run_id")
@@ -303,8 +320,8 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
         lives=tuple(sorted(lives, key=lambda life: (life.rank, life.generation))),
         marks=tuple(sorted((mark for node in nodes for mark in node.marks), key=lambda mark: mark.at)),
         gaps=tuple(gap for node in nodes for gap in node.gaps),
-        curves=drawn,
-        collectives=tuple(called),
+        curves=tuple(curves_of_run),
+        collectives=tuple(collectives_of_run),
         problems=tuple(problems),
     )
 

@@ -33,7 +33,7 @@ _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-act
 _FAILED_LOG_ROOM, _LOG_ROOM, _ALL_LOGS_ROOM = 100_000, 20_000, 300_000
 _STACKS_ROOM, _ALL_STACKS_ROOM = 60_000, 200_000
 _DIFF_ROOM, _PACKAGES_ROOM = 80_000, 40_000
-_MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS = 200, 1024, 200
+_MOST_MARKS, _MOST_WORKERS, _MOST_GENERATIONS, _MOST_ENDS = 200, 1024, 200, 400
 _MOST_GROUPS, _MOST_WAITS, _MOST_OPEN = 8, 32, 10
 _SHOWN_PACKAGES = (
     "torch",
@@ -113,7 +113,7 @@ def _sections(run: History, redactor: Redactor, *, shows_diff: bool) -> Iterator
 
 
 def _verdict(run: History) -> Html:
-    """Say in a sentence what happened."""
+    """Return the first lines of the page: how the run ended, or that it goes on, with its size and beginning."""
     if run.goes_on:
         kind, text = "running", f"The run goes on. It began {duration(run.ended - run.began)} ago."
     elif run.status is None:
@@ -166,7 +166,7 @@ def _ends_by_generation(run: History) -> Iterator[tuple[str, ...]]:
     alike: dict[tuple[int, str], list[Life]] = {}
     for life in run.lives:
         alike.setdefault((life.generation, life.how or "running"), []).append(life)
-    for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[: _MOST_GENERATIONS * 2]:
+    for (generation, how), lives in sorted(alike.items(), key=lambda item: item[0])[:_MOST_ENDS]:
         took = [life.ended - life.began for life in lives if life.ended is not None]
         spans = dict.fromkeys((duration(min(took)), duration(max(took)))) if took else ()
         yield (
@@ -226,24 +226,24 @@ def _summarized_time(run: History) -> Spent | None:
 
 def _time_by_events(run: History) -> Spent | None:
     """Return where the time went as the events tell, for a job that runs or was killed; None if they tell of no steps."""
-    # by generation, of the worker with the most steps: how many, its end, and how far it was
-    farthest: dict[int, tuple[int, float, Reached]] = {}
+    # by generation: how far the worker with the most steps came, and when it ended
+    farthest: dict[int, tuple[Reached, float]] = {}
     for life in run.lives:
         if life.reached is None or life.ended is None:
             continue
-        known = farthest.get(life.generation)
-        if known is None or life.reached.step > known[0]:
-            farthest[life.generation] = life.reached.step, life.ended, life.reached
+        known, _ = farthest.get(life.generation, (None, 0.0))
+        if known is None or life.reached.step > known.step:
+            farthest[life.generation] = life.reached, life.ended
     attempts = []
     for one in run.generations:
         if one.number in farthest:
-            _, ended, reached = farthest[one.number]
+            reached, ended = farthest[one.number]
             attempts.append(attempt(one.began, ended=ended, exit=ended, reached=reached))
     return time_spent(attempts, run.began, run.ended)
 
 
 def _failure(run: History, redactor: Redactor) -> Html | None:
-    """Show the first failure with its exception, and the stacks of all workers at that moment."""
+    """Show the first failure with its exception, and the stacks of all workers at that moment; None: nothing failed."""
     failures = (node.summary.get("first_failure") for node in run.nodes)
     failure = next((found for found in failures if isinstance(found, dict)), None)
     if failure is None:
@@ -277,7 +277,7 @@ def _failure(run: History, redactor: Redactor) -> Html | None:
 
 
 def _collectives(run: History) -> Html | None:
-    """Show who kept the others waiting, and to which collectives not all came."""
+    """Show who kept the others waiting, and to which collectives not all came; None: no collectives were recorded."""
     tables = []
     for (group, members), ranks in list(waits(run.collectives).items())[:_MOST_GROUPS]:
         seen = max(each.seen for each in ranks)  # by the rank that came to most of them
@@ -302,7 +302,7 @@ def _collectives(run: History) -> Html | None:
 
 
 def _events(run: History) -> Html | None:
-    """Show what happened in the run, by the time since its start; of many events, the first and the last."""
+    """Show what happened in the run, by the time since its start; of many, the first and the last. None: there are none."""
     if not run.marks:
         return None
     nodes = [node.host or str(index) for index, node in enumerate(run.nodes)]
@@ -316,7 +316,7 @@ def _events(run: History) -> Html | None:
 
 
 def _workers(run: History) -> Html | None:
-    """Show the last generation of each rank."""
+    """Show the last generation of each rank; None: there is no worker."""
     summarized = _workers_by_rank(node.summary for node in run.nodes)
     planned = _workers_by_rank(node.plan for node in run.nodes)
     last = {life.rank: life for life in run.lives}  # which are in the order of generations
@@ -357,7 +357,7 @@ def _logs(run: History, redactor: Redactor) -> Html | None:
 
 
 def _plan(run: History) -> Html | None:
-    """Show what was decided on the first node, and why: the plan's values, its reasons, and where options come from."""
+    """Show what the first node has decided, and why: values of the plan, reasons, origins of options; None without a plan."""
     plan = run.nodes[0].plan
     reasons, origins = _object(plan.get("reasons")), _object(plan.get("origins"))
     version_of_format = "v"
@@ -420,7 +420,7 @@ def _counted(names: Iterable[str]) -> str:
 
 
 def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
-    """Show the commit of the code, and what was changed since."""
+    """Show the commit of the code, and what was changed since; None: the run recorded no repository."""
     code = _first_with_workers(run).about.get("code")
     if not isinstance(code, dict):
         return None

@@ -46,7 +46,7 @@ def _restarts(run: History, x: _Across, top: int, bottom: int) -> list[Html]:
 _AXIS = 30  # units above the rows
 _ROW, _LOW_ROW = 16, 8  # units: the height of a row, and that where there are many
 _MANY_ROWS = 64
-_NAMED = 8  # of low rows, each eighth has its name beside it: the names are higher than the rows
+_NAME_EVERY = 8  # of low rows, each eighth has its name beside it: the names are higher than the rows
 _MOST_BARS = 30_000
 _MOST_RANKS = 2048
 _KINDS = ("good", "stopped", "failed", "running")  # the later ones are drawn over the earlier ones
@@ -67,7 +67,7 @@ def timeline(run: History) -> Html:
     for index, lives in enumerate(rows):
         top, last = _AXIS + index * height, lives[-1]
         name = f"rank {last.rank}"
-        if not is_low or index % _NAMED == 0:
+        if not is_low or index % _NAME_EVERY == 0:
             drawn.append(tag("text", name, x=_LEFT - 8, y=top + (8 if is_low else 12), class_="name"))
         how = f"{name}: {last.how or 'running'}" + (f", {len(lives)} starts" if len(lives) > 1 else "")
         drawn.append(tag("g", tag("title", how), _bars(lives, x, run.ended, top + 1, height - 2, narrowest)))
@@ -98,7 +98,7 @@ def _bars(lives: Iterable[Life], x: _Across, run_ended: float, top: int, height:
     bars: dict[str, list[tuple[float, float]]] = {}  # by kind: from left to right
     for life in lives:
         of_kind = bars.setdefault(life.kind, [])
-        left = x(life.began)
+        left = x(life.began)  # in units of the picture
         right = max(x(run_ended if life.ended is None else life.ended), left + 1.0)
         if of_kind and left - of_kind[-1][0] < narrowest:
             bar_left, bar_right = of_kind[-1]

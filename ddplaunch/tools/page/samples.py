@@ -46,21 +46,24 @@ class SampleRow(Struct):
     gpu_memory: Figures = ()
 
 
-class _Steps:
+class _StepTimes:
     """The time that a step of one rank takes, from the moments at which its step was seen to be another."""
 
     def __init__(self) -> None:
         self._seen: tuple[float, float, int] | None = None  # when, the step, the generation
 
-    def add(self, at: float, step: float, generation: int) -> float | None:
+    def on_step(self, at: float, step: float, generation: int) -> float | None:
         """Return the seconds that a step took since it was seen to be another; None while it is the same."""
-        before = self._seen
-        if before is not None and before[1:] == (step, generation):
+        if self._seen is None:
+            self._seen = at, step, generation
+            return None
+        seen_at, seen_step, seen_generation = self._seen
+        if (seen_step, seen_generation) == (step, generation):
             return None
         self._seen = at, step, generation
-        if before is None or before[2] != generation or step < before[1]:
+        if seen_generation != generation or step < seen_step:
             return None
-        return (at - before[0]) / (step - before[1])
+        return (at - seen_at) / (step - seen_step)
 
 
 _STEP_TIME = "Step time"
@@ -70,37 +73,43 @@ _FIGURES = (("CPU", "cpu"), (_MEMORY[0], "memory"), ("GPU", "gpu"), (_MEMORY[1],
 
 
 def curves(
-    sampled: Iterable[tuple[Iterable[SampleRow], float]], began: float, ended: float, points: int
+    rows_of_nodes: Iterable[tuple[Iterable[SampleRow], float]], began: float, ended: float, points: int
 ) -> list[Curve]:
     """Return the curves of a run with at most so many points for each rank: one for each part of the run's time.
 
-    `sampled` are the lines of the nodes, each with what is to be added to its clock to give seconds since 1970.
+    `rows_of_nodes` are the lines of each node, with what is to be added to its clock to give seconds since 1970.
     """
     width = max(ended - began, 1e-3) / points  # seconds of a part
-    made: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}  # by rank
-    steps: dict[int, _Steps] = {}  # by rank
-    for rows, offset in sampled:
+    points_of: dict[str, dict[int, list[Point]]] = {name: {} for name in (*dict(_FIGURES), _STEP_TIME)}  # by rank
+    step_times: dict[int, _StepTimes] = {}  # by rank
+    for rows, offset in rows_of_nodes:
 
         def part_of(row: SampleRow, offset: float = offset) -> tuple[int, int, str]:
             """Return in which part of the time a row lies, and of which workers it tells."""
-            return max(0, min(int((row.mono + offset - began) / width), points)), row.generation, row.ranks
+            part = int((row.mono + offset - began) / width)
+            return max(0, min(part, points)), row.generation, row.ranks
 
         for (_, generation, written_ranks), rows_of_part in groupby(rows, part_of):
             joined = list(rows_of_part)
             at = joined[-1].mono + offset
-            ranks = first_ranks(written_ranks, max(map(_most_values, joined)))
+            most_values = max(map(_most_values, joined))  # of one figure, one for each of the first ranks
+            ranks = parse_first_ranks(written_ranks, most_values)
             for name, field in _FIGURES:
                 values = _joined([getattr(row, field) for row in joined], largest=name in _MEMORY)
                 factor = _MIB if name in _MEMORY else 1
                 for rank, value in zip(ranks, values, strict=False):
                     if value is not None:
-                        made[name].setdefault(rank, []).append(Point(at, value * factor, generation))
+                        points_of[name].setdefault(rank, []).append(Point(at, value * factor, generation))
             for rank, step in zip(ranks, joined[-1].step, strict=False):
-                seconds = steps.setdefault(rank, _Steps()).add(at, step, generation) if step is not None else None
+                if step is None:
+                    continue
+                seconds = step_times.setdefault(rank, _StepTimes()).on_step(at, step, generation)
                 if seconds is not None:
-                    made[_STEP_TIME].setdefault(rank, []).append(Point(at, seconds, generation))
+                    points_of[_STEP_TIME].setdefault(rank, []).append(Point(at, seconds, generation))
     units = dict.fromkeys(_MEMORY, "B") | {_STEP_TIME: "s"}  # of all others: "%"
-    return [Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in made.items() if ranks]
+    return [
+        Curve(name, units.get(name, "%"), dict(sorted(ranks.items()))) for name, ranks in points_of.items() if ranks
+    ]
 
 
 def _most_values(row: SampleRow) -> int:
@@ -115,6 +124,6 @@ def _joined(rows: Sequence[Sequence[float | None]], *, largest: bool) -> Sequenc
     return [(max(column) if largest else sum(column) / len(column)) if column else None for column in columns]
 
 
-def first_ranks(text: str, most: int) -> list[int]:
+def parse_first_ranks(text: str, most: int) -> list[int]:
     """Return the first ranks of a text, only so many as there are values for: it may name all ranks with few values."""
     return list(islice(chain.from_iterable(ranges_of(text, MOST_RANKS)), most))

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ddplaunch.record.folders import short
-from ddplaunch.record.spans import Spans, beyond, union
+from ddplaunch.record.spans import Spans, difference, union
 from ddplaunch.record.trace import Entry, Track, arrow, moment, named, point, span
 from ddplaunch.system.words import ranks_of
 from ddplaunch.tools.page.collectives import Collective
@@ -122,7 +122,7 @@ def _pieces(run: History, life: Life) -> Spans:
     """Return the times in which a worker ran, in microseconds since the start of the run: at least the moment of its start."""
     began, ended = _ts(run, life.began), _ts(run, run.ended if life.ended is None else life.ended)
     gaps = union((_ts(run, gap.began), _ts(run, gap.ended)) for gap in run.gaps if gap.node == life.node)
-    return beyond([(began, ended)], gaps) or [(began, began)]
+    return difference([(began, ended)], gaps) or [(began, began)]
 
 
 def _collectives(run: History) -> Iterator[Entry]:

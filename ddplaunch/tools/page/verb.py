@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ddplaunch.record import trace
 from ddplaunch.system.errors import LaunchError, say
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.user_files import result_file
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import count
@@ -18,7 +18,7 @@ from ddplaunch.tools.page.trace import about, entries
 from ddplaunch.tools.runs import choice
 
 _NAME = "report.html"  # in the folder of the run
-_OTHER = "name another file"
+_HINT_OTHER_FILE = "name another file"
 _POINTS, _POINTS_OF_TRACE = 300, 1000  # of a curve: on the page, and in a trace
 
 
@@ -52,19 +52,19 @@ def write(
         say(f"warning: {problem[:1].lower()}{problem[1:].rstrip('.')}")
     if trace_file is not None:
         path = os.path.abspath(trace_file)
-        with result_file(path, _OTHER, may_be_pipe=True) as file:
+        with result_file(path, _HINT_OTHER_FILE, may_be_pipe=True) as file:
             trace.write(file, entries(run), about(run), packed=path.endswith(".gz"))
         return path
     path = os.path.abspath(out or f"{known.folder}/{_NAME}")
     made = page(run, time.time(), redactor, shows_diff=shows_diff)
-    with result_file(path, _OTHER, private=out is None, may_be_pipe=out is not None) as file:
+    with result_file(path, _HINT_OTHER_FILE, private=out is None, may_be_pipe=out is not None) as file:
         file.write(made.encode(errors="replace"))
     if redactor.hidden:
         say(f"{count(redactor.hidden, 'value')} hidden")
     if opens:
         import webbrowser  # few calls open one
 
-        with waiting():  # some show the page before they return
+        with disk_watch_paused():  # some show the page before they return
             has_opened = webbrowser.open(f"file://{path}")
         if not has_opened:
             say("no browser was found: open the file yourself")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddplaunch.record.seen.stragglers import LEAST_LAST_IN, middle
-from ddplaunch.record.spans import Span, Spans, beyond, common, length, union
+from ddplaunch.record.spans import Span, Spans, difference, intersection, total_length, union
 from ddplaunch.tools.profile.recorded import Collective, Recorded
 
 _MOST_LINES = 3  # of the program that are named
@@ -110,7 +110,7 @@ def _window(one: Recorded, begin: int, end: int) -> _Window:
 def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Division], Last | None]:
     """Divide the steps of each rank that ended while all ranks recorded, and find the rank that the others wait for.
 
-    Of a rank with fewer than two such ends, the whole profile is divided.
+    Of a rank with fewer than two such ends, the whole profile is divided. None: the others wait for no rank in particular.
     """
     # a rank that records for longer does so while another begins, or makes its trace: those steps are left out
     all_began = max((one.began for one in found), default=0)
@@ -120,18 +120,18 @@ def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Di
     divisions = []
     for one in found:
         window = [windows[one.rank].span]
-        communicates = common(one.communicates, window)
+        communicates = intersection(one.communicates, window)
         waited_for_others = union(span for spans in waits.get(one.rank, {}).values() for span in spans)
-        waiting = common(communicates, waited_for_others)
+        waiting = intersection(communicates, waited_for_others)
         divisions.append(
             Division(
                 rank=one.rank,
-                whole=length(window),
+                whole=total_length(window),
                 steps=windows[one.rank].steps,
-                computes=length(common(one.computes, window)),
-                communicates=length(communicates) - length(waiting),
-                waits=length(waiting),
-                loads=length(common(one.loads, window)),
+                computes=total_length(intersection(one.computes, window)),
+                communicates=total_length(communicates) - total_length(waiting),
+                waits=total_length(waiting),
+                loads=total_length(intersection(one.loads, window)),
             )
         )
     step_times = [one.whole / one.steps for one in divisions if one.steps]
@@ -170,8 +170,9 @@ def _find_last(
     for rank, spans_by_last in waits.items():
         window = [windows[rank].span]
         for last, spans in spans_by_last.items():
-            waited = length(common(common(union(spans), by_rank[rank].communicates), window))
-            waited_for[last] = waited_for.get(last, 0.0) + waited / max(1, length(window))
+            in_calls = intersection(union(spans), by_rank[rank].communicates)
+            waited = total_length(intersection(in_calls, window))
+            waited_for[last] = waited_for.get(last, 0.0) + waited / max(1, total_length(window))
     if not waited_for:
         return None
     worst = max(waited_for, key=lambda rank: waited_for[rank])
@@ -181,8 +182,8 @@ def _find_last(
     if share < _WORTH_SAYING or sum(last_in) < LEAST_LAST_IN * len(last_in):
         return None
     # from when the first rank came to a collective until this one did
-    missing = union((_first_arrival(each.calls), each.calls[worst].arrived) for each in joined if each.last == worst)
-    missing = common(missing, [windows[worst].span])
+    awaited = union((_first_arrival(each.calls), each.calls[worst].arrived) for each in joined if each.last == worst)
+    awaited = intersection(awaited, [windows[worst].span])
     return Last(
         rank=worst,
         share=share,
@@ -190,8 +191,8 @@ def _find_last(
         times=sum(last_in),
         compared=len(last_in),
         by_step=windows[worst].steps > 0,
-        meanwhile=_meanwhile(by_rank[worst], missing),
-        lines=_lines(by_rank[worst], missing),
+        meanwhile=_meanwhile(by_rank[worst], awaited),
+        lines=_lines(by_rank[worst], awaited),
     )
 
 
@@ -200,9 +201,8 @@ def _last_in(joined: Sequence[Joined], rank: int, ends: Sequence[int]) -> list[b
 
     Of the collectives of a step the one counts to which its last rank came latest: in the others the ranks may take turns.
     """
-    latest: dict[
-        int, tuple[int, bool]
-    ] = {}  # by step: nanoseconds after the median of the others, and whether it was this rank
+    # by step: the nanoseconds by which its last rank came after the median of the others, and whether that was this rank
+    latest: dict[int, tuple[int, bool]] = {}
     for number, each in enumerate(joined):
         if each.last is None or rank not in each.calls:
             continue
@@ -211,26 +211,26 @@ def _last_in(joined: Sequence[Joined], rank: int, ends: Sequence[int]) -> list[b
         if ends and not 0 < step < len(ends):  # in no whole step
             continue
         median = middle(call.arrived for other, call in each.calls.items() if other != each.last)
-        late = round(at - median), each.last == rank
-        latest[step] = max(late, latest.get(step, late))
+        of_collective = round(at - median), each.last == rank
+        latest[step] = max(of_collective, latest.get(step, of_collective))
     return [is_this for _, is_this in latest.values()]
 
 
-def _meanwhile(one: Recorded, missed: Spans) -> dict[str, float]:
-    """Return what a rank did in this time, as shares of it, the largest first."""
-    whole = max(1, length(missed))
+def _meanwhile(one: Recorded, awaited: Spans) -> dict[str, float]:
+    """Return what a rank did while the others `awaited` it, as shares of that time, the largest first."""
+    whole = max(1, total_length(awaited))
     kinds = {"computes": one.computes, "loads data": one.loads, "is in another collective": one.communicates}
-    shares = {name: length(common(missed, spans)) / whole for name, spans in kinds.items()}
+    shares = {name: total_length(intersection(awaited, spans)) / whole for name, spans in kinds.items()}
     known = union([*one.computes, *one.loads, *one.communicates])
-    shares["is in Python, or elsewhere outside torch"] = length(beyond(missed, known)) / whole
+    shares["is in Python, or elsewhere outside torch"] = total_length(difference(awaited, known)) / whole
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def _lines(one: Recorded, missed: Spans) -> list[tuple[str, float]]:
-    """Return the lines of the program where its main thread was mostly in this time, each with its share of it."""
+def _lines(one: Recorded, awaited: Spans) -> list[tuple[str, float]]:
+    """Return where in the program its main thread mostly was while the others `awaited` it: lines, with shares of that time."""
     spent_at: dict[str, int] = {}
     for sample, begin, end in one.sampled():
-        spent = length(common([(begin, end)], missed)) if begin < end else 0
+        spent = total_length(intersection([(begin, end)], awaited)) if begin < end else 0
         if spent:
             spent_at[sample.where] = spent_at.get(sample.where, 0) + spent
     whole = max(1, sum(spent_at.values()))

@@ -15,11 +15,11 @@ from ddplaunch.record.trace import Entry, Track, arrow, encode, named, span
 from ddplaunch.tools.profile.division import Joined
 from ddplaunch.tools.profile.recorded import Event, Recorded, details
 
-_FIRST = 1000  # number of a process of ranks; those below are the run's
-_EACH = 100  # processes of a rank, at most
+_FIRST_PID = 1000  # number of the first process of rank 0 in the merged trace; those below are the run's
+_PIDS_OF_RANK = 100  # processes of a rank, at most
 _MOST_ARROWS = 200_000  # more make viewers slow
 _INSIDE = 2  # nanoseconds before the end of a slice, in which an arrow to it has to end
-_GAP = 100_000_000  # nanoseconds without a sample after which it is not known where the main thread was
+_LONGEST_GAP = 100_000_000  # nanoseconds without a sample after which it is not known where the main thread was
 
 _Pids = Mapping[int | str, int]  # of one rank: the number in the merged trace, by the process in the rank's trace
 
@@ -49,8 +49,8 @@ def _processes(one: Recorded) -> _Pids:
     """Return the number of each process of a rank that has entries; the worker is the first."""
     seen = dict.fromkeys(event.pid for event in one.events if event.ph != "M")
     workers = [event.pid for event in one.events if event.cat == "cpu_op"][:1]
-    order = list(dict.fromkeys([*workers, *seen]))[:_EACH]
-    return {pid: _FIRST + one.rank * _EACH + index for index, pid in enumerate(order)}
+    order = list(dict.fromkeys([*workers, *seen]))[:_PIDS_OF_RANK]
+    return {pid: _FIRST_PID + one.rank * _PIDS_OF_RANK + index for index, pid in enumerate(order)}
 
 
 def _name_entries(one: Recorded, pids: _Pids) -> Iterator[Entry]:
@@ -100,16 +100,17 @@ def _with_collective(event: Event, joined: Joined, rank: int) -> msgspec.Raw:
 
 def _sample_entries(one: Recorded, pids: _Pids, origin: int) -> Iterator[Entry]:
     """Yield where the main thread was, as a track of its own: from sample to sample, with gaps where none was taken."""
-    first_process = next(iter(pids.values()), _FIRST + one.rank * _EACH)
+    # the worker, whose number is used also if the rank's trace is empty
+    first_process = next(iter(pids.values()), _FIRST_PID + one.rank * _PIDS_OF_RANK)
     track: Track = first_process, 0
     if one.samples:
         yield from named("thread", track, "line of the program (sampled)", 0)
-    for sample, begin, next_began in one.sampled():
-        is_gap = not 0 <= next_began - sample.seen < _GAP
+    for sample, began, next_began in one.sampled():
+        is_gap = not 0 <= next_began - sample.seen < _LONGEST_GAP
         end = sample.seen if is_gap else next_began
         folder, _, name = sample.where.rpartition("/")
-        length = max(1, end - begin)
-        yield span(track, "line", name, (begin - origin) / 1e3, length / 1e3, {"folder": folder})
+        length = max(1, end - began)
+        yield span(track, "line", name, (began - origin) / 1e3, length / 1e3, {"folder": folder})
 
 
 def _arrows(joined: Sequence[Joined], pids_of: Mapping[int, _Pids], origin: int) -> Iterator[Entry]:
@@ -127,7 +128,7 @@ def _arrows(joined: Sequence[Joined], pids_of: Mapping[int, _Pids], origin: int)
             if rank == each.last or event is None or event.pid not in pids_of[rank] or drawn >= _MOST_ARROWS:
                 continue
             drawn += 1
-            goes_on = max(event.ts + event.dur - _INSIDE, last.ts)
+            goes_on = max(event.ts + event.dur - _INSIDE, last.ts)  # nanoseconds: an arrow ends inside its slice
             end = (pids_of[rank][event.pid], event.tid), _since(origin, goes_on)
             yield from arrow(f"c{number}.{rank}", "collective", f"{call.operation} #{call.number}", begin, end)
 

@@ -28,16 +28,16 @@ from ddplaunch.system.process import clock
 from ddplaunch.system.words import count, duration, size
 
 LONGEST_TRACE = 1 << 30  # bytes of one rank
-_ON_THE_WAY = 5.0  # seconds for a reply to arrive
+_TRAVEL_TIME = 5.0  # seconds for a reply to arrive
 _PINGS = 8  # before, and after the profile: the quickest tells most about a clock
 _MOST_ASKED = 16  # ranks whose workers have not come: an agent serves no more such clients
-_BEFORE_OTHERS = 5.0  # seconds for which a rank records at most while another has not begun yet
-_MAKES_TRACE = 120.0  # seconds in which a rank has to leave a call in C, and torch has to make its trace
-_SENDS_NOTHING = 30.0  # seconds without a byte after which a rank is given up
+_ALONE_LIMIT = 5.0  # seconds for which a rank records at most while another has not begun yet
+_TRACE_WITHIN = 120.0  # seconds in which a rank has to leave a call in C, and torch has to make its trace
+_SILENCE_LIMIT = 30.0  # seconds without a byte after which a rank is given up
 _OF_TRACE, _OF_MEMORY = b"\0", b"\1"  # the first byte of a frame that is a part of a file; messages begin otherwise
 _NOT_REACHED = "runs no Python in its main thread just now"
 _CHUNK = 1 << 18  # bytes
-_DRIFT = 1_000_000  # nanoseconds by which a clock may move in a profile without having been set
+_MOST_DRIFT = 1_000_000  # nanoseconds by which a clock may move in a profile without having been set
 
 
 # --- what workers say
@@ -106,16 +106,20 @@ class Alignment(Struct, frozen=True):
     steady: bool = True  # it was the same before and after the profile
 
 
-def align(before: Sequence[Ping], after: Sequence[Ping], *, same: bool) -> Alignment:
-    """Compare the clock of a rank with ours, by pings before and after the profile; `same`: all ranks have one, which will do."""
-    if same or not before:
+def align(before: Sequence[Ping], after: Sequence[Ping], *, ranks_share_clock: bool) -> Alignment:
+    """Compare the clock of a rank with ours, by pings before and after the profile.
+
+    If all `ranks_share_clock`, their times compare as they are, and ours is not needed.
+    """
+    if ranks_share_clock or not before:
         return Alignment()
+    # of several pings the quickest tells most
     first = min(before, key=lambda ping: ping.round_trip)
     best = min([*before, *after], key=lambda ping: ping.round_trip)
     last = min(after, key=lambda ping: ping.round_trip) if after else first
     moved = abs(last.ahead - first.ahead)
     uncertain = (first.round_trip + last.round_trip) // 2
-    is_steady = moved <= uncertain + _DRIFT
+    is_steady = moved <= uncertain + _MOST_DRIFT
     return Alignment(ahead=best.ahead, error=best.round_trip // 2, steady=is_steady)
 
 
@@ -301,21 +305,22 @@ class _Profile:
         self._selector = stack.enter_context(selectors.DefaultSelector())
 
     def begin(self) -> None:
-        """Have all ranks record, as far as they begin soon enough after the first one."""
-        until = clock.now() + requests.reached_within(requests.Profile(0)) + _ON_THE_WAY  # the same for any rank
+        """Have all ranks record, as far as they begin soon enough after the first one: a rank that does not is left out."""
+        until = clock.now() + requests.reached_within(requests.Profile(0)) + _TRAVEL_TIME  # for rank 0 as for any other
         while True:
             self._ask_more()
             all_were_asked = not self._not_asked
-            if all_were_asked and not self._wait(0.0, _is_recording):
+            all_record = all_were_asked and not self._wait(0.0, _is_recording)
+            if all_record:
                 return
             if any(map(_is_recording, self.ranks)):
-                until = min(until, clock.now() + _BEFORE_OTHERS)
+                until = min(until, clock.now() + _ALONE_LIMIT)
             if clock.now() >= until:
                 return
-            self._wait(0.1, _is_recording if all_were_asked else _has_come)
+            self._wait(0.1, _is_recording if all_were_asked else _has_worker_come)
 
     def _ask_more(self) -> None:
-        """Ask for further ranks, as long as few of their workers have not come."""
+        """Ask for further ranks, until as many workers are asked for, and have not come yet, as an agent serves."""
         while self._not_asked and sum(rank.phase == "asked" for rank in self.ranks) < _MOST_ASKED:
             try:
                 sock = self._stack.enter_context(self._path.connect())
@@ -329,7 +334,7 @@ class _Profile:
             self._selector.register(sock, selectors.EVENT_READ, rank)
 
     def _wait(self, within: float, is_done: Callable[[Rank], bool]) -> list[Rank]:
-        """Read until this is so of all ranks that are not over; return those of which it is not so once the time is up."""
+        """Read until all ranks are over or done, or the time is up; return those that are neither then."""
         until = clock.now() + within
         while missing := [rank for rank in self.ranks if not rank.is_over and not is_done(rank)]:
             if not (ready := clock.wait(self._selector, until)):
@@ -352,9 +357,10 @@ class _Profile:
                     recorded = f"recorded for {duration(self._wish.seconds)}"
                     rank.note = f"{recorded}: it did not do {self._wish.steps} steps in that time"
                 rank.tell(type="end")
-        for rank in self._wait(_MAKES_TRACE, lambda rank: rank.is_made):
+        without_trace = self._wait(_TRACE_WITHIN, lambda rank: rank.is_made)
+        for rank in without_trace:
             why = "its main thread is in a call of C, or torch is busy"
-            rank.fail(f"has not given its trace within {duration(_MAKES_TRACE)}: {why}")
+            rank.fail(f"has not given its trace within {duration(_TRACE_WITHIN)}: {why}")
 
     def fetch(self) -> None:
         """Fetch the traces, one after the other: all at once would take as many times the memory of the agents."""
@@ -369,13 +375,13 @@ class _Profile:
     def _wait_for_bytes(self, fetched: Rank) -> None:
         """Wait until something more has come of this rank's trace; the rank fails if nothing does."""
         before = fetched.received
-        if self._wait(_SENDS_NOTHING, lambda rank: rank is not fetched or rank.received > before):
-            fetched.fail(f"has sent nothing for {duration(_SENDS_NOTHING)}")
+        if self._wait(_SILENCE_LIMIT, lambda rank: rank is not fetched or rank.received > before):
+            fetched.fail(f"has sent nothing for {duration(_SILENCE_LIMIT)}")
 
 
 def _is_recording(rank: Rank) -> bool:
     return rank.phase == "recording"
 
 
-def _has_come(rank: Rank) -> bool:
+def _has_worker_come(rank: Rank) -> bool:
     return rank.phase != "asked"

@@ -17,16 +17,17 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.record.seen.recorder import call_of, title_of
-from ddplaunch.record.spans import Span, Spans, beyond, union
+from ddplaunch.record.spans import Span, Spans, difference, union
 from ddplaunch.system.fields import Malformed, Number, Piece, Size, check_density, decoder
 
 _MOST = 100_000  # samples, and entries of recorders
 _PIECE = 1 << 20  # bytes
 # a trace as torch writes it has a twentieth of its size once it is packed, and an entry for each 50 bytes at most
-_MOST_TIMES_PACKED, _ANY_MAY_HAVE = 64, 16 << 20  # bytes
+_MOST_EXPANSION = 64  # a trace may be so many times as large as it was packed
+_ALWAYS_ALLOWED = 16 << 20  # bytes that any trace may have
 _BYTES_OF_EVENT = 350  # that an Event takes
 _TIMES_TRACE = 6  # times the memory of a trace that its events may take
-_MAY_LAST = 60_000_000_000  # nanoseconds beyond the end of a profile that something in it may last
+_OVERHANG = 60_000_000_000  # nanoseconds for which something may reach out of the profile, before it or after it
 _MOST_APART = 2_000_000  # nanoseconds between the calls that torch records of one collective
 _FEW_COLLECTIVES = 10  # of which no pace can be told
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what a device does
@@ -133,17 +134,17 @@ def unpacked(file: IO[bytes], most: int) -> bytearray:
     """Return what a file holds that is compressed by zlib.
 
     Raises:
-        Malformed: it is damaged, or is unpacked to more than `most` bytes or than a trace of its size may have.
+        Malformed: it is damaged, or unpacks to more than `most` bytes, or to more than anything of ours of its size would.
     """
-    packed = file.seek(0, os.SEEK_END)
-    most = min(most, max(_ANY_MAY_HAVE, _MOST_TIMES_PACKED * packed))
+    packed_size = file.seek(0, os.SEEK_END)
+    most = min(most, max(_ALWAYS_ALLOWED, _MOST_EXPANSION * packed_size))
     file.seek(0)
     unpacker, made = zlib.decompressobj(), bytearray()
     try:
         while data := file.read(_PIECE):
             made += unpacker.decompress(data, most + 1 - len(made))
             if len(made) > most or unpacker.unconsumed_tail:
-                raise Malformed(f"is longer than {most} bytes, unpacked from {packed}")
+                raise Malformed(f"is longer than {most} bytes, unpacked from {packed_size}")
     except zlib.error as error:
         raise Malformed(f"is damaged: {error}") from None
     if not unpacker.eof:
@@ -161,7 +162,7 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
     first = bytes(data[:end_of_head])
     check_density(first)  # a short text may decode to gigabytes of values
     head: _Head = _decode_head(first)
-    check_density(data, end_of_head, container=_BYTES_OF_EVENT, times=_TIMES_TRACE)
+    check_density(data, end_of_head, container=_BYTES_OF_EVENT, times=_TIMES_TRACE)  # the same of the trace
     trace: _Trace = _decode_trace(memoryview(data)[end_of_head:])
     times = head.times
     began, ended = times.began - ahead, times.ended - ahead
@@ -194,14 +195,14 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
 
 
 def _events(trace: _Trace, ahead: int, began: int, ended: int) -> list[Event]:
-    """Return the names in a trace, and the entries in the time of the profile: their times in nanoseconds of the common clock."""
+    """Return a trace's entries of the time of the profile, in nanoseconds of the common clock, and what holds names ("M")."""
     base = trace.baseTimeNanoseconds - ahead
     kept = []
     for event in trace.traceEvents:
         event.ts = event.ts * 1e3 + base
         event.dur = max(0.0, event.dur * 1e3)
-        is_inside = began - _MAY_LAST <= event.ts and event.ts + event.dur <= ended + _MAY_LAST
-        is_of_process = isinstance(event.pid, int) and event.cat != "Trace"  # torch's own marks are of none
+        is_inside = began - _OVERHANG <= event.ts and event.ts + event.dur <= ended + _OVERHANG
+        is_of_process = isinstance(event.pid, int) and event.cat != "Trace"  # torch's own marks belong to no process
         if event.ph == "M" or (is_inside and is_of_process):
             args = bytes(event.args)
             if not args.isascii():  # the names of kernels and files may be in any encoding
@@ -223,8 +224,8 @@ def _of_device(slices: Sequence[Event]) -> _Activity:
     kernels = [event for event in slices if event.cat in _KERNELS]
     computes = union(_span(event) for event in kernels if not _is_of_nccl(event))
     communicates = union(_span(event) for event in kernels if _is_of_nccl(event))
-    loads = beyond(beyond(_loads(slices), computes), communicates)
-    return _Activity(computes, beyond(communicates, computes), loads)
+    loads = difference(difference(_loads(slices), computes), communicates)
+    return _Activity(computes, difference(communicates, computes), loads)
 
 
 def _of_cpu(slices: Sequence[Event], collectives: Sequence[Collective]) -> _Activity:
@@ -233,10 +234,10 @@ def _of_cpu(slices: Sequence[Event], collectives: Sequence[Collective]) -> _Acti
     operations = (
         event for event in slices if event.cat == "cpu_op" and not event.name.startswith(_NAMES_OF_COLLECTIVES)
     )
-    computes = beyond(union(map(_span, operations)), loads)
+    computes = difference(union(map(_span, operations)), loads)
     calls = [_span(event) for event in slices if event.name.startswith(_NAMES_OF_COLLECTIVES)]
     communicates = union([*calls, *((one.arrived, one.ended) for one in collectives)])
-    return _Activity(computes, beyond(beyond(communicates, computes), loads), loads)
+    return _Activity(computes, difference(difference(communicates, computes), loads), loads)
 
 
 def _loads(slices: Sequence[Event]) -> Spans:
@@ -289,15 +290,15 @@ def _collectives(
     Also return how many collectives only the trace has. The rank's clock, by which the recorder tells time, is `ahead`.
     """
     found = []
-    places = _Places(slices, on_device=on_device)
+    in_trace = _InTrace(slices, on_device=on_device)
     calls = [(call.at - ahead, call, entry) for entry in entries if (call := call_of(entry)) is not None]
     for at, call, entry in sorted(calls, key=itemgetter(0)):
         if call.is_p2p or not began <= at < ended:
             continue
-        place = places.next_of(call.operation, at)
-        if place is None:
+        event = in_trace.take_next(call.operation, at)
+        if event is None:
             continue
-        begin, end = _span(place)
+        begin, end = _span(event)
         group, _title = title_of(entry.get("process_group"))
         found.append(
             Collective(
@@ -307,14 +308,14 @@ def _collectives(
                 tensors=call.inputs or call.outputs,
                 arrived=begin if on_device else min(at, begin),  # the kernel begins later than its call
                 ended=end,
-                event=place,
+                event=event,
             )
         )
-    return found, places.untaken
+    return found, in_trace.untaken
 
 
-class _Places:
-    """Where the collectives of a rank are in its trace: for gloo what its threads did, for NCCL the kernels."""
+class _InTrace:
+    """The events of a rank's trace that are collectives: for gloo what its threads did, for NCCL the kernels."""
 
     def __init__(self, slices: Sequence[Event], *, on_device: bool) -> None:
         """Find the marks that torch makes for each collective ("gloo:all_reduce"), and what leads from them to kernels.
@@ -338,8 +339,8 @@ class _Places:
         self._marks = {operation: iter(events) for operation, events in marks.items()}
         self.untaken = sum(map(len, marks.values()))  # marks that no call has had yet
 
-    def next_of(self, operation: str, at: int) -> Event | None:
-        """Return the next place of an operation that was called at this time; None if the trace has none."""
+    def take_next(self, operation: str, at: int) -> Event | None:
+        """Take the next event of an operation that was called at this time; None if the trace has none."""
         for mark in self._marks.get(operation, iter(())):
             if mark.ts + mark.dur >= at:
                 self.untaken -= 1

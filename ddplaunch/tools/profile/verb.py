@@ -35,10 +35,10 @@ _MOST_SECONDS, _MOST_STEPS = 300.0, 1000
 _STEPS_WITHIN = 60.0  # seconds for the steps that --steps names
 _MOST_RANKS = 256
 _MOST_UNPACKED = LONGEST_TRACE + (64 << 20)  # bytes of a trace
-_MOVED = 1_000_000  # nanoseconds by which a clock may have been corrected in a profile
+_MOST_MOVED = 1_000_000  # nanoseconds by which a clock may have been corrected in a profile
 _WORTH_SAYING = 0.05  # of the time
-_SLOWER = 0.02  # of the time of steps: less is within the noise
-_FAILED = 1  # the exit status where no rank could be profiled
+_NOTABLE_SLOWDOWN = 0.02  # of the time of steps: less is within the noise
+_STATUS_FAILED = 1  # the exit status where no rank could be profiled
 
 
 class _Profiled(Struct):
@@ -109,17 +109,18 @@ def show(
 
     `named` is the run, `ranks` the value of -r and `out` that of --out, as they were typed; None: not typed.
     """
-    asked = choice.ranks_meant(ranks)
+    wanted_ranks = choice.ranks_meant(ranks)
     of_ranks = ("-r", ranks) if ranks is not None else ()
     of_file = ("--out", out) if out is not None else ()
     run = choice.choose_running(env, named, "profile", *of_ranks, *wish.typed, *of_file)
     assert run.replies is not None
     hosts = {worker.rank: node.host for node, worker in run.replies.workers}
     silent = find.silent(run.replies.nodes)
-    chosen = _chosen(run, asked, hosts, silent)
+    chosen = _chosen(run, wanted_ranks, hosts, silent)
     for problem in silent:
         say(f"warning: {problem}, so its ranks are left out")
     path = os.path.abspath(out) if out is not None else _path(run)
+    # a signal ends this process after the unfinished file is removed
     with after_cleanup(), result_file(path, "name another file: --out FILE") as file, ExitStack() as stack:
         say(heading(run))
         recorded = record(run.replies.socket_path, chosen, wish, os.path.dirname(path), stack)
@@ -154,7 +155,7 @@ def _result(run: Known, profiled: Sequence[_Profiled]) -> _Result:
         raise LaunchError(
             f"no rank could be profiled: {'; '.join(problems)}",
             hint=f"`ddplaunch stacks {run.name}` shows where the ranks are",
-            status=_FAILED,
+            status=_STATUS_FAILED,
         )
     aligned = {one.rank for one in profiled if one.found is not None and one.alignment.steady}
     joined = join_collectives(found, aligned=aligned)
@@ -162,8 +163,10 @@ def _result(run: Known, profiled: Sequence[_Profiled]) -> _Result:
     return _Result(profiled=profiled, found=found, joined=joined, divisions=divisions, last=last)
 
 
-def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str], silent: Sequence[str]) -> list[int]:
-    """Return the ranks to be profiled: those `asked` for, None for all.
+def _chosen(
+    run: Known, wanted_ranks: Collection[int] | None, hosts: Mapping[int, str], silent: Sequence[str]
+) -> list[int]:
+    """Return the ranks to be profiled: those `wanted_ranks` for, None for all.
 
     `hosts` has the ranks whose nodes have answered, and `silent` says which nodes have not.
 
@@ -174,7 +177,7 @@ def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str],
     if not hosts:
         why = run.replies.problem or "; ".join(silent) or "has no worker now"
         raise LaunchError(f"run {run.name} {indented(why)}", status=NODE_LOST)
-    unknown = set(asked or ()) - hosts.keys()
+    unknown = set(wanted_ranks or ()) - hosts.keys()
     if unknown:
         about_run = run.replies.run
         world_size = about_run.world_size if about_run is not None else len(hosts)
@@ -183,7 +186,7 @@ def _chosen(run: Known, asked: Collection[int] | None, hosts: Mapping[int, str],
             raise choice.no_such_ranks(run.name, never, world_size)
         unreached = f"{these_ranks(unknown)} of {run.name} cannot be reached"
         raise LaunchError(f"{unreached}: {'; '.join(silent)}", status=NODE_LOST)
-    chosen = sorted(hosts if asked is None else asked)
+    chosen = sorted(hosts if wanted_ranks is None else wanted_ranks)
     if len(chosen) > _MOST_RANKS:
         raise LaunchError(
             f"run {run.name} has {count(len(chosen), 'rank')}, and at most {_MOST_RANKS} are profiled at once",
@@ -204,13 +207,15 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
     A rank whose trace is malformed has failed.
     """
     sent = [rank for rank in recorded if rank.phase == "sent"]
-    boots = {rank.hello.boot for rank in sent}
+    boots = {rank.hello.boot for rank in sent}  # an id of the machine's last start: machines differ in it
     are_on_one_machine = len(boots) == 1 and "" not in boots  # "": not known. Then no time has to be shifted
     profiled = []
     for rank in recorded:
         # all ranks of a machine have the same clock: the best of their comparisons with ours counts
         same_machine = [other for other in sent if other.hello.boot and other.hello.boot == rank.hello.boot] or [rank]
-        alignments = [align(one.pings_before, one.pings_after, same=are_on_one_machine) for one in same_machine]
+        alignments = [
+            align(one.pings_before, one.pings_after, ranks_share_clock=are_on_one_machine) for one in same_machine
+        ]
         best = min(alignments, key=lambda alignment: alignment.error)
         one = _Profiled(rank, hosts.get(rank.rank, ""), best)
         profiled.append(one)
@@ -222,7 +227,7 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
         except Malformed as error:
             rank.phase, rank.why = "failed", f"has sent a trace that {indented(str(error))}"
         else:
-            if one.found.clock_moved > _MOVED:
+            if one.found.clock_moved > _MOST_MOVED:
                 one.alignment = Alignment(best.ahead, best.error, steady=False)
     return profiled
 
@@ -257,7 +262,7 @@ def _table(divisions: Sequence[Division], hosts: Mapping[int, str], look: Look) 
             return made
     ranks = _by_text((one.rank, hosts.get(one.rank, "")) for one in divisions)
     named = _sentences(((f"{these_ranks(of_host)}: {host}", NOTE) for host, of_host in ranks.items() if host), look)
-    return section(_columns(divisions, None, has_times=False), "", named)
+    return section(_columns(divisions, hosts=None, has_times=False), "", named)
 
 
 def _columns(divisions: Sequence[Division], hosts: Mapping[int, str] | None, *, has_times: bool) -> Block:
@@ -332,9 +337,9 @@ def _notes(result: _Result, wish: Wish) -> Iterator[tuple[str, str]]:
         if not have_trace.isdisjoint(ranks):
             yield f"{these_ranks(ranks)}: {note}", ODD
     if wish.memory:
-        kept = [(one.rank, one.conversation.hello.memory) for one in profiled]
-        why_not = _by_text((rank, why) for rank, why in kept if isinstance(why, str) and why != "yes")
-        for why, ranks in why_not.items():
+        answers = [(one.rank, one.conversation.hello.memory) for one in profiled]  # "yes", or why there is no history
+        without = _by_text((rank, why) for rank, why in answers if isinstance(why, str) and why != "yes")
+        for why, ranks in without.items():
             yield f"no history of memory: {_each(ranks)} {why}", ODD
     if not any(one.steps for one in result.divisions):
         yield "no step of an optimizer began and ended in that time, so all of it is divided", ODD
@@ -347,7 +352,7 @@ def _about_joining(result: _Result) -> Iterator[tuple[str, str]]:
     """Say of how many collectives it is not known who came last: in these, communication includes waiting."""
     numbered = sum(len(one.collectives) for one in result.found)
     all_calls = numbered + sum(one.unmatched for one in result.found)
-    together = sum(len(each.calls) for each in result.joined)
+    joined_calls = sum(len(each.calls) for each in result.joined)
     if not all_calls or len(result.found) == 1:
         return
     if all(each.last is None for each in result.joined):
@@ -357,9 +362,9 @@ def _about_joining(result: _Result) -> Iterator[tuple[str, str]]:
             else "torch has not numbered them (of gloo it does from 2.13 on)"
         )
         yield f"communication includes waiting: no collective could be joined, since {why}", ODD
-    elif all_calls > together:
+    elif all_calls > joined_calls:
         yield (
-            f"{together} of {all_calls} calls of collectives are joined, and in the others communication includes waiting",
+            f"{joined_calls} of {all_calls} calls of collectives are joined, and in the others communication includes waiting",
             NOTE,
         )
 
@@ -375,7 +380,7 @@ def _overhead(found: Sequence[Recorded]) -> str:
     share = statistics.median(slowdowns)
     between = (
         "its steps took no longer than before"
-        if share < _SLOWER
+        if share < _NOTABLE_SLOWDOWN
         else f"steps took about {share:.0%} longer than before"
     )
     return f"{cost}; in between {between}"

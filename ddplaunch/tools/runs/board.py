@@ -10,7 +10,7 @@ from ddplaunch.system.words import count
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.columns import COLUMNS, Column, Row, rows_of
-from ddplaunch.tools.runs.ps import facts_of, standing
+from ddplaunch.tools.runs.ps import facts_of, idle_in_words
 
 _HELP = "q leave  s stacks  l log  a attach  k stop  < > sort  r reverse"
 _LEAST = 8  # cells for the last line of each worker
@@ -25,15 +25,15 @@ class Board:
         self.selected: int | None = None  # the rank of the selected worker; None: there is no worker
         self._rows: list[Row] = []
         self._read_at = 0.0  # when the nodes replied, in monotonic seconds
-        self._sort_column = 0  # an index in COLUMNS
+        self._sort_index = 0  # of the column in COLUMNS
         self._is_reversed = False
         self._first = 0  # the row at the top of what is shown
         self._height = 1  # rows for which there was room at the last showing
 
     @property
-    def sorted_by(self) -> str:
-        """The name of the column by which rows are sorted."""
-        return COLUMNS[self._sort_column].name
+    def sort_column(self) -> Column:
+        """The column by which rows are sorted."""
+        return COLUMNS[self._sort_index]
 
     def on_replies(self, replies: RunReplies, at: float) -> None:
         """Take what the nodes reply at this time (monotonic seconds)."""
@@ -42,7 +42,7 @@ class Board:
         self._sort()
 
     def _sort(self) -> None:
-        column = COLUMNS[self._sort_column]
+        column = self.sort_column
         self._rows.sort(key=lambda row: row.worker.rank)
         self._rows.sort(key=lambda row: column.key(column.value(row)), reverse=self._is_reversed)
         ranks = [row.worker.rank for row in self._rows]
@@ -53,7 +53,7 @@ class Board:
         """Do what a key asks of the table."""
         match key:
             case "<" | ">":
-                self._sort_column = (self._sort_column + (1 if key == ">" else -1)) % len(COLUMNS)
+                self._sort_index = (self._sort_index + (1 if key == ">" else -1)) % len(COLUMNS)
             case "r":
                 self._is_reversed = not self._is_reversed
             case "up" | "down" | "page up" | "page down" | "home" | "end":
@@ -71,7 +71,7 @@ class Board:
     def lines(self, width: int, height: int, question: str = "") -> list[Words]:
         """Return what a terminal of so many columns and lines shows; the last line is `question`, or else what the keys do."""
         columns = self._shown(width)
-        names = [line((column.name, NAME if column is COLUMNS[self._sort_column] else NOTE)) for column in columns]
+        names = [line((column.name, NAME if column is self.sort_column else NOTE)) for column in columns]
         head = [*self._head(), _cells(names, columns)]
         foot = line((question, ODD)) if question else line((_HELP, NOTE))
         self._height = max(1, height - len(head) - 1)
@@ -88,7 +88,7 @@ class Board:
         """Yield what is said above the table: the job, its straggler, and in one line which nodes do not answer."""
         yield facts_of(self.replies)
         run = self.replies.run
-        if run is not None and standing(run) and run.idle_why:
+        if run is not None and idle_in_words(run) and run.idle_why:
             yield line((printable(run.idle_why), ODD))
         if run is not None and run.straggler:
             yield line(printable(run.straggler))

@@ -39,19 +39,19 @@ from ddplaunch.tools.runs.find import (
 _MOST_RUNS = 8  # that an error lists
 _SHORTEST_END = 3  # characters: every tenth name ends with a given letter
 _SHORTEST_NUMBER = 4  # digits: a shorter number is a rank, and no beginning of a date
-_PS_SHOWS = "`ddplaunch ps` shows what runs"
+_HINT_PS = "`ddplaunch ps` shows what runs"
 
 
 def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, WorkerStatus]]:
     """Return the workers of the named run, or of the only run, by rank, each with its node; none if several runs may be meant."""
     runs = [*map(of_running, running(env))]
-    found = runs if named is None else meant(named, runs)
+    found = runs if named is None else best_matches(named, runs)
     if len(found) != 1 or found[0].replies is None:
         return []
     return sorted(found[0].replies.workers, key=lambda pair: pair[1].rank)
 
 
-def meant(typed: str, runs: Sequence[Known]) -> list[Known]:
+def best_matches(typed: str, runs: Sequence[Known]) -> list[Known]:
     """Return the runs that fit best: by their whole name, their short name, the script, or a part of the name, in this order.
 
     A script fits by its path, its name, or that without `.py`; a part is a beginning, or an end of three characters or more. A
@@ -134,12 +134,12 @@ def choose_running(env: Mapping[str, str], named: str | None, verb: str, *option
     removed = removed_run(env, named, exactly=True)
     # whoever types the whole name of a run that does not run here does not mean a job whose name begins so
     is_name_of_another = removed is not None or any(named in (name, short(name)) for name in not_here)
-    fitting = exact or ([] if is_name_of_another else meant(named, here))
+    fitting = exact or ([] if is_name_of_another else best_matches(named, here))
     if len(fitting) > 1:
         raise several(f"{line(named)} may be any of {len(fitting)} jobs that run here", fitting, typed)
     if fitting:
         return fitting[0]
-    elsewhere = meant(named, [*found.there, *map(of_folder, ended)])
+    elsewhere = best_matches(named, [*found.there, *map(of_folder, ended)])
     if on_other_hosts := [run for run in elsewhere if run.host]:
         raise _none_here(f"there is no run {line(named)} here", on_other_hosts, typed)
     if elsewhere:
@@ -150,7 +150,7 @@ def choose_running(env: Mapping[str, str], named: str | None, verb: str, *option
 def _check_name(named: str | None) -> None:
     """Raise LaunchError for an empty name, as an unset variable of a shell leaves it: it would be a part of every name."""
     if named == "":
-        raise LaunchError("no run is named: the argument is empty", hint=_PS_SHOWS)
+        raise LaunchError("no run is named: the argument is empty", hint=_HINT_PS)
 
 
 def fitting(env: Mapping[str, str], named: str) -> list[Known]:
@@ -161,7 +161,7 @@ def fitting(env: Mapping[str, str], named: str) -> list[Known]:
     """
     _check_name(named)
     every = every_run(env)
-    found = meant(named, every)
+    found = best_matches(named, every)
     if not found and os.sep in named and os.path.isdir(named):
         path = os.path.realpath(named)
         found = [run for run in every if run.folder and os.path.realpath(run.folder) == path]
@@ -196,7 +196,7 @@ def choose_kept(
     if named is None:
         latest = _latest([run for run in runs if run.folder], verb, follow=follow)
         return latest, [run for run in here if run is not latest]
-    found = meant(named, runs)
+    found = best_matches(named, runs)
     if not any(named in (run.run_id, run.name) for run in found):
         if removed := removed_run(env, named, exactly=True):
             raise removed
@@ -229,7 +229,7 @@ def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], typed
     if named.isdigit():
         takes_ranks = verb in ("logs", "stacks", "attach", "profile")
         return LaunchError(
-            what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if takes_ranks else _PS_SHOWS
+            what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if takes_ranks else _HINT_PS
         )
     similar = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
     if not similar and verb in ("logs", "report", "ps"):
@@ -251,7 +251,7 @@ def _by_folder(named: str, here: Sequence[Known]) -> Known:
     try:
         owner = os.stat(path).st_uid
     except OSError as error:
-        raise LaunchError(f"{named}: {why_failed(error)}", hint=_PS_SHOWS) from None
+        raise LaunchError(f"{named}: {why_failed(error)}", hint=_HINT_PS) from None
     socket_path = SocketPath(path, run_socket.NAME)
     # in a folder outside of our folder of runs, as with another XDG_STATE_HOME
     has_socket = os.path.lexists(socket_path.path)
@@ -260,7 +260,7 @@ def _by_folder(named: str, here: Sequence[Known]) -> Known:
             return of_running(replies)
     elif owner not in (os.getuid(), 0) and os.getuid() != 0:
         raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
-    raise LaunchError(f"no job runs in {named}", hint=_PS_SHOWS)
+    raise LaunchError(f"no job runs in {named}", hint=_HINT_PS)
 
 
 def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
@@ -306,4 +306,4 @@ def _none_here(what: str, there: Sequence[Known], typed: Typed, similar: str | N
         return LaunchError(
             f"{what}, and {why}", hint="only root can remove that folder. Jobs with --log-dir are reached through it"
         )
-    return LaunchError(what, hint=f"did you mean {similar}?" if similar else _PS_SHOWS)
+    return LaunchError(what, hint=f"did you mean {similar}?" if similar else _HINT_PS)

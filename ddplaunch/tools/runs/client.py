@@ -22,7 +22,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process import clock, tree
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 
 _CHUNK = 1 << 16  # bytes
 _MOST_REPLIES = 100_000  # of one run
@@ -66,7 +66,7 @@ def ask(path: SocketPath, asked: Question, within: float) -> RunReplies | None:
     return next(iter(ask_all([path], asked, within)), None)
 
 
-def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list[RunReplies]:
+def ask_all(paths: Sequence[SocketPath], question: Question, within: float) -> list[RunReplies]:
     """Ask all these runs the same question, and return their replies; a run that has ended is left out.
 
     The nodes of each run have `within` seconds to answer; what is missing then stands in the `problem` of the replies.
@@ -89,7 +89,7 @@ def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list
             conversations.append(conversation)
             sock.setblocking(False)
             with suppress(OSError):  # it has ended meanwhile, which reading from it shows
-                sock.send(pack(requests.encode(requests.Request(asked, within))))
+                sock.send(pack(requests.encode(requests.Request(question, within))))
             selector.register(sock, selectors.EVENT_READ, conversation)
         until = clock.now() + within + _MARGIN
         while selector.get_map() and (ready := clock.wait(selector, until)):
@@ -100,7 +100,7 @@ def ask_all(paths: Sequence[SocketPath], asked: Question, within: float) -> list
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
 
 
-def replies_of(sock: socket.socket, asked: requests.Asked, within: float) -> Iterator[requests.Reply]:
+def replies_of(sock: socket.socket, request: requests.Asked, within: float) -> Iterator[requests.Reply]:
     """Ask a run, and yield each reply as it comes until the run closes the connection.
 
     Raises:
@@ -109,7 +109,7 @@ def replies_of(sock: socket.socket, asked: requests.Asked, within: float) -> Ite
         Malformed: a reply is none that this version knows.
     """
     until = clock.now() + within
-    sock.sendall(pack(requests.encode(requests.Request(asked))))
+    sock.sendall(pack(requests.encode(requests.Request(request))))
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         if not clock.wait(selector, until):
@@ -120,7 +120,7 @@ def replies_of(sock: socket.socket, asked: requests.Asked, within: float) -> Ite
 
 
 def _received(sock: socket.socket) -> bytes:
-    with waiting():
+    with disk_watch_paused():
         return sock.recv(_CHUNK)
 
 

@@ -47,13 +47,14 @@ def rows_of(replies: RunReplies, before: Sequence[Row] = (), passed: float = 0.0
 
 
 def _row(host: str, worker: WorkerStatus, before: WorkerStatus | None, passed: float) -> Row:
-    row = Row(host, worker, None, None)
+    """Return the row of a worker; `before`: what it was `passed` seconds ago; None: not known."""
+    row = Row(host, worker, cpu=None, rate=None)
     if not row.is_alive:
         return row
     if before is None or before.pid != worker.pid or passed < _SHORTEST_TIME:
-        return Row(host, worker, percent_of_cpu(worker), None)
+        return Row(host, worker, cpu=percent_of_cpu(worker), rate=None)
     cpu = 100 * max(0.0, worker.cpu_seconds - before.cpu_seconds) / passed
-    return Row(host, worker, cpu, max(0, worker.written - before.written) / passed)
+    return Row(host, worker, cpu=cpu, rate=max(0, worker.written - before.written) / passed)
 
 
 # --- what the columns show of a worker

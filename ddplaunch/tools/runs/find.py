@@ -85,11 +85,11 @@ class Known(Struct, frozen=True, kw_only=True):
 def name_of(replies: RunReplies) -> str:
     """Return the whole name of a run that runs here, as that of its folder, which no other has, unless --log-dir has another."""
     if replies.socket_path.name == run_socket.NAME:
-        return line(os.path.basename(whole(replies.socket_path.folder)))
+        return line(os.path.basename(run_folder_of(replies.socket_path.folder)))
     return line(replies.run.run_id if replies.run is not None else replies.socket_path.name.rpartition(".")[0])
 
 
-def whole(folder: str) -> str:
+def run_folder_of(folder: str) -> str:
     """Return the folder of a run, given that of one of its nodes."""
     above, name = os.path.split(folder)
     # a run may have the name node-1 itself
@@ -100,8 +100,8 @@ def of_running(replies: RunReplies) -> Known:
     """Return a run that runs here, with what it replied; of one that did not reply in time, its folder tells script and start."""
     run = replies.run
     if run is None:
-        return replace(of_folder(whole(replies.socket_path.folder)), run_id=name_of(replies), replies=replies)
-    known = Known(run_id=name_of(replies), replies=replies, folder=whole(run.folder))
+        return replace(of_folder(run_folder_of(replies.socket_path.folder)), run_id=name_of(replies), replies=replies)
+    known = Known(run_id=name_of(replies), replies=replies, folder=run_folder_of(run.folder))
     try:
         script = shlex.split(run.command)[0]
     except (ValueError, IndexError):  # the agent cut a long command, perhaps within quotes
@@ -117,7 +117,7 @@ def of_folder(folder: str) -> Known:
     if not 0 < began < time.time():
         with suppress(OSError):
             began = os.stat(folder).st_mtime
-    return Known(run_id=line(os.path.basename(whole(folder))), script=script, began=began, folder=folder)
+    return Known(run_id=line(os.path.basename(run_folder_of(folder))), script=script, began=began, folder=folder)
 
 
 # --- finding them
@@ -139,7 +139,7 @@ def socket_paths(env: Mapping[str, str]) -> Iterator[SocketPath]:
 
 
 def folders(env: Mapping[str, str]) -> list[str]:
-    """Return the folders of this user's runs, except for --log-dir, by name."""
+    """Return the folders of this user's runs in the order of their names; those of --log-dir lie elsewhere."""
     runs = runs_folder(env)
     if runs is None:
         return []
@@ -168,11 +168,11 @@ def look(env: Mapping[str, str]) -> Found:
 
     Runs of other hosts are known by their folders in a shared home, and by agents here that say which host coordinates them.
     """
-    asked = _ask_status_of_all(env)
-    here = [replies for replies in asked if replies.elsewhere is None]
+    replies_of_all = _ask_status_of_all(env)
+    here = [replies for replies in replies_of_all if replies.elsewhere is None]
     names_here = {name_of(replies) for replies in here}
     there = {run.run_id: run for run in _on_other_hosts_by_folder(env, names_here)}
-    for coordinated in (replies.elsewhere for replies in asked):
+    for coordinated in (replies.elsewhere for replies in replies_of_all):
         if coordinated is not None and coordinated.run_id and coordinated.run_id not in names_here:
             run = Known(
                 run_id=line(coordinated.run_id),

@@ -31,7 +31,7 @@ _MOST_LISTED = 16  # that a snapshot lists
 
 
 def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
-    """Answer the requests of the front until the front ends."""
+    """Answer the requests of the front (the process that was typed) for rows, or for a snapshot of the job, until it ends."""
     viewer = _Viewer(env)
     while data := connection.recv(LONGEST):
         draw = decode_draw(data)
@@ -72,17 +72,18 @@ class _Viewer:
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
     def _look_for_waits(self, path: SocketPath) -> None:
-        """Find out in which collectives ranks wait; show those that were there at the last look already."""
+        """Ask in which collectives ranks wait, and show those in which they waited at the last question too; plan the next."""
         replies = client.ask(path, AskStacks(stacks.WITHIN, frames=False), stacks.WITHIN + _ANSWER_WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
-        stays = [wait for wait in self._waits if wait in before]
-        self._rows.show_waits(stays)
-        if self._waits and not before:
-            pause = _CONFIRM_AFTER
-        else:
-            self._pause = pause = _ASK_AGAIN_AFTER if stays or not self._waits else self._pause * 2
-            self._waits = stays  # what has moved on is to be seen twice again
-        self._ask_for_waits_at = time.monotonic() + pause
+        confirmed = [wait for wait in self._waits if wait in before]
+        self._rows.show_waits(confirmed)
+        if self._waits and not before:  # seen for the first time
+            self._ask_for_waits_at = time.monotonic() + _CONFIRM_AFTER
+            return
+        all_have_moved = bool(self._waits) and not confirmed
+        self._waits = confirmed  # a new wait is to be seen twice again
+        self._pause = self._pause * 2 if all_have_moved else _ASK_AGAIN_AFTER
+        self._ask_for_waits_at = time.monotonic() + self._pause
 
     def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""

@@ -19,14 +19,14 @@ from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.runs import find
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.columns import ENDED_WELL, Row, rows_of, state_of, totals
-from ddplaunch.tools.runs.ps import PHASES, progress_of, standing, written_metrics, written_pace, written_progress
+from ddplaunch.tools.runs.ps import PHASES, idle_in_words, progress_of, written_metrics, written_pace, written_progress
 
 _MOST_ROWS = 8  # rows for ranks that differ
 _GAP = "  "
 _RECENT_SECONDS = 30.0  # seconds in which steps are counted
 _LEAST_SPAN = 5.0  # seconds between two steps that say how fast the job is
 _QUIET_SECONDS = 10.0  # seconds without output, and
-_TELLING = 3  # ranks that write: of two, one that writes nothing may well be the usual one
+_ENOUGH_TO_COMPARE = 3  # ranks that write: of two, one that writes nothing may well be the usual one
 _TIMES_QUIETER = 4  # times as many as the others', from which a rank is quiet
 # percent of a core: a rank below the one is idle where the others are above the other
 _IDLE_PERCENT, _BUSY_PERCENT = 5.0, 50.0
@@ -82,7 +82,8 @@ class LiveRows:
         self._replies, self._read_at = replies, at
         signs_of_life = [(row.worker.pid, row.worker.written, _steps(row)) for row in self._rows]
         if signs_of_life != self._signs_of_life:
-            self._signs_of_life, self._changed_at, self._waits = signs_of_life, at, ()
+            self._signs_of_life, self._changed_at = signs_of_life, at
+            self._waits = ()  # nobody is known to wait any more
         self._note_step(replies, at)
 
     def _note_step(self, replies: RunReplies, at: float) -> None:
@@ -149,11 +150,11 @@ class LiveRows:
         pause = at - self._steps[-1].at if self._steps else 0.0  # seconds since the last step
         usual = 1 / steps_per_second if steps_per_second else 0.0  # seconds a step
         has_stopped = pause > max(_STANDS_AFTER, _TIMES_A_STEP * usual)
-        if still := standing(run):
-            yield still, ODD
+        if idle := idle_in_words(run):
+            yield idle, ODD
         elif run.phase != "running":
             yield PHASES.get(run.phase, run.phase), ODD
-        yield duration(run.seconds + at - self._read_at)
+        yield duration(run.seconds + at - self._read_at)  # `seconds` were true when the reply was read
         if told := written_progress(progress, run):
             yield told, NAME
         if progress is not None:
@@ -184,6 +185,7 @@ class LiveRows:
     def _different_ranks(self) -> list[_Different]:
         """Return the ranks that differ from the others, and how; a rank once. [] if all ranks differ in the same way."""
         running = [row for row in self._rows if row.worker.state in _RUNNING and row.worker.pid]
+        # what matters most first; each returns how a rank differs, or None
         tests = (_ended, self._missing, _in_other_state, _starts, _quiet(running), _idle(running), _behind(running),
                  _large(running), self._straggles)  # fmt: skip
         found = []
@@ -224,14 +226,14 @@ class LiveRows:
                 doing[f"in {wait.collective}"] += len(here)
                 ranks -= here
         doing.update(_does(row) for row in rest if row.worker.rank in ranks)
-        told = [text if len(doing) == 1 else f"{number} {text}" for text, number in doing.most_common()]
+        parts = [text if len(doing) == 1 else f"{number} {text}" for text, number in doing.most_common()]
         steps = [row.worker.progress.step for row in rest if row.worker.progress is not None]
         if len(steps) > 1:
-            told.append(f"step {min(steps):,}" + (f"-{max(steps):,}" if min(steps) < max(steps) else ""))
+            parts.append(f"step {min(steps):,}" + (f"-{max(steps):,}" if min(steps) < max(steps) else ""))
         quiet = [row.worker.quiet for row in rest if row.worker.quiet is not None]
         if self._waits and quiet:
-            told.append(f"quiet for {duration(min(quiet))}")
-        return line((f"{who}: {', '.join(told)}", NOTE))
+            parts.append(f"quiet for {duration(min(quiet))}")
+        return line((f"{who}: {', '.join(parts)}", NOTE))
 
 
 # --- the tests: how a rank differs, None where it does not differ in this way. Those that compare ranks are made for all of them
@@ -259,7 +261,7 @@ def _quiet(running: Sequence[Row]) -> _Test:
 
     def test(row: Row) -> _Difference | None:
         quiet = row.worker.quiet
-        if len(spans) < _TELLING or quiet is None or quiet < least or row.worker.state == "ended":
+        if len(spans) < _ENOUGH_TO_COMPARE or quiet is None or quiet < least or row.worker.state == "ended":
             return None
         return _Difference(f"quiet for {duration(quiet)}")
 
@@ -312,16 +314,17 @@ def _large(running: Sequence[Row]) -> _Test:
 
 def _rows_by_difference(different: Collection[_Different]) -> list[Words]:
     """Return a row for all ranks that differ in the same way, what matters most first."""
+    # by the order of the test (the lowest matters most) and what it found
     alike: dict[tuple[int, _Difference], list[Row]] = {}
     for each in sorted(different, key=lambda each: (each.order, each.row.worker.rank)):
         alike.setdefault((each.order, each.how), []).append(each.row)
     made = []
     for (_, how), rows in alike.items():
-        last_line = printable(rows[0].worker.last) if len(rows) == 1 else ""
+        last_line = printable(rows[0].worker.last) if len(rows) == 1 else ""  # of output
         host = f" on {rows[0].host}" if len({row.host for row in rows}) == 1 else ""
         who = these_ranks([row.worker.rank for row in rows])
-        said = f": {last_line}" if last_line else ""
-        made.append(line((who, NAME), (host, NOTE), ": ", (how.text, how.style), (said, NOTE)))
+        last_words = f": {last_line}" if last_line else ""
+        made.append(line((who, NAME), (host, NOTE), ": ", (how.text, how.style), (last_words, NOTE)))
     return made
 
 

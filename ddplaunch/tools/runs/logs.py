@@ -31,7 +31,7 @@ from ddplaunch.system.console.screen import moves
 from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import NOT_WRITTEN, OK, of_signal
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.files import content
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import compress, some, these_ranks
@@ -65,7 +65,7 @@ def wanted(
     since: str | None = None,
     follow: bool = False,
 ) -> Wanted:
-    """Return what the values of -r, --grep, -n, --since and -f ask for at this time (`now`, in seconds since 1970).
+    """Return what the values of -r, --grep, -n, --since and -f ask for at this time (`now`, seconds since 1970); None: not typed.
 
     Raises:
         LaunchError: a value cannot be read.
@@ -228,12 +228,13 @@ def _chosen(run: Known, logs: list[LogFile], want: Wanted) -> list[LogFile]:
     if isinstance(world_size, int) and (never := {rank for rank in want.ranks or () if rank >= world_size}):
         raise choice.no_such_ranks(run.name, never, world_size)
     found_ranks = {log.rank for log in logs}
-    are_missing = not logs if want.ranks is None else not want.ranks <= found_ranks
-    may_come = want.follow and goes_on(run.folder)
-    if may_come and are_missing:
-        never_come = _started_in(run.folder) - found_ranks
-        may_come = not (never_come if want.ranks is None else never_come & want.ranks)
-    if are_missing and not may_come:
+    has_missing = not logs if want.ranks is None else not want.ranks <= found_ranks
+    may_appear = want.follow and goes_on(run.folder)
+    if has_missing and may_appear:
+        started_without_log = _started_in(run.folder) - found_ranks
+        wanted_of_them = started_without_log if want.ranks is None else started_without_log & want.ranks
+        may_appear = not wanted_of_them
+    if has_missing and not may_appear:
         raise _why_missing(run, want.ranks, found_ranks)
     return [log for log in logs if want.ranks is None or log.rank in want.ranks]
 
@@ -405,7 +406,7 @@ def _write_lines(readers: Sequence[_HostReader]) -> None:
             assert reader.process.stdout is not None
             selector.register(reader.process.stdout, selectors.EVENT_READ, reader)
         while selector.get_map():
-            with waiting():
+            with disk_watch_paused():
                 ready = selector.select()
             for key, _ in ready:
                 if (lines := key.data.lines()) is None:

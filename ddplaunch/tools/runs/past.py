@@ -14,7 +14,7 @@ from ddplaunch.record.folders import goes_on
 from ddplaunch.record.run import Run
 from ddplaunch.system.console.tables import BAD, GOOD, NAME, ODD, Block, Look, Words, line, table, written
 from ddplaunch.system.exitcodes import OK, of_signal
-from ddplaunch.system.fields import line as line_of
+from ddplaunch.system.fields import line as printable
 from ddplaunch.system.words import duration, signal_name, size
 from ddplaunch.tools.runs import choice, find
 from ddplaunch.tools.runs.find import Known
@@ -26,10 +26,11 @@ _HEADER = ("run", "script", "began", "took", "size", "how it ended")
 class _End(Struct, frozen=True):
     """What the summary of a run says of its end."""
 
-    status: int | None  # that of the command; None: the run goes on, or was killed before it could write a summary
-    seconds: float | None  # that the job took
     how: str
     style: str = ""
+    # of the command; None: the run goes on, or was killed before it could write a summary
+    status: int | None = None
+    seconds: float | None = None  # that the job took
 
 
 def show(env: Mapping[str, str], named: str | None, *, as_json: bool) -> str:
@@ -63,23 +64,25 @@ def _row(run: Known, now: float) -> Sequence[str | Words]:
 
 
 def _end_of(run: Known) -> _End:
+    """Return how a run ended, from the summary in its folder; of one that runs, here or elsewhere, that it does."""
     if run.replies is not None:
         answers = run.replies.run is not None
-        return _End(None, None, "running" if answers else "does not answer", GOOD if answers else ODD)
+        return _End("running", GOOD) if answers else _End("does not answer", ODD)
     if run.host:
-        return _End(None, None, f"runs on {run.host}", GOOD)
-    left = Run(run.folder)
-    status, took = left.status, left.seconds
+        return _End(f"runs on {run.host}", GOOD)
+    record = Run(run.folder)
+    status = record.status
     if status is None:
         # the folder of a run that goes on is locked, though nobody answers for it here
-        return _End(None, None, "does not answer" if goes_on(run.folder) else "was killed", ODD)
+        return _End("does not answer" if goes_on(run.folder) else "was killed", ODD)
     if status == OK:
-        return _End(status, took, "finished")
-    why = str(left.summary.get("why", "")).replace("_", " ")
-    because = left.first_failure or (
-        signal_name(status - _OF_SIGNAL) if why == "signalled" and status > _OF_SIGNAL else why
-    )
-    return _End(status, took, ": ".join(filter(None, (f"status {status}", line_of(because)))), BAD)
+        return _End("finished", status=status, seconds=record.seconds)
+    why = str(record.summary.get("why", "")).replace("_", " ")
+    if why == "signalled" and status > _OF_SIGNAL:
+        why = signal_name(status - _OF_SIGNAL)
+    because = printable(record.first_failure or why)
+    how = f"status {status}: {because}" if because else f"status {status}"
+    return _End(how, BAD, status=status, seconds=record.seconds)
 
 
 def _bytes_in(folder: str) -> int:

@@ -71,7 +71,7 @@ def render(replies: RunReplies) -> Block:
     if rows := rows_of(replies):
         parts.append(_table(rows))
     problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
-    parts += [line((f"  {printable(run.idle_why)}", ODD))] if standing(run) and run.idle_why else []
+    parts += [line((f"  {printable(run.idle_why)}", ODD))] if idle_in_words(run) and run.idle_why else []
     parts += [line(f"  {printable(run.straggler)}")] if run.straggler else []
     return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
 
@@ -86,19 +86,19 @@ def facts_of(replies: RunReplies) -> Words:
         restarts += f" of {run.max_restarts}"
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     nodes += f" (spare: {printable(run.spares)})" if run.spares else ""
-    phase = standing(run) or PHASES.get(run.phase, run.phase)
+    phase = idle_in_words(run) or PHASES.get(run.phase, run.phase)
     workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""
     pace = f", {written_pace(run.steps_per_second)}" if run.steps_per_second else ""
     phase_style = GOOD if phase == "running" else ODD
     progress = progress_of(replies)
-    told = [written_progress(progress, run), *(written_metrics(progress) if progress is not None else [])]
-    so_far = "".join(f", {part}" for part in told if part)
+    progress_texts = [written_progress(progress, run), *(written_metrics(progress) if progress is not None else [])]
+    so_far = "".join(f", {part}" for part in progress_texts if part)
     facts = f"{workers}, for {duration(run.seconds)}{restarts}{so_far}{pace}: "
     command = run.command.replace("\n", r"\n")
     return line((short(name_of(replies)), NAME), ": ", (phase, phase_style), facts, (command, COMMAND))
 
 
-def standing(run: requests.Run) -> str:
+def idle_in_words(run: requests.Run) -> str:
     """Say for how long no worker has made progress, once the job has said so: "stands still for 2 min"; "" while it moves."""
     if run.idle_for is None or run.phase != "running":
         return ""

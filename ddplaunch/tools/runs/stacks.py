@@ -23,7 +23,7 @@ from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.find import Known, heading
 
 WITHIN = 1.0  # seconds that workers have
-_ON_THE_WAY = 1.5  # seconds, for the child that asks them and for the channel
+_TRAVEL_TIME = 1.5  # seconds, for the child that asks them and for the channel
 _NATIVE_WITHIN = 10.0  # seconds that py-spy has
 
 
@@ -60,7 +60,7 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
     Raises:
         LaunchError: no node has answered, or there is no such rank.
     """
-    ranks, name = choice.ranks_meant(want.ranks), run.name
+    ranks, name = choice.ranks_meant(want.ranks), run.name  # ranks: None for all
     replies = _ask(run, want)
     samples = replies.samples
     # 0: the nodes have not met, so that it is not known
@@ -72,7 +72,7 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
     shown = [sample for sample in samples if ranks is None or sample.rank in ranks]
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""
-    waits = [*reasons(samples, cwd), *explain(samples, cwd)]
+    waits = [*reasons(samples, cwd), *explain(samples, cwd)]  # errors that ranks have printed, then who waits for whom
     silent = find.silent(replies.nodes)
     if replies.problem:
         silent.append(f"run {name} {indented(replies.problem)}")
@@ -97,8 +97,8 @@ def _ask(run: Known, want: Wanted) -> RunReplies:
     """Ask a run for the stacks of its workers; raise LaunchError if no node has answered."""
     assert run.replies is not None
     within = _NATIVE_WITHIN if want.native else WITHIN
-    asked = AskStacks(within, want.threads, want.native)
-    replies = client.ask(run.replies.socket_path, asked, within + _ON_THE_WAY)
+    question = AskStacks(within, want.threads, want.native)
+    replies = client.ask(run.replies.socket_path, question, within + _TRAVEL_TIME)
     if replies is None or (replies.problem and not replies.nodes):
         problem = replies.problem if replies is not None else "has just ended"
         raise LaunchError(f"run {run.name} {indented(problem)}", status=NODE_LOST)

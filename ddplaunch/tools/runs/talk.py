@@ -17,7 +17,7 @@ from ddplaunch.system.console.tables import Look
 from ddplaunch.system.errors import LaunchError, indented, say, visible
 from ddplaunch.system.exitcodes import NODE_LOST, OK
 from ddplaunch.system.fields import Malformed
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.words import count, duration
 from ddplaunch.tools.runs import choice, client, find, stacks
 from ddplaunch.tools.runs.find import Known, heading
@@ -50,21 +50,21 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
 # --- attach
 
 
-def attach(env: Mapping[str, str], named: str | None, asked: str | None) -> int:
-    """Debug a rank of the job that is meant, and return the exit status."""
-    if asked is not None and not asked.isdecimal():
-        raise LaunchError(f"-r {asked}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
+def attach(env: Mapping[str, str], named: str | None, rank_typed: str | None) -> int:
+    """Debug a rank of the job that is meant, and return the exit status; `rank_typed`: the value of -r; None: not typed."""
+    if rank_typed is not None and not rank_typed.isdecimal():
+        raise LaunchError(f"-r {rank_typed}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
     if not (os.isatty(0) and os.isatty(1)):
         raise LaunchError(
             "ddplaunch attach needs a terminal, but stdin or stdout is none",
             hint="`ddplaunch stacks` shows where the workers are, and needs none",
         )
-    run = choice.choose_running(env, named, "attach", *(["-r", asked] if asked is not None else []))
+    run = choice.choose_running(env, named, "attach", *(["-r", rank_typed] if rank_typed is not None else []))
     assert run.replies is not None
     world_size = run.replies.run.world_size if run.replies.run is not None else 0  # 0: not known
-    if asked is None and world_size > 1:
+    if rank_typed is None and world_size > 1:
         raise LaunchError(f"run {run.name} has {count(world_size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
-    rank = int(asked or 0)
+    rank = int(rank_typed or 0)
     if world_size and rank >= world_size:
         raise choice.no_such_ranks(run.name, [rank], world_size)
     try:
@@ -93,7 +93,8 @@ def _debug(sock: socket.socket, run: Known, rank: int, look: Look) -> int:
                 case requests.Attached():
                     say(f"this is {heading(run)}")
                     say(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
-                    signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends no command at the prompt
+                    # at the prompt Ctrl-C only drops the line
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
                     import readline  # noqa: F401 - lines that are typed can be edited from now on
                 case requests.Said(text, asks_for_line, is_last):
                     if not asks_for_line:
@@ -143,7 +144,7 @@ def _read_line(prompt: str, sock: socket.socket) -> str | None:
         raise_if_lost()  # no signal comes for what has happened before
         while True:
             try:
-                with waiting():
+                with disk_watch_paused():
                     return input(visible(prompt))
             except EOFError:
                 sys.stdout.write("\n")
@@ -170,19 +171,16 @@ def stop(env: Mapping[str, str], named: Sequence[str], *, every: bool = False) -
     if every and named:
         raise LaunchError(f"--all and {named[0]} do not go together", hint="leave one of them out")
     here = [*map(find.of_running, find.running(env))] if every else []
-    chosen = (
-        here
-        or [choice.choose_running(env, name, "stop") for name in named]
-        or [choice.choose_running(env, None, "stop")]
-    )
+    names: Sequence[str | None] = named or [None]  # None: the only job; if there is none, or several, that is an error
+    chosen = here or [choice.choose_running(env, name, "stop") for name in names]
     statuses, errors = list[int](), list[LaunchError]()
-    stops = [
-        _stop(run) for run in {run.replies.socket_path: run for run in chosen if run.replies}.values()
-    ]  # each job once
-    for most in (1, None):  # all have taken the request before any is waited for
+    each_once = {run.replies.socket_path: run for run in chosen if run.replies}
+    stops = [_stop(run) for run in each_once.values()]
+    # `_stop` yields twice: first each job takes the request, and only then is the end of any awaited (None: to the last yield)
+    for number_of_yields in (1, None):
         for stopping in stops:
             try:
-                statuses += [status for status in islice(stopping, most) if status is not None]
+                statuses += [status for status in islice(stopping, number_of_yields) if status is not None]
             except LaunchError as error:  # the others are stopped all the same
                 errors.append(error)
     if not errors:

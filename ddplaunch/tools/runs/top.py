@@ -20,7 +20,7 @@ from ddplaunch.record.window.questions import AskStatus
 from ddplaunch.system.console.tables import Look, section, written
 from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.tools.runs import choice, client, logs, stacks, talk
 from ddplaunch.tools.runs.board import Board
 from ddplaunch.tools.runs.find import heading, of_running
@@ -59,10 +59,10 @@ def show(env: Mapping[str, str], named: str | None) -> int:
     with suppress(KeyboardInterrupt), _screen() as screen:
         top.loop(screen)
     if top.has_ended:
-        left = Run(run.folder) if run.folder else None
-        say(f"{run.name} {left.how_it_ended if left is not None else 'has ended'}")
-        if left is not None and left.first_failure:
-            say(left.first_failure)
+        record = Run(run.folder) if run.folder else None
+        say(f"{run.name} {record.how_it_ended if record is not None else 'has ended'}")
+        if record is not None and record.first_failure:
+            say(record.first_failure)
     return OK
 
 
@@ -83,7 +83,7 @@ class _Screen:
         termios.tcsetattr(0, termios.TCSADRAIN, self._typed)
 
     @contextmanager
-    def left(self) -> Iterator[None]:
+    def lent(self) -> Iterator[None]:
         """Give the terminal to something else meanwhile."""
         self.leave()
         try:
@@ -98,7 +98,7 @@ def _screen() -> Iterator[_Screen]:
     screen = _Screen()
 
     def suspend(*_: object) -> None:
-        with screen.left():
+        with screen.lent():
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def end(signum: int, frame: object) -> None:
@@ -109,13 +109,13 @@ def _screen() -> Iterator[_Screen]:
         signal.SIGTERM: end,
         signal.SIGINT: signal.default_int_handler,
     }
-    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    handlers_before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     screen.enter()
     try:
         yield screen
     finally:
         screen.leave()
-        for signum, handler in before.items():
+        for signum, handler in handlers_before.items():
             signal.signal(signum, handler)
 
 
@@ -139,7 +139,8 @@ class _Top:
         while True:
             cpu_before = time.process_time()
             if (asked_at := time.monotonic()) >= next_look_at:
-                if not self._look():
+                still_runs = self._look()
+                if not still_runs:
                     self.has_ended = True
                     return
                 took = time.monotonic() - asked_at
@@ -204,13 +205,13 @@ class _Top:
 
     def _off_screen(self, screen: _Screen, verb: Callable[[], object]) -> None:
         """Run a verb on the ordinary screen, where what it shows can be copied and stays."""
-        with screen.left():
+        with screen.lent():
             try:
                 verb()
             except LaunchError as error:
                 sys.stderr.write(error.render())
             sys.stdout.flush()
-            with suppress(EOFError), waiting():
+            with suppress(EOFError), disk_watch_paused():
                 input("\n[Enter] goes back to ddplaunch top ")
 
 

@@ -24,7 +24,7 @@ from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.program import check as check_program
 from ddplaunch.system.errors import LaunchError, say, tell
 from ddplaunch.system.exitcodes import NOT_FOUND, OK
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.files import exists_on_disk
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import why_failed
@@ -54,7 +54,7 @@ _PREFIXES_OF_JOB = (
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
 # what Slurm granted to the outer job on that host
 _DEVICES_OF_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
-_ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
+_HINT_ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
 _SCONTROL_TIMEOUT = 5.0  # seconds
 _JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
 
@@ -73,7 +73,7 @@ class Draft(Struct, frozen=True, kw_only=True):
 def draft(
     request: SubmitRequest, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
 ) -> Draft:
-    """Check the request and write the script, in which `command` starts ddplaunch; `verbs` are the words that it may begin with.
+    """Check the request and write the script, in which `command` starts ddplaunch; `verbs` are all verbs of ddplaunch.
 
     Raises:
         LaunchError: the job would fail, or an option is wrong.
@@ -84,21 +84,25 @@ def draft(
         raise LaunchError(f"--chdir {folder}: there is no such folder", hint=hint)
     with chdir(folder or os.curdir):
         job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
-        has_verb = request.job[:1] == ("run",) and not os.path.lexists("run")  # else a script is called so
+        # if there is a file run, the file is the script
+        has_verb = request.job[:1] == ("run",) and not os.path.lexists("run")
         job = request.job[1:] if has_verb else request.job
         try:
             program_words, spec = parse_job(job, job_env)
         except LaunchError as error:
-            raise _misplaced(error) from None
+            raise _with_hint_for_sbatch(error) from None
         request = _avoid_bad_nodes(request, spec, env)
-        asked = script.options_in_script(request, spec)
+        script_options = script.options_in_script(request, spec)
+        open_mode = _value_for_sbatch("open-mode", script_options, request, env)
         made = Draft(
             # a script with the name of a verb would be taken for the verb
-            script=script.text(asked, command, ("run", *job) if job[0] in verbs else job, program_words),
+            script=script.text(script_options, command, ("run", *job) if job[0] in verbs else job, program_words),
             folder=os.getcwd(),
-            output=tuple(filter(None, (_value_for_sbatch(name, asked, request, env) for name in ("output", "error")))),
-            name=_value_for_sbatch("job-name", asked, request, env),
-            append=_value_for_sbatch("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch reads no more of it
+            output=tuple(
+                filter(None, (_value_for_sbatch(name, script_options, request, env) for name in ("output", "error")))
+            ),
+            name=_value_for_sbatch("job-name", script_options, request, env),
+            append=open_mode[:1] in ("a", "A"),  # sbatch reads only this letter
             options=request.options,
         )
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
@@ -143,13 +147,13 @@ def _avoid_bad_nodes(request: SubmitRequest, spec: JobSpec, env: Mapping[str, st
             say(f"warning: {bad_nodes.warning(bad_nodes.among(failures, failed_hosts), now)}")
         return request
     # sbatch refuses a name that it does not know; if Slurm does not tell the names, all are taken for known
-    known = _known_nodes(request, env) or failed_hosts
-    bad = bad_nodes.among(failures, known)
+    names_known = _known_nodes(request, env) or failed_hosts
+    bad = bad_nodes.among(failures, names_known)
     if not bad:
         return request
     others = [option for option in request.options if option.name != "exclude"]
-    names = ",".join(filter(None, (request.value("exclude"), *bad)))
-    return replace(request, options=(*others, SbatchOption("exclude", names)))
+    excluded = ",".join(filter(None, (request.value("exclude"), *bad)))
+    return replace(request, options=(*others, SbatchOption("exclude", excluded)))
 
 
 def _known_nodes(request: SubmitRequest, env: Mapping[str, str]) -> Collection[str]:
@@ -173,7 +177,7 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     if request.follow:
         paths = [output.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output]
         fixed = [os.path.join(made.folder, path) for path in paths if output.is_complete(path)]
-        tails = [output.before(path, append=made.append) for path in fixed]
+        tails = [output.tail_of_existing(path, append=made.append) for path in fixed]
     # the options of the script once more on the command line, where they override SBATCH_ variables
     job = _sbatch(made.script, [option.argument for option in made.options], env)
     if job is None:  # --test-only
@@ -192,7 +196,7 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
 
 
 def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
-    """Return the variables that reach a job with this --export of sbatch: ALL, NONE, NIL or names, some with values."""
+    """Return the variables that a job gets with this --export of sbatch: ALL (None too), NONE, NIL or names, some with values."""
     parts = (export or "ALL").split(",")
     kept = dict(env) if "ALL" in parts else {}
     for part in parts:
@@ -210,7 +214,7 @@ def _value_for_sbatch(name: str, asked: Sequence[SbatchOption], request: SubmitR
     return request.value(name) or env.get(f"SBATCH_{name.upper().replace('-', '_')}") or default or ""
 
 
-def _misplaced(error: LaunchError) -> LaunchError:
+def _with_hint_for_sbatch(error: LaunchError) -> LaunchError:
     """Return the same error, with a better hint for an option of sbatch behind --."""
     name = error.message.removesuffix(" is not an option").lstrip("-")
     if name == error.message or (name not in KNOWN and name not in SHORT):
@@ -228,19 +232,19 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
     from ddplaunch.tools.submit.follow import Submitted, notify
 
     try:
-        with waiting():
+        with disk_watch_paused():
             done = subprocess.run(
                 ["sbatch", "--parsable", *options],
                 check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),
             )  # fmt: skip
     except FileNotFoundError:
-        raise LaunchError("sbatch is not on PATH", hint=_ELSEWHERE, status=NOT_FOUND) from None
+        raise LaunchError("sbatch is not on PATH", hint=_HINT_ELSEWHERE, status=NOT_FOUND) from None
     except OSError as error:
         raise LaunchError(f"sbatch: {why_failed(error)}") from None
     if done.returncode:
         status = 128 - done.returncode if done.returncode < 0 else done.returncode
         if "establish a configuration source" in done.stderr:
-            raise LaunchError("no Slurm configured here", hint=_ELSEWHERE, status=status)
+            raise LaunchError("no Slurm configured here", hint=_HINT_ELSEWHERE, status=status)
         raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=status)
     found = _JOB.findall(done.stdout)
     # a site may print messages at each submission
@@ -254,7 +258,7 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for sbatch, which it exports to the job: none of a job, task or worker in which this is run."""
-    kept = without_other_places(without_worker_place(env), None, 0)  # for no cluster, and no world
+    kept = without_other_places(without_worker_place(env), rank=None, world_size=0)  # whatever place the variables name
     is_in_job = "SLURM_JOB_ID" in env or "SLURM_JOBID" in env
     if not is_in_job:
         return kept
@@ -305,7 +309,7 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
 def check_output(path: str, pattern: str) -> None:
     """Check the folder of an output file, which Slurm does not create: the job would fail without a message."""
     folder = os.path.dirname(path) or os.curdir
-    if not is_complete(folder):  # it depends on the job's id
+    if not is_complete(folder):  # it has a % left, as for the job's id, which nobody knows yet
         return
     if not os.path.isdir(folder):
         raise LaunchError(
@@ -348,7 +352,8 @@ def _check_nodes(request: SubmitRequest, spec: JobSpec) -> None:
             f"--nodes {found[0]} of sbatch and {spec.origin('standalone')} do not go together",
             hint="--standalone means one node: leave one out",
         )
-    least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]
+    least, most = spec.nnodes
+    least += spec.spares
     has_nnodes = has_nnodes_given(spec)  # typed, or from a file or variable
     if spec.spares and given < least:
         option = nnodes_as_typed(spec) if has_nnodes else spec.typed("spares", spec.spares)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from ddplaunch.reach.slurm.scontrol import JobRecord, ScontrolError, UnknownJob, show_jobs
 from ddplaunch.system.errors import indented, tell, write_stderr
 from ddplaunch.system.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.process.ending import do_nothing
 from ddplaunch.system.words import why_failed
 from ddplaunch.tools.submit.output import Tail, output_files
@@ -113,9 +113,10 @@ class _Watch:
                 query_at = time.monotonic() + interval
                 interval = min(1.5 * interval, LONGEST_INTERVAL)
             has_output = self._show()
-            if has_output and " running" not in self._observed.line:  # it runs, and the user is to read that soon
+            is_reported_running = " running" in self._observed.reported_state
+            if has_output and not is_reported_running:  # what writes runs: the user is to read that soon
                 query_at = 0.0
-            with waiting():
+            with disk_watch_paused():
                 time.sleep(POLL_INTERVAL if self._follow else max(query_at - time.monotonic(), 0))
 
     def _query(self, now: float) -> bool:
@@ -123,8 +124,8 @@ class _Watch:
         try:
             jobs = show_jobs(os.environ, self._job.id, POLL_TIMEOUT, cluster=self._job.cluster)
         except UnknownJob:
-            observed = forgotten(self._observed)
-            lines: tuple[str, ...] = (_FORGOTTEN,)
+            observed = after_slurm_forgot(self._observed)
+            lines: tuple[str, ...] = (_TEXT_IF_FORGOTTEN,)
         except ScontrolError as error:
             if self._slurm_responds:
                 self._slurm_responds = False
@@ -235,7 +236,7 @@ _WORDS_OF_END = {
 _WITH_STATUS_OF_SCRIPT = ("CANCELLED", "COMPLETED", "FAILED")
 _LAST_SIGNAL = 64
 _LAUNCH_FAILURE = "JobLaunchFailure"
-_FORGOTTEN = "is no longer known to Slurm, so its exit status is unknown"
+_TEXT_IF_FORGOTTEN = "is no longer known to Slurm, so its exit status is unknown"
 
 
 _NO_ARRAY = ""  # what JobRecord.element is of a job that is no array
@@ -251,11 +252,10 @@ class JobEnding(Struct, frozen=True, kw_only=True):
 class Observation(Struct, frozen=True, kw_only=True):
     """What was observed of a job so far."""
 
-    line: str = ""  # the state that was reported last
+    reported_state: str = ""  # the one that was reported last, in words
     ended: Mapping[str, JobEnding] = {}  # by element of an array: "84_3"; of a job that is no array by `_NO_ARRAY`
-    may_requeue_since: Mapping[
-        str, float
-    ] = {}  # in the same way: since when it is in a state from which Slurm may requeue it
+    # by element: since when it is in a state from which Slurm may requeue it
+    may_requeue_since: Mapping[str, float] = {}
     is_over: bool = False
 
     @property
@@ -265,7 +265,7 @@ class Observation(Struct, frozen=True, kw_only=True):
 
 
 def update(observed: Observation, jobs: Sequence[JobRecord], at: float) -> tuple[Observation, tuple[str, ...]]:
-    """Take what scontrol shows now (`at`: monotonic seconds); give the lines to report, without the job's id.
+    """Return what is observed of a job by what scontrol shows now (`at`: monotonic seconds), and lines to report, without its id.
 
     `jobs` has one record for each element of an array. An element that has ended stays so, though Slurm forgets it, until it
     runs again.
@@ -288,21 +288,21 @@ def update(observed: Observation, jobs: Sequence[JobRecord], at: float) -> tuple
         else:
             ended.pop(element, None)  # it was requeued
         alive.append(job)
-    line = _state(alive) if alive else ""
-    if line and line != observed.line:
-        lines.append(line)
+    state = _state_in_words(alive) if alive else ""
+    if state and state != observed.reported_state:
+        lines.append(state)
     now = Observation(
-        line=line or observed.line,
+        reported_state=state or observed.reported_state,
         ended=ended,
         may_requeue_since=may_requeue_since,
         is_over=bool(ended) and not alive,
     )
     if now.is_over:
-        lines.append(_end(now))
+        lines.append(_end_in_words(now))
     return now, tuple(lines)
 
 
-def _end(observed: Observation) -> str:
+def _end_in_words(observed: Observation) -> str:
     """Return how a job that is over ended, to follow the job's id in a sentence."""
     if _NO_ARRAY in observed.ended:
         return observed.ended[_NO_ARRAY].text
@@ -311,10 +311,10 @@ def _end(observed: Observation) -> str:
     return "completed with all of its elements"
 
 
-def forgotten(observed: Observation) -> Observation:
-    """Take that slurmctld knows the job no more, as some minutes after its end: the job is over, with an unknown status."""
-    ended = {**observed.ended, _NO_ARRAY: JobEnding(status=FAILED, text=_FORGOTTEN)}
-    return Observation(line=observed.line, ended=ended, is_over=True)
+def after_slurm_forgot(observed: Observation) -> Observation:
+    """Return the observation that Slurm has forgotten the job, as some minutes after its end: it is over, with unknown status."""
+    ended = {**observed.ended, _NO_ARRAY: JobEnding(status=FAILED, text=_TEXT_IF_FORGOTTEN)}
+    return Observation(reported_state=observed.reported_state, ended=ended, is_over=True)
 
 
 def has_run(job: JobRecord) -> bool:
@@ -340,7 +340,7 @@ def end_of(job: JobRecord) -> JobEnding:
     return JobEnding(status=status, text=f"{text}{took}")
 
 
-def _state(jobs: Sequence[JobRecord]) -> str:
+def _state_in_words(jobs: Sequence[JobRecord]) -> str:
     """Return the state of a job, of an array that of an element which runs if there is one; "" if there is nothing to say.
 
     It follows the job's id in a sentence.

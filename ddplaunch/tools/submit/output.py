@@ -12,7 +12,7 @@ from ddplaunch.reach.slurm.scontrol import JobRecord
 _SYMBOL = re.compile(r"%(\d*)([%AaJjNnstux])")
 _NUMBERS = "AaJjnst"  # a width pads these with zeros, and is ignored for the others
 _PIECE = 1 << 16  # bytes
-_LONGEST = 4  # bytes of a character in UTF-8
+_LONGEST_CHARACTER = 4  # bytes of a character in UTF-8
 
 # --- their paths
 
@@ -77,20 +77,20 @@ class Tail:
     It is opened for each read: a network file system guarantees to show what other hosts wrote only after an open.
     """
 
-    def __init__(self, path: str, begin: int = 0, nothing_while: _Version | None = None) -> None:
-        """Read from this offset; nothing while the file is as it was before the job: then Slurm will truncate it."""
+    def __init__(self, path: str, begin: int = 0, before_job: _Version | None = None) -> None:
+        """Read from this offset; nothing as long as the file is as `before_job`: Slurm will truncate it."""
         self.path = path
         self._offset = begin
-        self._nothing_while = nothing_while
+        self._before_job = before_job
         self._inode: int | None = None  # of the file that was read last
-        self._held_back = b""
+        self._part_of_character = b""  # at the end of what was read: its other bytes are still to come
 
     def read(self, *, end: bool = False) -> bytes:
         """Return new data, up to _PIECE bytes; an incomplete last character is held back unless this is the end."""
         new = self._read_new()  # which may find that the file was replaced
-        data = self._held_back + new
-        cut = len(data) if end else whole(data)
-        self._held_back = data[cut:]
+        data = self._part_of_character + new
+        cut = len(data) if end else length_of_whole_characters(data)
+        self._part_of_character = data[cut:]
         return data[:cut]
 
     def _read_new(self) -> bytes:
@@ -101,13 +101,14 @@ class Tail:
             return b""
         try:
             now = os.fstat(file)
-            if self._nothing_while == _Version(now.st_size, now.st_mtime_ns):
+            is_as_before_job = self._before_job == _Version(now.st_size, now.st_mtime_ns)
+            if is_as_before_job:
                 return b""
-            self._nothing_while = None
+            self._before_job = None
             was_truncated = now.st_size < self._offset
             was_replaced = self._inode is not None and self._inode != now.st_ino
             if was_truncated or was_replaced:
-                self._offset, self._held_back = 0, b""
+                self._offset, self._part_of_character = 0, b""
             self._inode = now.st_ino
             data = os.pread(file, _PIECE, self._offset)
         except OSError:  # a folder, a terminal, a file server that went away
@@ -123,9 +124,9 @@ class Tail:
         return self._inode is not None
 
 
-def whole(data: bytes) -> int:
+def length_of_whole_characters(data: bytes) -> int:
     """Return how many bytes are complete characters, as far as the data is UTF-8."""
-    for back in range(1, min(len(data), _LONGEST) + 1):
+    for back in range(1, min(len(data), _LONGEST_CHARACTER) + 1):
         byte = data[-back]
         if byte < 0x80:
             break
@@ -135,12 +136,12 @@ def whole(data: bytes) -> int:
     return len(data)
 
 
-def before(path: str, *, append: bool) -> Tail:
-    """Note the size of a file before the job runs, so that only the job's output is shown."""
+def tail_of_existing(path: str, *, append: bool) -> Tail:
+    """Return the tail of a file from before the job, without what it holds by now; `append`: Slurm will not truncate the file."""
     try:
         now = os.stat(path)
     except OSError:
         return Tail(path)
     if append:
         return Tail(path, begin=now.st_size)
-    return Tail(path, nothing_while=_Version(now.st_size, now.st_mtime_ns))
+    return Tail(path, before_job=_Version(now.st_size, now.st_mtime_ns))

@@ -102,7 +102,8 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F)} | str.maket
 
 def options_in_script(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
     """Return the options in the script: those that were typed, and defaults."""
-    least, most = spec.nnodes[0] + spec.spares, spec.nnodes[1]  # Slurm gives the spares (nodes in reserve), too
+    least, most = spec.nnodes
+    least += spec.spares  # Slurm gives the spares (nodes in reserve), too
     nodes = f"{least}" if least >= most else f"{least}-{most}"
     would_lack_spares = spec.spares and not request.has(*_TELL_NODES)  # since Slurm would give one node
     defaults = [

@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that has the marker on every rank."""
+    """Run a test that has the marker on every rank, and return True; None: pytest itself is to run the test."""
     marker = pyfuncitem.get_closest_marker(NAME)
     if marker is None or "DDPLAUNCH_RUN_ID" in os.environ:  # in a worker it runs as any other test
         return None
@@ -111,7 +111,8 @@ def _request_for(item: pytest.Function) -> RankRequest:
     wrong = ""  # shown outside of `except`, so that pytest shows no traceback of ours
     for name, value in values.items():
         try:
-            close(dumps(value)[1])
+            _, descriptors = dumps(value)  # whether it can be
+            close(descriptors)
         except Exception as error:  # noqa: BLE001 - whatever the object's own code raises
             what = f"the attribute {name}" if name.startswith("self.") else f"the fixture {name}"
             wrong = (

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddplaunch.system.process.command import Ended
 from ddplaunch.tools.doctor import Subject, Verdict
-from ddplaunch.tools.doctor.interpreter import Asked, Interpreter, Package, judge, parse, read, release, satisfies
+from ddplaunch.tools.doctor.interpreter import Inspection, Interpreter, Package, judge, parse, read, release, satisfies
 from tests import verdicts
 
 TORCH = Package(version="2.13.0+cpu", path="/env/lib/python3.11/site-packages")
@@ -19,7 +19,7 @@ PYTHON = Interpreter(version="3.11.7", prefix="/env", packages={"torch": TORCH})
 
 
 def found(python: Interpreter) -> list[tuple[str, str]]:
-    return verdicts.found(judge(Asked(path="/env/bin/python", found=python)))
+    return verdicts.found(judge(Inspection(path="/env/bin/python", found=python)))
 
 
 def test_an_interpreter_with_torch_has_no_finding():
@@ -28,7 +28,7 @@ def test_an_interpreter_with_torch_has_no_finding():
 
 def test_one_without_torch_or_that_does_not_run_breaks_a_job():
     assert found(replace(PYTHON, packages={})) == [("broken", "the interpreter of the workers has no torch")]
-    (finding,) = judge(Asked(path="/env/bin/python", problem="exit status 127")).findings
+    (finding,) = judge(Inspection(path="/env/bin/python", problem="exit status 127")).findings
     assert (finding.severity, finding.evidence) == ("broken", "/env/bin/python: exit status 127")
     (late,) = judge(parse("python", Ended(status=None))).findings
     assert (late.severity, late.title) == ("slow", "the interpreter of the workers is slow to start")

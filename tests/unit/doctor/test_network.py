@@ -27,17 +27,17 @@ HERE = Subject(env={}, python="python")
 @pytest.mark.parametrize(
     ("name", "finding"),
     [
-        (Name(name="a", found=("10.0.0.5",), own_addresses=("10.0.0.5",), usable=("10.0.0.5",)), None),
+        (Name(name="a", resolved=("10.0.0.5",), own_addresses=("10.0.0.5",), reachable_at=("10.0.0.5",)), None),
         (
-            Name(name="a", found=("127.0.1.1",), own_addresses=("127.0.1.1",)),
+            Name(name="a", resolved=("127.0.1.1",), own_addresses=("127.0.1.1",)),
             None,
         ),  # no other host can reach this one anyway
         (
-            Name(name="a", found=("127.0.1.1",), own_addresses=("127.0.1.1",), usable=("10.0.0.5",)),
+            Name(name="a", resolved=("127.0.1.1",), own_addresses=("127.0.1.1",), reachable_at=("10.0.0.5",)),
             ("note", "the name of this host, a, resolves to loopback: 127.0.1.1"),
         ),
         (
-            Name(name="a", found=("10.9.9.9",), usable=("10.0.0.5",)),
+            Name(name="a", resolved=("10.9.9.9",), reachable_at=("10.0.0.5",)),
             ("note", "the name of this host, a, resolves to the address of another one: 10.9.9.9"),
         ),
         (
@@ -45,7 +45,7 @@ HERE = Subject(env={}, python="python")
             ("note", "the name of this host, a, does not resolve: name or service not known"),
         ),
         (
-            Name(name="a", found=("::1",), own_addresses=("::1",), seconds=5.0),
+            Name(name="a", resolved=("::1",), own_addresses=("::1",), seconds=5.0),
             ("slow", "to look up the name of this host takes 5 s"),
         ),
     ],

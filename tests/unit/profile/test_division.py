@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.record.spans import beyond, common, length, union
+from ddplaunch.record.spans import difference, intersection, total_length, union
 from ddplaunch.system.console.tables import Look, written
 from ddplaunch.tools.profile.division import Division, Last, divide, join_collectives
 from ddplaunch.tools.profile.recorded import Collective, Recorded, Sample
@@ -48,9 +48,9 @@ def rank(number: int, *calls: Collective, **more: object) -> Recorded:
     ],
 )
 def test_spans_are_cut_where_others_begin_and_end(ours, others, both, rest):
-    assert common(ours, others) == both
-    assert beyond(ours, others) == rest
-    assert length(both) + length(rest) == length(ours)
+    assert intersection(ours, others) == both
+    assert difference(ours, others) == rest
+    assert total_length(both) + total_length(rest) == total_length(ours)
 
 
 def test_spans_that_touch_or_overlap_become_one():

@@ -96,9 +96,11 @@ def test_a_worker_that_ends_is_left_out(rank):
 
 def test_the_quickest_answer_tells_how_far_a_clock_is_ahead_and_how_wrong_that_may_be():
     before = [Ping(0, 5_000_900, 2_000), Ping(10_000, 5_010_050, 10_100), Ping(20_000, 5_029_000, 29_000)]
-    assert align(before, [Ping(90_000, 5_090_500, 91_000)], same=False) == Alignment(5_000_000, 50, steady=True)
-    assert align(before, [], same=True) == Alignment()
+    assert align(before, [Ping(90_000, 5_090_500, 91_000)], ranks_share_clock=False) == Alignment(
+        5_000_000, 50, steady=True
+    )
+    assert align(before, [], ranks_share_clock=True) == Alignment()
 
 
 def test_a_clock_that_is_elsewhere_afterwards_was_set():
-    assert not align([Ping(0, 50, 100)], [Ping(1_000, 60_001_050, 1_100)], same=False).steady
+    assert not align([Ping(0, 50, 100)], [Ping(1_000, 60_001_050, 1_100)], ranks_share_clock=False).steady

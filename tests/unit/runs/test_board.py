@@ -73,7 +73,7 @@ def test_the_selected_worker_stays_selected_and_in_sight_whatever_the_order() ->
     made.on_key("end")
     assert made.selected == 99
     assert shown(made)[-2].split()[0] == "99"
-    while "memory" not in made.sorted_by:
+    while "memory" not in made.sort_column.name:
         made.on_key(">")
     assert shown(made)[2].split()[0] == "99"  # the largest first
     made.on_key("r")
@@ -129,7 +129,7 @@ def test_what_the_gpus_do_is_shown_where_nvml_tells_and_can_be_sorted_by() -> No
     assert "gpu" not in shown(board(worker(0)))[1]
     made = board(worker(0, gpu=7, gpu_memory=1 << 30), worker(1, gpu=93, gpu_memory=70 << 30))
     assert "gpu gpu memory" in shown(made, 160)[1]
-    while made.sorted_by != "gpu":
+    while made.sort_column.name != "gpu":
         made.on_key(">")
     assert [line.split()[0] for line in shown(made, 160)[2:4]] == ["1", "0"]
     assert "93%     70 GiB" in shown(made, 160)[2]

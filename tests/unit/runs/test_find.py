@@ -235,7 +235,7 @@ def test_a_run_that_does_not_answer_has_the_name_of_its_place(place, name):
 @pytest.mark.parametrize("typed", ["train.py:main", "train.py", "main"])
 def test_a_function_is_found_by_its_file_and_by_its_name(typed):
     run = find.Known(run_id="k7qx", script="train.py:main")
-    assert choice.meant(typed, [run, find.Known(run_id="other", script="other.py")]) == [run]
+    assert choice.best_matches(typed, [run, find.Known(run_id="other", script="other.py")]) == [run]
 
 
 def test_a_job_that_stands_still_is_not_said_to_run():

@@ -12,7 +12,7 @@ from ddplaunch.record import folders, run_socket
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.requests import Run
 from ddplaunch.tools.runs import find
-from ddplaunch.tools.runs.choice import Typed, meant, several
+from ddplaunch.tools.runs.choice import Typed, best_matches, several
 from ddplaunch.tools.runs.client import RunReplies
 from ddplaunch.tools.runs.find import Known, heading, newest_first
 from tests.unit.builders import spec
@@ -59,15 +59,15 @@ RUNS = (K7QX, M3ZD, OLD, NAMED)
     ],
 )
 def test_a_run_is_meant_by_its_name_its_script_or_a_part_of_its_name(typed, found):
-    assert meant(typed, RUNS) == found
+    assert best_matches(typed, RUNS) == found
 
 
 def test_what_fits_as_a_whole_wins_over_what_fits_in_part():
     whole, script = run("train"), run("b", "train")
     begins = run("train-2", "x.py")
-    assert meant("train", [begins, script, whole]) == [whole]
-    assert meant("train", [begins, script]) == [script]
-    assert meant("train", [begins]) == [begins]
+    assert best_matches("train", [begins, script, whole]) == [whole]
+    assert best_matches("train", [begins, script]) == [script]
+    assert best_matches("train", [begins]) == [begins]
 
 
 def test_runs_that_could_be_meant_are_listed_with_script_and_age_the_newest_that_runs_first():
@@ -180,7 +180,7 @@ def test_the_script_and_the_begin_of_a_run_stand_in_its_events(tmp_path):
     [("/s/runs/k7qx", "/s/runs/k7qx"), ("/s/runs/k7qx/node-1", "/s/runs/k7qx"), ("/s/runs/node-1", "/s/runs/node-1")],
 )
 def test_the_folder_of_a_node_lies_in_that_of_the_run(folder, whole):
-    assert find.whole(folder) == whole
+    assert find.run_folder_of(folder) == whole
 
 
 # --- completion

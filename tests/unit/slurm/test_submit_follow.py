@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from ddplaunch.reach.slurm.scontrol import JobRecord, parse_jobs
-from ddplaunch.tools.submit.follow import FAILED, RETURN_TIME, Observation, end_of, forgotten, has_run, update
+from ddplaunch.tools.submit.follow import FAILED, RETURN_TIME, Observation, after_slurm_forgot, end_of, has_run, update
 
 
 def job(state: str, reason: str = "None", **fields: str) -> JobRecord:
@@ -122,10 +122,10 @@ def test_an_array_is_over_with_its_last_element_and_has_the_worst_status() -> No
 
 def test_a_job_that_slurm_has_forgotten_did_not_end_well_as_far_as_one_knows() -> None:
     _, observed = reported([job("RUNNING")])
-    observed = forgotten(observed)
+    observed = after_slurm_forgot(observed)
     assert (observed.is_over, observed.status) == (True, FAILED)
     _, observed = reported([element(1, "FAILED", ExitCode="5:0"), element(2, "RUNNING")])
-    assert forgotten(observed).status == 5
+    assert after_slurm_forgot(observed).status == 5
 
 
 def test_an_empty_answer_says_nothing() -> None:

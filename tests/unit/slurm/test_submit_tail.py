@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.tools.submit.output import Tail, before, whole
+from ddplaunch.tools.submit.output import Tail, length_of_whole_characters, tail_of_existing
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def test_a_file_that_begins_anew_is_shown_from_its_beginning(file: Path) -> None
 
 def test_what_was_there_before_the_job_is_not_its_output(file: Path) -> None:
     file.write_bytes(b"of another\n")
-    appended, truncated = before(str(file), append=True), before(str(file), append=False)
+    appended, truncated = tail_of_existing(str(file), append=True), tail_of_existing(str(file), append=False)
     assert (appended.read(), truncated.read()) == (b"", b"")
     with file.open("ab") as more:
         more.write(b"mine\n")
     assert appended.read() == b"mine\n"
     file.write_bytes(b"mine alone, and longer\n")
     assert truncated.read() == b"mine alone, and longer\n"
-    assert before(str(file.with_name("none")), append=True).read() == b""
+    assert tail_of_existing(str(file.with_name("none")), append=True).read() == b""
 
 
 def test_a_character_is_shown_whole(file: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_is_no_file_gives_nothing(file: Path, kind: str) -> None:
 @given(st.text(), st.integers(0, 40))
 def test_text_is_cut_between_characters(text: str, at: int) -> None:
     data = text.encode()[:at]
-    end = whole(data)
+    end = length_of_whole_characters(data)
     data[:end].decode()  # no error
     assert len(data) - end < 4
     assert not any(data[end:].startswith(character.encode()) for character in text)
@@ -90,5 +90,5 @@ def test_text_is_cut_between_characters(text: str, at: int) -> None:
 
 @given(st.binary())
 def test_of_any_bytes_at_most_the_beginning_of_a_character_is_held_back(data: bytes) -> None:
-    held = data[whole(data) :]
+    held = data[length_of_whole_characters(data) :]
     assert not held or (held[0] >= 0xC0 and len(held) < 4)

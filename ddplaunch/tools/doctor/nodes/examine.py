@@ -42,15 +42,16 @@ from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes
 
 _MODULE = "ddplaunch.tools.doctor.nodes.host"
 # seconds for a node to do what is requested
-_START, _START_EACH = 20.0, 0.05  # and for each node: a login may take 10, and of many hosts 64 start at once
-_FACTS = 8.0  # with 64 simulated nodes on two processors it takes 2
-_CHECKS = 20.0  # the checks of one machine end within 10 by themselves
-_QUICK = 5.0  # for what takes milliseconds
-_MEASURE = 8.0  # a way on which everything is lost takes 7
+# and for each node more: a login may take 10, and of many hosts 64 start at once
+_START_WITHIN, _START_WITHIN_EACH = 20.0, 0.05
+_FACTS_WITHIN = 8.0  # with 64 simulated nodes on two processors it takes 2
+_CHECKS_WITHIN = 20.0  # the checks of one machine end within 10 by themselves
+_QUICK_WITHIN = 5.0  # for what takes milliseconds
+_MEASURE_WITHIN = 8.0  # a way on which everything is lost takes 7
 _CLOCK_ROUNDS = 3  # the quickest answer tells most about a clock
 _DOUBTFUL_ROUNDS = 2  # see `doubtful`
 # seconds in which data are sent; most networks are at full speed after a few ms, and this machine's speed says nothing
-_SEND, _SEND_HERE = 0.15, 0.01
+_SEND_SECONDS, _SEND_SECONDS_HERE = 0.15, 0.01
 
 R = TypeVar("R", bound=messages.Reply)
 
@@ -64,7 +65,7 @@ def examine_nodes(
         LaunchError: this node should listen for others, and cannot.
     """
     variables: Mapping[str, str]
-    named = _with_hosts(allocation)
+    named = _with_hosts(allocation)  # with a name for each node
     if allocation.start:
         agents, variables = _agents(spec, env, allocation)
     else:  # somebody else has started the doctor on all nodes: the others will join
@@ -74,14 +75,13 @@ def examine_nodes(
         nodes = Nodes(loop, agents, starter=allocation.starter, python=python, env=variables)
         stack.callback(nodes.close)
         if allocation.rendezvous is not None:
-            gathering = joined.Gathering(loop, spec, env, allocation, nodes.name)
+            gathering = joined.Gathering(loop, spec, env, allocation, nodes)
             stack.callback(gathering.close)
-            gathering.expect(nodes.joining)
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
-    nodes_name_themselves = allocation.rendezvous is not None and len(allocation.hosts) != len(named.start)
-    if not nodes_name_themselves:
+    cluster_names_nodes = len(allocation.hosts) == len(named.start)  # else, of nodes that join, each says its own name
+    if allocation.rendezvous is None or cluster_names_nodes:
         return report, [named.start[node] for node in good]
-    # such a name may be another host's, and later jobs would run there: the address from which the node has joined is safe
+    # its own name may be another host's, and later jobs would run there: the address from which the node has joined is safe
     addresses = {node: one.address for node, one in nodes.joining.items()}
     return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
 
@@ -156,20 +156,20 @@ class _Examination:
     def run(self) -> tuple[NodesReport, list[int]]:
         """Ask for everything, one after the other, and judge it all in the end; return the report and the ranks of good nodes."""
         self._start()
-        self._end_check("nodes")
+        self._note_end_of("nodes")
         facts = self._ask_facts()
-        self._end_check("versions")
+        self._note_end_of("versions")
         posted = self._post_examine()
         clocks = self._ask_clocks()
-        self._end_check("clocks")
+        self._note_end_of("clocks")
         shared = self._ask_shared()
-        self._end_check("files")
+        self._note_end_of("files")
         # the checks of a machine would slow down what it measures, unless all share one, where the speed tells nothing
         examined = {} if self._share_machine else self._wait_for_examined(posted)
         met = self._ask_met(facts)
-        self._end_check("names")
+        self._note_end_of("names")
         ways = self._measure(facts)
-        self._end_check("network")
+        self._note_end_of("network")
         if self._share_machine:
             examined = self._wait_for_examined(posted)
         replies = _Replies(facts=facts, clocks=clocks, shared=shared, met=met, ways=ways, examined=examined)
@@ -186,7 +186,7 @@ class _Examination:
             self._nodes.start(min(self._spec.rdzv_timeout, joined.WITHIN))
             self._names = self._nodes.names
         else:
-            self._nodes.start(_START + _START_EACH * len(self._names))
+            self._nodes.start(_START_WITHIN + _START_WITHIN_EACH * len(self._names))
 
     def _judge(self, replies: _Replies) -> list[Concern]:
         """Return all that is wrong with nodes, between them, and on the machine of each."""
@@ -196,8 +196,9 @@ class _Examination:
         name = self._name_of_first()
         # it was typed, as by --master-addr, so that workers get this name
         is_needed = self._allocation.endpoint.address == name
+        least, _most = self._allocation.nnodes
         return [
-            *agreement.judge_lost(names, self._nodes.lost, self._allocation.nnodes[0]),
+            *agreement.judge_lost(names, self._nodes.lost, least),
             *self._failed,
             *agreement.judge_facts(names, replies.facts),
             *agreement.judge_folders(names, replies.shared),
@@ -223,7 +224,7 @@ class _Examination:
         listed = self._names[0] if rendezvous is None else rendezvous.addresses[0]
         return self._allocation.endpoint.address or listed
 
-    def _end_check(self, check: str) -> None:
+    def _note_end_of(self, check: str) -> None:
         """Note when all that this check needs has been asked."""
         self._seconds[check] = time.monotonic() - self._began
 
@@ -243,7 +244,7 @@ class _Examination:
     def _ask_facts(self) -> dict[int, messages.Facts]:
         """Have each node say what it is, and listen for the others."""
         introduce = messages.Introduce(self._ports())
-        facts = self._ask(messages.Facts, "nodes", dict.fromkeys(self._nodes.alive, introduce), _FACTS)
+        facts = self._ask(messages.Facts, "nodes", dict.fromkeys(self._nodes.alive, introduce), _FACTS_WITHIN)
         return self._as_connected(facts)
 
     def _wait_for_examined(self, posted: Batch) -> dict[int, messages.Examined]:
@@ -265,13 +266,13 @@ class _Examination:
             # the job of two workers would be late beside all that starts here
             others = ",".join(check.id for check in ALL_CHECKS if check.id != "all-reduce")
             chosen, only = chosen[:1], only or others
-        return self._nodes.post(dict.fromkeys(chosen, messages.Examine(only)), _CHECKS)
+        return self._nodes.post(dict.fromkeys(chosen, messages.Examine(only)), _CHECKS_WITHIN)
 
     def _ask_clocks(self) -> dict[int, Clock]:
         """Ask each node a few times what time it is; return the most certain reading of each clock."""
         clocks: dict[int, Clock] = {}
         for _ in range(_CLOCK_ROUNDS):
-            batch = self._nodes.post(dict.fromkeys(self._nodes.alive, messages.TellTime()), _QUICK)
+            batch = self._nodes.post(dict.fromkeys(self._nodes.alive, messages.TellTime()), _QUICK_WITHIN)
             for node, reply in self._nodes.wait(batch).items():
                 if isinstance(reply, messages.Time):
                     now = agreement.clock_of(batch.sent_at, reply.seconds, batch.came_at[node])
@@ -282,12 +283,14 @@ class _Examination:
         """Have node 0 make a file, and the others look for it; return where each node sees the file."""
         if self._share_machine or 0 not in self._nodes.alive:
             return {}
-        made = self._ask(messages.Shared, "files", {0: messages.HandleFile("make")}, _QUICK)
+        made = self._ask(messages.Shared, "files", {0: messages.HandleFile("make")}, _QUICK_WITHIN)
         if not made:
             return {}
         look = messages.HandleFile("look", made[0].digits)
-        seen = self._ask(messages.Shared, "files", {node: look for node in self._nodes.alive if node != 0}, _QUICK)
-        self._ask(messages.Shared, "files", {0: messages.HandleFile("remove")}, _QUICK)
+        seen = self._ask(
+            messages.Shared, "files", {node: look for node in self._nodes.alive if node != 0}, _QUICK_WITHIN
+        )
+        self._ask(messages.Shared, "files", {0: messages.HandleFile("remove")}, _QUICK_WITHIN)
         return made | seen
 
     def _ask_met(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
@@ -295,7 +298,7 @@ class _Examination:
         if self._share_machine or 0 not in facts or is_numeric(self._name_of_first()):
             return {}
         others = {node: messages.Meet(facts[0].port) for node in facts if node != 0}
-        return self._ask(messages.Met, "names", others, _QUICK)
+        return self._ask(messages.Met, "names", others, _QUICK_WITHIN)
 
     def _measure(self, facts: Mapping[int, messages.Facts]) -> network.Ways:
         """Have pairs of nodes measure the ways between them, round by round, then the doubtful ones again."""
@@ -314,14 +317,14 @@ class _Examination:
 
         One direction will do on one machine, where both take the same way.
         """
-        seconds = _SEND_HERE if self._share_machine else _SEND
+        seconds = _SEND_SECONDS_HERE if self._share_machine else _SEND_SECONDS
         back = [] if self._share_machine else [(there, here) for here, there in pairs]
         for directions in (pairs, back):
             requests = {}
             for here, there in directions:
                 target = facts[there]
                 requests[here] = messages.Measure(there, target.addresses, (target.port, *target.ports), seconds)
-            for here, reply in self._nodes.ask(requests, _MEASURE).items():
+            for here, reply in self._nodes.ask(requests, _MEASURE_WITHIN).items():
                 there = requests[here].node_rank
                 if isinstance(reply, messages.Way):
                     way = reply

@@ -1,6 +1,6 @@
-"""The program that examines a node for the doctor: `python -m ddplaunch.tools.doctor.nodes.host`, started there as an agent is.
+"""The program that examines a node for the doctor: `python -m ddplaunch.tools.doctor.nodes.host`, with the order of an agent.
 
-It gets an agent's order, then requests, each of which a child answers within its time: what hangs there hangs nothing here.
+It gets the order (the job), then requests, each of which a child answers within its time: what hangs there hangs nothing here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Examinee:
     ) -> None:
         """Prepare; `send` sends an answer to the doctor.
 
-        Of the ports that the doctor names, only those of `may_listen` are listened at; None: all of them.
+        Of the ports at which the doctor asks this node to listen, it listens at those in `may_listen` alone; None: at all.
         """
         self._loop = loop
         self._order = order
@@ -61,7 +61,7 @@ class Examinee:
         """Have a child answer a request; say that there is no answer if the child does not end in time.
 
         Raises:
-            Malformed: it is none, or not one that the doctor sends to this node now.
+            Malformed: the data are no request, or not one that the doctor sends to this node now.
         """
         asked = messages.asked(data)
         assert isinstance(asked, messages.Asked)
@@ -71,10 +71,11 @@ class Examinee:
             return
         if self._unanswered == _MOST_UNANSWERED:
             raise Malformed("asks too much at once")
-        find_answer = partial(_in_words, self._answering(request))
-        too_late: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
+        find_answer = partial(_answer_or_error, self._answering(request))
+        if_late: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
         self._unanswered += 1
-        pending = self._loop.ask(find_answer, too_late, partial(self._on_answer, asked.number), within=asked.within)
+        on_answer = partial(self._on_answer, asked.number)
+        pending = self._loop.ask(find_answer, otherwise=if_late, answered=on_answer, within=asked.within)
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
         self._loop.timer(self._loop.now() + asked.within + _MARGIN, pending.give_up)
 
@@ -113,18 +114,19 @@ class Examinee:
         self._send(messages.encode(messages.Answered(number, reply)))
 
     def _listen(self, request: messages.Introduce) -> tuple[int, tuple[int, ...]]:
-        """Listen on a port that the kernel chooses, and on those of the request that may be and are free; return the ports.
+        """Listen on a port that the kernel chooses, and on the request's ports, as far as allowed and free; return both.
 
         A child of its own serves them from then on, until the loop is closed.
         """
         listeners = [measure.listen()]
         for port in request.ports:
-            if self._may_listen is None or port in self._may_listen:
+            is_allowed = self._may_listen is None or port in self._may_listen
+            if is_allowed:
                 with suppress(OSError):  # taken by a program, at which others will find out whether the port is open
                     listeners.append(measure.listen(port))
         chosen_by_kernel, *ports = (listener.getsockname()[1] for listener in listeners)
         serve = partial(_serve, len(listeners), self._order.token, self._order.node_rank)
-        self._loop.ask(serve, None, descriptors=tuple(listener.fileno() for listener in listeners))
+        self._loop.ask(serve, otherwise=None, descriptors=tuple(listener.fileno() for listener in listeners))
         for listener in listeners:
             listener.close()  # in this process
         self._is_listening = True
@@ -136,7 +138,7 @@ def _serve(listeners: int, token: str, node_rank: int) -> None:
     measure.serve([socket.socket(fileno=FIRST + index) for index in range(listeners)], token, node_rank)
 
 
-def _in_words(find_answer: Callable[[], messages.Reply]) -> messages.Reply:
+def _answer_or_error(find_answer: Callable[[], messages.Reply]) -> messages.Reply:
     """Answer, in the child; an error is an answer too, and says what it is."""
     try:
         return find_answer()

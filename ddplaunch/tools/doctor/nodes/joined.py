@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Annotated, Protocol
@@ -36,14 +36,14 @@ from ddplaunch.system.loop.loop import Loop, Timer
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.net.port import listen
 from ddplaunch.system.net.resolver import look_up
-from ddplaunch.system.process.apart import waiting
+from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.words import duration, some
 from ddplaunch.tools.doctor.nodes.host import Examinee
 
 WITHIN = 60.0  # seconds in which all nodes have to be there, unless --rdzv-timeout says less
-_IDLE = 300.0  # seconds without a question; with thousands of nodes a round of measurements may take that long
+_IDLE_LIMIT = 300.0  # seconds without a question; with thousands of nodes a round of measurements may take that long
 _MOST_SILENT = 256  # connections that have proved the key and not said hello
-_UNCONFIRMED = 60.0  # seconds without a confirmed packet after which the kernel gives a connection up
+_UNCONFIRMED_LIMIT = 60.0  # seconds without a confirmed packet after which the kernel gives a connection up
 
 
 class _Hello(Struct, frozen=True):
@@ -64,7 +64,8 @@ def rank_of(allocation: Allocation) -> int | None:
 
 def number_of(allocation: Allocation) -> int:
     """Return how many nodes the job has."""
-    return allocation.nnodes[1] if allocation.task is None else allocation.task.nnodes
+    _least, most = allocation.nnodes
+    return most if allocation.task is None else allocation.task.nnodes
 
 
 def is_first_here(allocation: Allocation) -> bool:
@@ -78,8 +79,8 @@ def is_coordinator(rendezvous: Rendezvous) -> bool:
         return rendezvous.coordinator
     from ddplaunch.system.net.addresses import is_own  # few jobs need it
 
-    with waiting():
-        targets = look_up(rendezvous.addresses[0], lambda: None).targets
+    with disk_watch_paused():
+        targets = look_up(rendezvous.addresses[0], slow=lambda: None).targets  # nothing is said of a slow lookup
     return any(is_own(str(sockaddr[0])) for _, sockaddr in targets)
 
 
@@ -87,7 +88,7 @@ def is_coordinator(rendezvous: Rendezvous) -> bool:
 
 
 class Doctor(Protocol):
-    """Who is told of a node that has joined: `Nodes`."""
+    """Who is told of nodes that have joined: `Nodes`."""
 
     def connected(self, host: JoinedNode, protocol: int, version: str) -> None:
         """Handle that the node is there."""
@@ -97,6 +98,13 @@ class Doctor(Protocol):
 
     def disconnected(self, host: JoinedNode) -> None:
         """Handle the end of the connection."""
+
+    @property
+    def joining(self) -> Mapping[int, JoinedNode]:
+        """The nodes that somebody else starts, by rank."""
+
+    def note_name(self, rank: int, name: str) -> None:
+        """Note what a node calls itself."""
 
 
 class JoinedNode:
@@ -160,33 +168,29 @@ class Gathering:
         spec: JobSpec,
         env: Mapping[str, str],
         allocation: Allocation,
-        on_name: Callable[[int, str], None],
+        doctor: Doctor,
     ) -> None:
-        """Listen; `on_name` gets the rank of each node and what it calls itself, unless the cluster names it.
+        """Listen for the nodes that join; the doctor gets the name of each, unless the cluster names them.
 
         Raises:
             LaunchError: no port is free.
         """
         rendezvous = allocation.rendezvous
         assert rendezvous is not None
-        self._on_name = on_name
+        self._doctor = doctor
         self._cluster_names_nodes = len(allocation.hosts) == number_of(allocation)
-        self._missing: dict[int, JoinedNode] = {}  # nodes that have not connected yet, by rank
+        self._missing = dict(doctor.joining)  # nodes that have not connected yet, by rank
         self._listener = Listener(
             loop,
             listen(rendezvous.listen, rendezvous.ports),
             _key(spec, env, allocation),
             opened=self._on_opened,
             refused=self._report_refusal,
-            user_timeout=_UNCONFIRMED,
+            user_timeout=_UNCONFIRMED_LIMIT,
         )
         self._loop = loop
         self._silent: dict[Peer, Timer] = {}  # connections without a hello, the oldest first, and when they are closed
         self._refusals = 0  # that were reported
-
-    def expect(self, nodes: Mapping[int, JoinedNode]) -> None:
-        """Wait for the nodes of these ranks."""
-        self._missing = dict(nodes)
 
     def _report_refusal(self, who: str, why: str) -> None:
         """Say who was refused, and why, for the first few: without a token anybody may come."""
@@ -218,7 +222,7 @@ class Gathering:
             peer.close()
             return
         if not self._cluster_names_nodes:
-            self._on_name(rank, hello.host)
+            self._doctor.note_name(rank, hello.host)
         node.adopt(peer, hello.ddplaunch)
 
     def _dismiss(self, peer: Peer) -> None:
@@ -251,8 +255,9 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
 
 def _targets(rendezvous: Rendezvous) -> list[Target]:
     """Return all sockets at which node 0 may listen: each address of each of its names, at each port; raise if there is none."""
-    with waiting():
-        answers = [look_up(name, lambda: None) for name in rendezvous.addresses]
+    with disk_watch_paused():
+        # nothing is said of a slow lookup
+        answers = [look_up(name, slow=lambda: None) for name in rendezvous.addresses]
     targets = []
     for family, sockaddr in (target for answer in answers for target in answer.targets):
         address, _no_port, *scope = sockaddr  # of IPv6 also flow label and interface
@@ -274,12 +279,12 @@ def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, st
         loop,
         _key(spec, env, allocation),
         opened=peers.append,
-        refused=reasons.__setitem__,
-        user_timeout=_UNCONFIRMED,
+        refused=reasons.__setitem__,  # called with a target and why it is not node 0
+        user_timeout=_UNCONFIRMED_LIMIT,
     )
     dialer.set_targets(targets)
     until = loop.now() + min(spec.rdzv_timeout, WITHIN)
-    wake = loop.timer(until, lambda: None)
+    wake = loop.timer(until, lambda: None)  # only ends the loop's sleep
     while not peers and loop.now() < until:
         loop.run_once()
     wake.cancel()
@@ -295,10 +300,10 @@ def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, st
 
 
 class _Answering:
-    """On another node: answers node 0. First it sends this node's order, then requests; it closes the connection at the end."""
+    """On another node: answers node 0, which sends an order (the job, as for an agent), then requests, and closes at the end."""
 
     def __init__(self, loop: Loop, peer: Peer, spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> None:
-        """Say hello."""
+        """Say hello to node 0 over `peer`, on which both sides have proved that they know the secret of the job."""
         self._loop = loop
         self._peer = peer
         self._spec = spec
@@ -307,8 +312,8 @@ class _Answering:
         self._examinee: Examinee | None = None  # until the order has come
         self._has_ended = False
         self._fault = ""  # why this node answers no more: what claims to be node 0 is none, or is silent
-        self._idle = loop.timer(loop.now() + _IDLE, self._on_idle)
-        peer.admit()  # take long messages, too: it has proved the key
+        self._idle = loop.timer(loop.now() + _IDLE_LIMIT, self._on_idle)
+        peer.admit()  # take long messages, too
         peer.received, peer.closed = self._on_message, self._on_closed
         hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
         peer.send(msgspec.json.encode(hello))
@@ -332,20 +337,21 @@ class _Answering:
 
     def _on_message(self, data: bytes) -> None:
         """Take the order, which comes first, and then answer requests. Called by the peer."""
-        self._idle.set(self._loop.now() + _IDLE)
+        self._idle.set(self._loop.now() + _IDLE_LIMIT)
         try:
             if self._examinee is not None:
                 self._examinee.on_request(data)
                 return
             order = _own_order(order_in(data), self._spec, self._env, self._allocation)
-            typed_port = self._allocation.endpoint.port  # node 0 may have this node listen at no other
+            # whatever ports node 0 asks for, this node listens at the one that was typed here only
+            typed_port = self._allocation.endpoint.port
             may_listen = () if typed_port is None else (typed_port,)
             self._examinee = Examinee(self._loop, order, self._peer.send, may_listen=may_listen)
         except Malformed as error:
             self._set_fault(f"what it asks is refused: {error}")
 
     def _on_idle(self) -> None:
-        self._set_fault(f"it has asked nothing for {duration(_IDLE)}")
+        self._set_fault(f"it has asked nothing for {duration(_IDLE_LIMIT)}")
 
     def _on_closed(self, _reason: str) -> None:
         self._has_ended = True

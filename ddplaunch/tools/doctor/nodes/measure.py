@@ -29,10 +29,10 @@ PINGS = 21  # an odd number has a median
 _PARTS = 6  # in which the time of sending is divided; the best of them is the speed
 _FEW_PACKETS = 1000  # 1.5 MB; of fewer even a lossy link may lose none, which says nothing
 _MOST_CLIENTS = 512  # one node measures one other at a time, at all addresses and ports of that at once
-_SILENCE = 5.0  # seconds after which a client is dropped
+_SILENCE_LIMIT = 5.0  # seconds after which a client is dropped
 _BLOCK = 1 << 18  # bytes
-_SEED, _PROOF = 16, 32  # bytes
-_CLIENT = -1  # in the proof of a client, in place of a node rank
+_SEED_SIZE, _PROOF_SIZE = 16, 32  # bytes
+_RANK_OF_CLIENT = -1  # in the proof of a client, in place of a node rank
 _IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
 _TCP_INFO_SIZE, _TOTAL_RETRANS, _BYTES_ACKED, _DATA_SEGS_OUT = 160, 100, 120, 156  # offsets in linux/tcp.h
 
@@ -84,11 +84,11 @@ def serve(listeners: Sequence[socket.socket], token: str, node_rank: int) -> Non
 def _serve_client(client: socket.socket, token: str, node_rank: int) -> None:
     """Prove to a client that this is the node, echo its pings, and read the data that it sends; a stranger gets nothing."""
     with closing(client), suppress(OSError):
-        client.settimeout(_SILENCE)
+        client.settimeout(_SILENCE_LIMIT)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hello = _receive(client, _SEED + _PROOF)
-        seed, proof = hello[:_SEED], hello[_SEED:]
-        if not hmac.compare_digest(proof, _proof(token, seed, _CLIENT)):
+        hello = _receive(client, _SEED_SIZE + _PROOF_SIZE)
+        seed, proof = hello[:_SEED_SIZE], hello[_SEED_SIZE:]
+        if not hmac.compare_digest(proof, _proof(token, seed, _RANK_OF_CLIENT)):
             return
         client.sendall(_proof(token, seed, node_rank))
         for _ in range(PINGS):
@@ -113,7 +113,7 @@ def _receive(sock: socket.socket, length: int) -> bytes:
 
 
 def _proof(token: str, seed: bytes, node_rank: int) -> bytes:
-    """Return what proves that the sender knows the token: for a server with the rank of its node, for a client `_CLIENT`."""
+    """Return what proves that the sender knows the token, a server with its node rank, a client with `_RANK_OF_CLIENT`."""
     return hmac.digest(token.encode(), b"ddplaunch doctor %d %s" % (node_rank, seed), hashlib.sha256)
 
 
@@ -188,11 +188,11 @@ class _Attempt:
 
     def has_proved(self, expected: bytes) -> bool:
         """Read what has come; return whether the proof is whole. Raise OSError if the connection leads to something else."""
-        data = self.sock.recv(_PROOF - len(self._received))
+        data = self.sock.recv(_PROOF_SIZE - len(self._received))
         self._received += data
         if self._received == expected:
             return True
-        if not data or len(self._received) == _PROOF:
+        if not data or len(self._received) == _PROOF_SIZE:
             raise ConnectionError("something else answers there")
         return False
 
@@ -203,8 +203,8 @@ def connect(
     """Connect to all addresses at once; return the sockets whose server has proved to be the node, and why the others failed."""
     answered: dict[Address, socket.socket] = {}
     errors: dict[Address, str] = {}
-    seed = os.urandom(_SEED)
-    hello, expected = seed + _proof(token, seed, _CLIENT), _proof(token, seed, node_rank)
+    seed = os.urandom(_SEED_SIZE)
+    hello, expected = seed + _proof(token, seed, _RANK_OF_CLIENT), _proof(token, seed, node_rank)
     until = time.monotonic() + CONNECT_TIMEOUT
 
     def drop(attempt: _Attempt, why: str) -> None:
@@ -220,8 +220,8 @@ def connect(
                 errors[target] = line(why_failed(error))
             else:
                 selector.register(attempt.sock, selectors.EVENT_WRITE, attempt)
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while selector.get_map() and (remaining := until - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining):
                 attempt = key.data
                 try:
                     if not attempt.is_greeted:

@@ -29,7 +29,7 @@ _LEAST_SPEED = 100e6
 # Small collectives wait for round trips; the second figure is more than what a busy processor adds to them.
 _LATE_FACTOR, _LATE_BY = 3.0, 0.0005  # times the usual, and seconds more
 _MOST_LATENCY = 0.005  # seconds, which light needs for 500 km and back: these nodes are not in one place
-_LOSSY = 0.01  # at 1 % TCP falls below 200 MB/s (Mathis et al. 1997: 1448 bytes / 0.1 ms * 1.22 / sqrt(0.01))
+_LOSSY_SHARE = 0.01  # at 1 % TCP falls below 200 MB/s (Mathis et al. 1997: 1448 bytes / 0.1 ms * 1.22 / sqrt(0.01))
 EPHEMERAL = "the ports that the kernel chooses"
 
 
@@ -54,9 +54,9 @@ def halves(nodes: Sequence[int]) -> list[list[Pair]]:
     rounds: list[list[Pair]] = []
     groups = [list(nodes)]
     while groups := [group for group in groups if len(group) > 1]:
-        middles = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in groups]
-        rounds.append([pair_of(*pair) for lower, upper in middles for pair in zip(lower, upper, strict=False)])
-        groups = [half for both in middles for half in both]
+        split = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in groups]
+        rounds.append([pair_of(*pair) for lower, upper in split for pair in zip(lower, upper, strict=False)])
+        groups = [half for both_halves in split for half in both_halves]
     return rounds
 
 
@@ -141,7 +141,7 @@ def why_slow(way: Way, expected: Usual) -> str:
         reasons.append(f"{_speed(way.speed)}, usual here are {_speed(expected.speed)}")
     if way.latency > min(tolerated, _MOST_LATENCY):
         reasons.append(f"{_time(way.latency)} for a round trip, usual here are {_time(expected.latency)}")
-    if way.resent is not None and way.resent > _LOSSY:
+    if way.resent is not None and way.resent > _LOSSY_SHARE:
         reasons.append(f"{way.resent:.1%} of the packets were lost on the way")
     return "; ".join(reasons)
 
@@ -240,7 +240,7 @@ def _attribute(
     nodes = {node for direction in measured for node in direction}
 
     def concern(title: str, about: Collection[int], directions: Collection[Direction], *, is_link: bool) -> Concern:
-        """Return the finding about these nodes, with the ways that show it as evidence."""
+        """Return the finding that these nodes, named in the title, have the fault; its evidence are some of these directions."""
         shown = [f"{names[here]} to {names[there]}: {faulty[here, there]}" for here, there in sorted(directions)]
         more = [f"and {len(shown) - _MOST_SHOWN} more ways"] if len(shown) > _MOST_SHOWN else []
         finding = Finding(

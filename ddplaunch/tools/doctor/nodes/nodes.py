@@ -24,14 +24,14 @@ from ddplaunch.tools.doctor.nodes import messages
 from ddplaunch.tools.doctor.nodes.joined import JoinedNode
 from ddplaunch.tools.doctor.nodes.messages import Asked, Reply, Request
 
-_ON_THE_WAY = 2.0  # seconds for an answer to arrive, beyond those that the node has for it
-_END = 2.0  # seconds in which the programs on the nodes have to end
+_TRAVEL_TIME = 2.0  # seconds for an answer to arrive, beyond those that the node has for it
+_END_WITHIN = 2.0  # seconds in which the programs on the nodes have to end
 _STOPPED_ANSWERING = HostError(
     "it has stopped answering", "is it stopped, overloaded, or its network cut? `ssh {host}`"
 )
 
 
-def _absent(within: float) -> HostError:
+def _not_joined(within: float) -> HostError:
     hint = "start the doctor on each node, with the same options. `ddplaunch doctor --standalone` examines one machine alone"
     return HostError(f"it has not joined within {within:g} s", hint)
 
@@ -64,7 +64,7 @@ class Nodes:
         ]
         called = [host for host in self._hosts if isinstance(host, HostConnection)]
         open_files_before = raise_open_files()  # what ssh and the nodes get
-        self._calls = Calls(loop, called, env, open_files_before, may_call=lambda: True)
+        self._calls = Calls(loop, called, env, open_files_before, may_call=lambda: True)  # nothing holds calls back
         self.names = [agent.host for agent in agents]  # by node rank
         self._request_numbers = count(1)
         self._batches: list[Batch] = []  # that are waited for
@@ -78,7 +78,7 @@ class Nodes:
         ]
 
     def start(self, within: float) -> None:
-        """Start the programs, and wait until each is connected or lost."""
+        """Start the programs, and wait until each is connected, or lost because it is not `within` so many seconds."""
         self._calls.make_next()
         starting = (HostPhase.WAITING, HostPhase.STARTING)
 
@@ -92,20 +92,20 @@ class Nodes:
         for host in self._hosts:
             if host.phase in starting:
                 is_started_by_us = bool(host.agent.argv)
-                self._lose(host, diagnose.not_started(within) if is_started_by_us else _absent(within))
+                self._lose(host, diagnose.not_started(within) if is_started_by_us else _not_joined(within))
 
     @property
     def joining(self) -> dict[int, JoinedNode]:
         """The nodes that somebody else starts, by rank."""
         return {rank: host for rank, host in enumerate(self._hosts) if isinstance(host, JoinedNode)}
 
-    def name(self, rank: int, name: str) -> None:
+    def note_name(self, rank: int, name: str) -> None:
         """Note what a node calls itself; of several with one name each gets its rank too."""
         self.names[rank] = f"{name}:{rank}" if name in self.names else name
 
     def _run(self, is_done: Callable[[], bool], until: float) -> None:
         """Run the loop until something is done, or its clock shows `until`."""
-        wake = self._loop.timer(until, lambda: None)
+        wake = self._loop.timer(until, lambda: None)  # only ends the loop's sleep
         while not is_done() and self._loop.now() < until:
             self._loop.run_once()
         wake.cancel()
@@ -114,7 +114,7 @@ class Nodes:
 
     def post(self, requests: Mapping[int, Request], within: float) -> Batch:
         """Send each node its request, by node rank, to be answered `within` so many seconds; `wait` returns the replies."""
-        batch = Batch(sent_at=time(), until=self._loop.now() + within + _ON_THE_WAY)
+        batch = Batch(sent_at=time(), until=self._loop.now() + within + _TRAVEL_TIME)
         for rank in self.alive:
             if rank in requests:
                 number = next(self._request_numbers)
@@ -148,15 +148,15 @@ class Nodes:
         for host in self._hosts:
             host.close_stdin()
         is_closed = lambda: all(host.phase in (HostPhase.CLOSED, HostPhase.WAITING) for host in self._hosts)  # noqa: E731
-        self._run(is_closed, self._loop.now() + _END)
+        self._run(is_closed, self._loop.now() + _END_WITHIN)
         for host in self._hosts:
             host.kill()
-        self._run(is_closed, self._loop.now() + _END)
+        self._run(is_closed, self._loop.now() + _END_WITHIN)
 
     # --- what connections report
 
     def connected(self, host: HostConnection | JoinedNode, protocol: int, version: str) -> None:
-        """Send a node its order."""
+        """Send a node its order (what it runs the job with), unless it has another ddplaunch. Called by connections."""
         if protocol != PROTOCOL or version != __version__:
             self._lose(host, diagnose.other_version(version))
         else:
@@ -167,7 +167,7 @@ class Nodes:
         """Put a reply into the batch that waits for it; one that comes too late is dropped. Called by connections.
 
         Raises:
-            FrameError: it is none.
+            FrameError: the data are no reply.
         """
         try:
             answered = messages.answered(data)
@@ -179,15 +179,16 @@ class Nodes:
                 batch.replies[rank], batch.came_at[rank] = answered.reply, time()
 
     def disconnected(self, host: HostConnection | JoinedNode) -> None:
-        """Find out why a node is gone, and try it again if another call may reach it."""
+        """Find out why a node is gone, and call it again if that may help, else lose it. Called by connections."""
         if isinstance(host, JoinedNode):
             self._lose(host, HostError(f"lost: {host.fault}"))
             return
         error = diagnose.of_host(self._starter, self._python, host)
         is_lost = host.agent.node_rank in self.lost
-        if is_lost or not error.may_be_reached_later or not self._calls.repeat(host):
+        is_called_again = not is_lost and error.may_be_reached_later and self._calls.repeat(host)
+        if not is_called_again:
             self._lose(host, error)
-        self._calls.make_next()
+        self._calls.make_next()  # of the hosts that wait, because only so many are called at once
 
     def output_received(self, host: HostConnection | JoinedNode, stream: bytes, data: bytes) -> None:
         """Drop output, which these programs have none of."""
