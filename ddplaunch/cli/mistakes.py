@@ -252,7 +252,9 @@ def _if_command(line: Line) -> LaunchError | None:
         words = [word for word in rest[:at] if not PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *line.before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
-    names_file_next = "." in "".join(rest[:1])
+    names_file_next = "." in "".join(
+        rest[:1]
+    )  # then a job was meant, for which `_for_missing_script` has a better hint
     if target in _SERVES_INSTEAD and not names_file_next:
         return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES_INSTEAD[target])
     if re.match(r"\w+://", target):

@@ -51,7 +51,7 @@ class StopRequests:
         A stop lasts `lasts` seconds: a signal that comes later begins another one.
         """
         # the kernel, the shell and systemd each send SIGHUP when a terminal is closed
-        self._sent_again = sent_again | {SIGHUP}
+        self._sent_by_schedulers = sent_again | {SIGHUP}
         self._lasts = lasts
         self.first = 0  # the signal that asked for the stop; 0: none has
         self._first_at = -inf  # monotonic seconds, as all times here
@@ -73,7 +73,7 @@ class StopRequests:
             self._passed_on.add(signum)
         else:
             meaning = self._judge_request(signum, at, typed)
-            if signum not in self._sent_again:
+            if signum not in self._sent_by_schedulers:
                 self._requests += 1
         self._times[signum], self._latest = at, signum
         return meaning
@@ -99,7 +99,7 @@ class StopRequests:
         is_typed_again = before is not None and typed is not Typed.NO
         if is_typed_again:
             return Meaning.INSISTS
-        if signum in self._sent_again:
+        if signum in self._sent_by_schedulers:
             return Meaning.SAME
         # of all signals, or of this one: it was sent, was passed on, and comes again
         is_third = self._requests >= 2 or signum in self._passed_on

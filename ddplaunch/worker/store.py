@@ -81,7 +81,9 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
         if not is_server and not is_of_torch:  # a client that the program makes itself
             host()
         elif not is_server and is_on_node_0 and is_at_address:
-            given = wait_for_rank_0(given)
+            given = wait_for_rank_0(
+                given
+            )  # connecting too early would cost torch a pause; the timeout becomes what is left
         try:
             construct(self, **given)
         except RuntimeError as error:

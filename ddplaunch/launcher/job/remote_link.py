@@ -80,7 +80,8 @@ class RemoteLink(Link):
         loop.clock.protect(timeout)  # the loop sleeps so short that no pause of this process uses up that time
         self._peer: Peer | None = None  # the connection to the coordinator; None: it is looked for, or given up
         self._orders_of_last: OrderSequence | None = None  # of the orders of the last coordinator that was reached
-        self._probe: Probe | None = None  # once this node had to reach, or be, the first node of a generation
+        # this node's part in the meeting of a generation, in which each node finds a way to the first one; None: none so far
+        self._probe: Probe | None = None
         self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
         self._status_of_ending_job: int | None = None  # None: the job is not being stopped for good, as far as is known
         # what this node has reported once it was to end for a reason of its own, such as a signal

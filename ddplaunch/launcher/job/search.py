@@ -14,7 +14,7 @@ from ddplaunch.system.net.resolver import Answer, Resolver
 
 LOOK_UP_AGAIN_AFTER = 1.0  # seconds until a name that was not known is looked up again
 # seconds until the addresses that are known are dialed, if a name is still being looked up: it may be the better one
-DIAL_KNOWN_AFTER = 0.5
+DIAL_WITHOUT_THE_REST_AFTER = 0.5
 _CONNECTION_REFUSED = "connection refused"
 
 Place = tuple[str, int]  # a name or an address of a host, and a port
@@ -35,7 +35,7 @@ class Search:
         self._names: dict[str, _Name] = {}  # of the places, in their order
         self._targets: list[Target] = []  # the addresses that are being dialed
         # when to dial the addresses that are known by then; not set any more: each is dialed as soon as it is known
-        self._dial_known_at = loop.timer(None, self._dial)
+        self._dial_without_the_rest_at = loop.timer(None, self._dial)
         self._dialer = Dialer(loop, key, opened=self._on_opened, refused=self.refusals.add, user_timeout=user_timeout)
 
     def begin(self, places: Iterable[Place], *, again_after: float = inf) -> None:
@@ -45,13 +45,13 @@ class Search:
         self._forget_names()
         hosts = dict.fromkeys(host for host, _ in self.places)
         self._names = {host: _Name(self._loop, host, self._on_answer, again_after) for host in hosts}
-        self._dial_known_at.set(self._loop.now() + DIAL_KNOWN_AFTER)
+        self._dial_without_the_rest_at.set(self._loop.now() + DIAL_WITHOUT_THE_REST_AFTER)
         for name in self._names.values():
             name.look_up()
 
     def stop(self) -> None:
         """Look for the node no longer."""
-        self._dial_known_at.cancel()
+        self._dial_without_the_rest_at.cancel()
         self._forget_names()
         self._dialer.stop()
         self._targets = []
@@ -65,8 +65,8 @@ class Search:
         if answer.error:
             self.refusals.add(answer.host, answer.error)
         if all(name.is_answered for name in self._names.values()):
-            self._dial_known_at.cancel()
-        if not self._dial_known_at.is_set:
+            self._dial_without_the_rest_at.cancel()
+        if not self._dial_without_the_rest_at.is_set:
             self._dial()
 
     def _dial(self) -> None:

@@ -92,7 +92,8 @@ class AgentContext:
         self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
         self.draft = inputs.draft  # the plan as if all nodes were like this one
-        # the name that all nodes know the run by; "" before those that were started one by one have met
+        # the name that all nodes know the run by; "" before those that were started one by one have met. A process that leads
+        # has started all agents, and no workers: it gives the name, and its folder is made once the plan of all is known
         is_named_later = inputs.allocation.rendezvous is not None and not inputs.allocation.start and not inputs.leads
         self.run_id = "" if is_named_later else inputs.draft.run_id
         self.folder: RunFolder | None = None

@@ -309,20 +309,20 @@ class Starter:
             of_mps=of_mps,
             of_terminal=setup.of_terminal if worker.rank in setup.on_terminal else {},
         )
-        recorder = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""
+        recorder_socket = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""
         argv = worker.wrapped(str(setup.folder.path or "."))
         stacks: int | None = None  # the file that the worker writes its stacks to
         if setup.plan.interpreter is not None:  # variables for our bootstrap in a Python program, see worker/
             if self._stacks_size:
                 stacks = bounded_file("ddplaunch-stacks", self._stacks_size)
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
-            env["DDPLAUNCH_RECORDER"] = recorder
+            env["DDPLAUNCH_RECORDER"] = recorder_socket
             env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
             if setup.plan.keep_warm is not None and worker.local_rank == 0:
                 env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
             env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
         if worker.terminal:  # it has the terminal itself, and no pipes
-            return _ReadyWorker(worker, argv, env, Stdio(0, 1, 2, stacks), {}, recorder)
+            return _ReadyWorker(worker, argv, env, Stdio(0, 1, 2, stacks), {}, recorder_socket)
         try:
             made = pipes.make(worker.rank)
         except BaseException:
@@ -331,7 +331,7 @@ class Starter:
             raise
         out, err = (made[stream].write_fd for stream in (Stream.OUT, Stream.ERR))
         stdin = 0 if worker.stdin else devnull
-        return _ReadyWorker(worker, argv, env, Stdio(stdin, out, err, stacks), made, recorder)
+        return _ReadyWorker(worker, argv, env, Stdio(stdin, out, err, stacks), made, recorder_socket)
 
     def _make_processes(self, ready: Sequence[_ReadyWorker]) -> Sequence[Child]:
         """Make the processes of the first of these workers, as many as can be: by the fork server, or fresh where none forks.

@@ -56,9 +56,9 @@ class Workers:
         reader = next((worker.rank for worker in setup.plan.workers if worker.stdin), None)  # the rank with our stdin
         if reader is not None and os.isatty(0):  # it may ask its user something
             output.expect_prompts(reader, lambda: awaited_input(running[reader].pid) if reader in running else None)
-        self._duplicate_filtered_lines()
+        self._copy_lines_to_filtered_logs()
 
-    def _duplicate_filtered_lines(self) -> None:
+    def _copy_lines_to_filtered_logs(self) -> None:
         """Have lines that contain certain texts copied to torchrun's filtered logs, if its options ask for that."""
         setup = self._setup
         if not any(setup.duplicated.values()):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from ddplaunch.launcher.output.bars import LONGEST, OPEN, Bar, by_kind, condense
+from ddplaunch.launcher.output.bars import LONGEST, PROMPT_ROW, Bar, by_kind, condense
 from ddplaunch.system.console.streams import RESET
 from ddplaunch.system.fields import COLOUR, TERMINAL_ESCAPE
 from ddplaunch.system.words import compress
@@ -76,7 +76,7 @@ class StatusArea:
             return b""
         rows = render(self._bars, size)
         # below the prompt there would be no place for the cursor: with rows of --live no row is open
-        is_open = bool(rows) and not self._live and any(bar.row == OPEN for bar in self._bars)
+        is_open = bool(rows) and not self._live and any(bar.row == PROMPT_ROW for bar in self._bars)
         room_for_live = max(0, min(size.lines // 2, size.lines - 1 - len(rows)))
         rows += [cut(row, size.columns - 1).encode(errors="replace") for row in self._live[:room_for_live]]
         if rows == self._drawn:
@@ -128,7 +128,7 @@ def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
     for kind in by_kind(condense(bars)):
         for index, bar in enumerate(kind):
             pace = _SLOWEST if index == 0 else _FASTEST if index == len(kind) - 1 else _BETWEEN
-            is_prompt = bar.row == OPEN
+            is_prompt = bar.row == PROMPT_ROW
             priority = _PROMPT_PRIORITY if is_prompt else _PRIORITIES[pace]
             shown_pace = pace if len(kind) > 1 else ""
             rows.append(_Row(priority, _ranks(bar.ranks), bar.text, shown_pace, is_prompt))

@@ -20,8 +20,10 @@ from ddplaunch.system.words import compress
 INTERVAL = 0.1  # seconds between two redraws; faster is not seen
 LONGEST = 500  # characters of a bar that are passed on: no terminal is wider
 MOST_KINDS = 16
-OPEN = 1 << 10  # the row of a prompt, a line that has not ended: it stands below all bars, and has no progress
-ANSWERED = OPEN + 1  # in a message of its own: what was typed behind that line stays, and the next line begins below it
+PROMPT_ROW = 1 << 10  # the row of a prompt, a line that has not ended: it stands below all bars, and has no progress
+ANSWERED = (
+    PROMPT_ROW + 1
+)  # in a message of its own: what was typed behind that line stays, and the next line begins below it
 _AT_ONCE = 128  # bars that are read each time; more would take more than a fortieth of a core
 _MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
 _ROOM = 60_000  # bytes of all bars: they fit into one message
@@ -41,7 +43,7 @@ class Bar(Struct, frozen=True):
 
     ranks: tuple[int, ...]  # ascending; those that show it, or one that is as far
     text: str  # as one of them has drawn it, with its colours
-    row: int = 0  # of the rows of a worker, from the top; or OPEN
+    row: int = 0  # of the rows of a worker, from the top; or PROMPT_ROW
 
 
 def row_text(row: bytes) -> str:
@@ -61,9 +63,9 @@ class _Read(Struct, frozen=True, kw_only=True):
 
 def _read(bar: Bar) -> _Read:
     """Return what a bar says: its kind, how far it is, and by how much two bars of its kind may differ and count as the same."""
-    if bar.row == OPEN:
+    if bar.row == PROMPT_ROW:
         letters = "".join(filter(str.isalpha, bar.text))
-        return _Read(bar=bar, kind=(OPEN, letters, 0), label_figures=(), progress=0.0, tolerance=0.0)
+        return _Read(bar=bar, kind=(PROMPT_ROW, letters, 0), label_figures=(), progress=0.0, tolerance=0.0)
     text = re.sub(_TIMES, "", re.sub(COLOUR, "", bar.text))
     percent = re.search(_PERCENT, text)
     counted = re.search(_COUNT, text[percent.end() if percent else 0 :])

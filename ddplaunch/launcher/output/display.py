@@ -222,11 +222,11 @@ class Display:
 
         A prompt is a line that has not ended; it stands alone in its reader's rows.
         """
-        from ddplaunch.launcher.output.bars import OPEN, Bar, row_text  # most jobs draw none
+        from ddplaunch.launcher.output.bars import PROMPT_ROW, Bar, row_text  # most jobs draw none
 
         by_writer = sorted(self._bars.items(), key=lambda item: (item[0][0], item[0][1].value))
         return [
-            Bar(ranks=(rank,), text=row_text(row), row=OPEN if reader.is_open else number)
+            Bar(ranks=(rank,), text=row_text(row), row=PROMPT_ROW if reader.is_open else number)
             for (rank, _), reader in by_writer
             for number, row in enumerate(reader.rows)
             if row.strip()

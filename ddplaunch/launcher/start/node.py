@@ -26,7 +26,7 @@ from ddplaunch.spec.outcome import ClusterQuestions
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, own_imports
 from ddplaunch.system.net import port
-from ddplaunch.system.process.fork import debugger_follows_children, unfollowed
+from ddplaunch.system.process.fork import debugger_follows_children, unfollowed_by_debugger
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import duration
 
@@ -199,7 +199,7 @@ def check_debugpy(python: str, env: Mapping[str, str]) -> None:
     import subprocess
 
     try:
-        with unfollowed():  # a debugger around this command would follow the interpreter, too
+        with unfollowed_by_debugger():  # a debugger around this command would follow the interpreter, too
             asked = subprocess.run(
                 [python, "-c", _HAS_DEBUGPY],
                 env=env,
@@ -272,7 +272,7 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
     """Return what connects the agent with the coordinator of all agents. If this agent is certainly that, listen at once.
 
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
-    Called in the agent. `carried` is as in `run`.
+    Called in the agent. `carried` is the connection to the coordinator, if what has started the agent carries one.
 
     Raises LaunchError: this node is unfit, and has told a coordinator elsewhere; or the modules cannot be imported.
     """

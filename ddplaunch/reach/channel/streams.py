@@ -97,7 +97,7 @@ class _Stream:
         self._owner = owner
         self._sock = sock
         self._number = number
-        self._give_up = give_up
+        self._no_reply_timer = give_up
         self._buffer = SendBuffer(sock.sendmsg)
         self._credit = WINDOW  # chunks that may be sent before the other side says that it has taken some
         self._unwritten = 0  # chunks of the other side that wait in the buffer
@@ -109,7 +109,7 @@ class _Stream:
         self._credit = min(WINDOW, self._credit + chunk.taken)
         is_reply = not chunk.taken  # data, or the end
         if is_reply:
-            self._give_up.cancel()
+            self._no_reply_timer.cancel()
         overruns_window = chunk.data and self._unwritten == WINDOW
         if overruns_window:
             self._end()
@@ -122,9 +122,9 @@ class _Stream:
         except OSError:
             self._end()
             return
-        self._on_written()
+        self._acknowledge_or_finish()
 
-    def _on_written(self) -> None:
+    def _acknowledge_or_finish(self) -> None:
         """Tell the other side that its chunks were taken, once all are; end the stream if that was all."""
         if not self._buffer.size and self._has_ended:
             self.finish()
@@ -150,7 +150,7 @@ class _Stream:
         if data:
             self._credit -= 1
             self._owner.send(Chunk(self._number, data))
-        self._on_written()
+        self._acknowledge_or_finish()
 
     def _watch(self) -> None:
         if self._sock.fileno() < 0:
@@ -174,7 +174,7 @@ class _Stream:
         if last:
             with suppress(OSError):
                 self._buffer.put(last)  # which writes at once what the socket takes; the rest is lost
-        self._give_up.cancel()
+        self._no_reply_timer.cancel()
         self._loop.unwatch(self._sock)
         self._sock.close()
         self._owner.on_stream_over(self._number)

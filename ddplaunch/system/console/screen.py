@@ -109,7 +109,7 @@ class RedrawnRows:
                 self._move(token)
                 continue
             if token and self._next_row_is_first_bar:
-                self._end_rows_above(lines)
+                self._end_rows_above(lines)  # held in case they were bars: they are lines
             if token == b"\n":
                 self._newline(lines)
             elif token:

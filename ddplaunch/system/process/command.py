@@ -20,7 +20,7 @@ from msgspec import Struct, msgpack
 from ddplaunch.system.process import tree
 from ddplaunch.system.process.ask import fork_to_answer
 from ddplaunch.system.process.ending import after_cleanup
-from ddplaunch.system.process.fork import unfollowed
+from ddplaunch.system.process.fork import unfollowed_by_debugger
 from ddplaunch.system.process.linux import become_subreaper, memory_file, signal_at_end_of
 from ddplaunch.system.process.tree import signal_leftovers
 
@@ -48,7 +48,7 @@ def run(
 
     kept = slice(_LONGEST) if keeps_start else slice(-_LONGEST, None)
     try:
-        with unfollowed():
+        with unfollowed_by_debugger():
             done = subprocess.run(
                 argv,
                 env=env,

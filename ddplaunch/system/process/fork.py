@@ -32,7 +32,7 @@ def debugger_follows_children() -> bool:
 
 
 @contextmanager
-def unfollowed() -> Iterator[None]:
+def unfollowed_by_debugger() -> Iterator[None]:
     """Have the debugger in this process not get into what `subprocess` starts meanwhile: put back what it has replaced."""
     of_debugger: list[tuple[Any, str, Any]] = []  # module, name of a function, and the debugger's in its place
     if "pydevd" in sys.modules:

@@ -250,7 +250,7 @@ def reap(keep: Collection[int] = ()) -> None:
 
 # torch's manager of shared memory (torch/lib/libshm/manager.cpp) ends 2 s after the last process that it serves. NVIDIA's MPS
 # ends on `quit`. A name in /proc has 15 characters.
-_NAMES = ("torch_shm_manag", "nvidia-cuda-mps")
+_TIDYING_PROGRAMS = ("torch_shm_manag", "nvidia-cuda-mps")
 # of Python, loky and multiprocess: ends when no process can write to its pipe, removes first what was not unregistered there
 _TRACKER = re.compile(rb"\0-c\0from [\w.]*resource_tracker import main; ?main\(")
 # a tracker ignores SIGTERM and SIGINT; the others are for all of a group, or do nothing to a program that does not handle them
@@ -258,8 +258,8 @@ HARMLESS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGC
 
 
 def tidies(process: Process) -> bool:
-    """Return whether a process tidies up: removes the names of other processes, and then ends by itself."""
-    if process.name in _NAMES:
+    """Return whether a process tidies up: removes what processes that have ended left in /dev/shm, and then ends by itself."""
+    if process.name in _TIDYING_PROGRAMS:
         return True
     # The kernel reads the command line from the memory of the process, and would wait where a page fault that hangs, or another
     # thread, has locked that. A tracker has one thread, which reads its pipe.

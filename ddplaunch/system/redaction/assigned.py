@@ -253,7 +253,7 @@ def _is_name_itself(text: str) -> bool:
 
 
 def _quoted_arguments(text: str, at: int, name: str) -> Iterator[Span]:
-    """Find the texts in quotes among the arguments of a call, which begin at `at`, in its line."""
+    """Find the texts in quotes among the arguments, from `at` to the end of the line, of a call whose result `name` gets."""
     for found in compiled(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _LONGEST_EXPRESSION):
         if found["quote"] is None:  # the call or the line ends
             return

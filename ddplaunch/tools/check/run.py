@@ -161,7 +161,7 @@ class _Runs:
         self._traces: dict[int, Trace] = {}  # of ranks that have ended
         # a shell that was replaced by this command (`exec`) has left them: they are not ours to kill
         self._children_before = {process.pid for process in tree.descendants(os.getpid())}
-        ranks_after_first = len(wanted.ranks) - 1
+        ranks_after_first = len(wanted.ranks) - 1  # the first one runs alone, before the others
         self._most_running = max(1, min(_MOST_AT_ONCE, node.hardware.usable_cpus, ranks_after_first))
 
     def run(self, stop: int) -> list[Trace]:

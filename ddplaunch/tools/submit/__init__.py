@@ -353,7 +353,7 @@ def _check_nodes(request: SubmitRequest, spec: JobSpec) -> None:
             hint="--standalone means one node: leave one out",
         )
     least, most = spec.nnodes
-    least += spec.spares
+    least += spec.spares  # `most` counts them already
     has_nnodes = has_nnodes_given(spec)  # typed, or from a file or variable
     if spec.spares and given < least:
         option = nnodes_as_typed(spec) if has_nnodes else spec.typed("spares", spec.spares)

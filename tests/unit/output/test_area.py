@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplaunch.launcher.output.area import StatusArea, cut, render
-from ddplaunch.launcher.output.bars import OPEN, Bar
+from ddplaunch.launcher.output.bars import PROMPT_ROW, Bar
 from tests.emulator import Emulator
 
 SIZE = terminal_size((80, 24))
@@ -78,19 +78,19 @@ def test_a_row_is_cut_by_what_it_takes_on_the_screen(text: str, cells: int, left
 
 def test_a_bar_gives_way_to_its_name_and_a_line_that_has_not_ended_shows_its_end() -> None:
     long = drawn(f"a: 10%|{'#' * 50}", f"a: 90%|{'#' * 50}")
-    assert rows((*long, Bar((2,), "one, two, three? ", OPEN)), terminal_size((30, 24))) == [
+    assert rows((*long, Bar((2,), "one, two, three? ", PROMPT_ROW)), terminal_size((30, 24))) == [
         f"[0] a: 10%|{'#' * 10} slowest",
         f"[1] a: 90%|{'#' * 10} fastest",
         "[2] one, two, three? ",
     ]
-    assert rows((Bar((2,), "one, two, three? ", OPEN),), terminal_size((12, 24))) == ["[2] three? "]
+    assert rows((Bar((2,), "one, two, three? ", PROMPT_ROW),), terminal_size((12, 24))) == ["[2] three? "]
 
 
 def test_of_lines_that_have_not_ended_equal_ones_are_one_and_none_is_the_slowest() -> None:
-    numbers = [Bar((rank,), "1 2 3 "[: 6 - 2 * rank], OPEN) for rank in range(2)]
+    numbers = [Bar((rank,), "1 2 3 "[: 6 - 2 * rank], PROMPT_ROW) for rank in range(2)]
     assert rows(tuple(numbers)) == ["[0-1] 1 2 3 "]
-    dots = [Bar((rank,), "." * (rank + 1), OPEN) for rank in range(3)]
-    assert rows((*dots, Bar((3,), "name? ", OPEN), Bar((1,), "5%"))) == ["[1]   5%", "[0-2] .", "[3]   name? "]
+    dots = [Bar((rank,), "." * (rank + 1), PROMPT_ROW) for rank in range(3)]
+    assert rows((*dots, Bar((3,), "name? ", PROMPT_ROW), Bar((1,), "5%"))) == ["[1]   5%", "[0-2] .", "[3]   name? "]
 
 
 # --- on the terminal
@@ -100,7 +100,7 @@ EVENTS = st.one_of(
     st.lists(st.integers(0, 100), max_size=9).map(
         lambda all_: (
             *drawn(*(f"{chr(97 + one % 5)}: {one}% {'訓#'[one % 2] * one}" for one in all_ if one % 7)),
-            *(Bar((one,), f"rank {'abc'[one % 3]}? ", OPEN) for one in all_ if one % 7 == 0),
+            *(Bar((one,), f"rank {'abc'[one % 3]}? ", PROMPT_ROW) for one in all_ if one % 7 == 0),
         )
     ),
     st.integers(46, 90),  # columns from here on: a row that wraps takes two rows, and all of them stay on the screen
@@ -134,9 +134,9 @@ def test_lines_stand_above_the_area_in_their_order_and_nothing_else_stays(events
 
 def test_the_cursor_stands_behind_a_prompt_and_what_is_typed_there_stays() -> None:
     area, screen = StatusArea(), Emulator()
-    area.show_bars((*drawn("1%"), Bar((1,), "name? ", OPEN)))
+    area.show_bars((*drawn("1%"), Bar((1,), "name? ", PROMPT_ROW)))
     screen.feed((area.write(b"a line\n", SIZE) + area.draw(SIZE)).decode() + "Bo")
-    area.show_bars((*drawn("2%"), Bar((1,), "name? ", OPEN)))
+    area.show_bars((*drawn("2%"), Bar((1,), "name? ", PROMPT_ROW)))
     screen.feed(area.draw(SIZE).decode() + "b")
     assert screen.shown == ["a line", "[0] 2%", "[1] name? Bob"]
     screen.feed((area.write(b"another\n", SIZE) + area.draw(SIZE)).decode())
@@ -149,7 +149,7 @@ def test_the_cursor_stands_behind_a_prompt_and_what_is_typed_there_stays() -> No
 @pytest.mark.parametrize("typed", ["Bob\n", "", "^C", "B" * 70])
 def test_an_answered_prompt_stays_with_its_answer_and_the_next_line_begins_below(typed: str) -> None:
     area, screen = StatusArea(), Emulator(columns=SIZE.columns)
-    area.show_bars((Bar((1,), "name? ", OPEN),))
+    area.show_bars((Bar((1,), "name? ", PROMPT_ROW),))
     screen.feed(area.draw(SIZE).decode() + typed)
     before = screen.shown
     screen.feed(area.keep_prompt(SIZE).decode())
@@ -209,7 +209,7 @@ def test_the_rows_of_live_stand_below_the_bars_and_lines_come_above_both() -> No
 
 def test_a_line_that_has_not_ended_is_no_prompt_beside_the_rows_of_live_since_no_worker_reads_the_keyboard() -> None:
     area, screen = StatusArea(), Emulator()
-    area.show_bars((Bar((1,), "name? ", OPEN),))
+    area.show_bars((Bar((1,), "name? ", PROMPT_ROW),))
     area.show_live(["k7qx  1 min"])
     screen.feed(area.draw(SIZE).decode())
     assert screen.shown == ["[1] name?", "k7qx  1 min"]

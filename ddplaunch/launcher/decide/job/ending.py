@@ -218,8 +218,9 @@ def _status(state: State, requeue: int) -> int:
             return exitcodes.TIMEOUT
         case Why.HUNG:
             return exitcodes.HANG
+        # the front, the process that was typed, was killed; of several nodes, one without its front is a lost node
         case Why.FRONT_LOST if len(state.members) == 1:
-            return exitcodes.of_signal(SIGKILL)  # of several nodes, one without its front is a lost node
+            return exitcodes.of_signal(SIGKILL)
         case Why.NOT_MET:
             return exitcodes.RENDEZVOUS
         case Why.FINISHED:

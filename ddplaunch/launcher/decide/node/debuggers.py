@@ -60,5 +60,5 @@ def _with_time_to_end(state: State, at: float) -> State:
 def _with_debugging(before: State, debugging: Debugging) -> Result:
     """Note which workers are held. Time limits stop when the first worker is held in a debugger, and go on after the last."""
     state = replace(before, debugging=debugging)
-    is_same = before.limits_wait == state.limits_wait
-    return state, () if is_same else (actions.PauseLimits(state.limits_wait),)
+    is_same = before.debugger_suspends_limits == state.debugger_suspends_limits
+    return state, () if is_same else (actions.PauseLimits(state.debugger_suspends_limits),)

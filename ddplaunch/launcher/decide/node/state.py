@@ -177,13 +177,15 @@ class State(Struct, frozen=True, kw_only=True):
         """When the agent must feed `DeadlineReached` at the latest; None: at no time. While suspended, no deadline runs."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        must_check = self.idleness_counts and self.policy.progress_interval > 0  # quiet checks have `quiet_deadline`
+        must_check = (
+            self.idleness_counts and self.policy.progress_interval > 0
+        )  # checks without --hang-timeout may come late: `quiet_deadline`
         # a debugger may hold the worker at the very exception that is to end it
         should_end = self.workers_go_on and not self.debugger_may_hold_any
         delayed_stop = self.teardown.delayed_stop
         return soonest(
             self.phase_deadline,
-            None if self.limits_wait else self.warning_deadline,
+            None if self.debugger_suspends_limits else self.warning_deadline,
             self.raised.end_by if should_end else None,
             delayed_stop.until if delayed_stop is not None else None,
             self.teardown.stuck_deadline,
@@ -208,7 +210,7 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def idleness_counts(self) -> bool:
         """Whether it matters now that no worker makes progress: all run, and neither Ctrl-Z nor a debugger holds any."""
-        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.limits_wait
+        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.debugger_suspends_limits
 
     def stands_still(self, at: float) -> bool:
         """Whether some checks in a row have found no progress of any worker here; those of other nodes may have made some."""
@@ -234,7 +236,7 @@ class State(Struct, frozen=True, kw_only=True):
         return bool(self.terminal_holder or self.alive & self.debugging.attached)
 
     @property
-    def limits_wait(self) -> bool:
+    def debugger_suspends_limits(self) -> bool:
         """Whether the time limits wait, since a debugger holds a worker, for which the other workers may wait."""
         return bool(self.alive & {self.policy.debug_rank, self.debugging.at_terminal, *self.debugging.attached})
 

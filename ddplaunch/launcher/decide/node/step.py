@@ -315,10 +315,10 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
 
     Once all have ended that were asked to, what they left behind is ended, too (swept).
     """
-    limits_waited = state.limits_wait
+    limits_waited = state.debugger_suspends_limits
     progress = replace(state.progress, idle_since=at)
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
-    limits_go_on = (actions.PauseLimits(False),) if limits_waited and not state.limits_wait else ()
+    limits_go_on = (actions.PauseLimits(False),) if limits_waited and not state.debugger_suspends_limits else ()
     # by --debug, or in a debugger after it had failed
     had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
     died_of_ctrl_c = state.debugging.got_ctrl_c and had_terminal and exit.signal == SIGINT
@@ -418,7 +418,7 @@ def _on_deadline(state: State, at: float) -> Result:
     due = soonest(state.deadline, state.quiet_deadline)
     if due is None or at < due:
         return state, ()
-    warning_is_due = is_due(state.warning_deadline, at) and not state.limits_wait
+    warning_is_due = is_due(state.warning_deadline, at) and not state.debugger_suspends_limits
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if is_due(state.raised.end_by, at) and not state.debugger_may_hold_any:
             # a worker that recorded an exception should have ended: the agent answers with `WorkerRaised` if it has not
