@@ -260,7 +260,7 @@ def _manager_host(facts: ClusterFacts) -> _HostOfRank0 | None:
 def _scheduler_host(facts: ClusterFacts) -> _HostOfRank0 | None:
     """Return the first host of the batch job that we run in, where launchers place rank 0; None if it is not known here."""
     if facts.value("SLURM_JOB_ID"):
-        host, source = slurm.job_hosts(facts)[0], "the first of SLURM_JOB_NODELIST"
+        host, source = slurm.job_hosts(facts.env)[0], "the first of SLURM_JOB_NODELIST"
     elif path := facts.value("PBS_NODEFILE"):
         try:
             host, source = listed.pbs_hosts(facts, path)[0].address, "the first of PBS_NODEFILE"
