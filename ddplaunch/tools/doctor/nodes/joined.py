@@ -171,6 +171,8 @@ class Gathering:
         assert rendezvous is not None
         self._on_name = on_name
         self._cluster_names_nodes = len(allocation.hosts) == number_of(allocation)
+        if not self._cluster_names_nodes:
+            on_name(0, host_name(socket.gethostname()))
         self._missing: dict[int, JoinedNode] = {}  # nodes that have not connected yet, by rank
         self._listener = Listener(
             loop,
