@@ -38,10 +38,24 @@ def are_pods(env: Mapping[str, str]) -> bool:
     return bool(env.get("KUBERNETES_SERVICE_HOST"))
 
 
-def line(host: str, srun_job: str, words: Sequence[str], ddplaunch: Sequence[str] = (), *, is_pod: bool = False) -> str:
+def are_indexed(env: Mapping[str, str]) -> bool:
+    """Return whether the pods are those of an Indexed Job: the pod train-0-x7k2p is called train-0 as a host."""
+    return are_pods(env) and bool(env.get("JOB_COMPLETION_INDEX"))
+
+
+def line(
+    host: str,
+    srun_job: str,
+    words: Sequence[str],
+    ddplaunch: Sequence[str] = (),
+    *,
+    is_pod: bool = False,
+    is_indexed: bool = False,
+) -> str:
     """Return the line that runs `ddplaunch WORDS` on a host; `srun_job` is as in `job_of_srun`, "" for none.
 
-    The name of a pod is the first part of its name as a host: train-0.train is the pod train-0. By an address kubectl finds it.
+    The name of a pod is the first part of its name as a host: train-0.train is the pod train-0. By an address kubectl finds it,
+    and by its name as a host where the pods are `is_indexed`: a pod does not know the end of another's name.
 
     `ddplaunch` are the words that start ddplaunch there, such as the path of its script; empty: python -m, as an agent's loop has
     no time to look for the script. "ddplaunch" alone would not do: neither ssh nor srun, which alone may reach a node of Slurm,
@@ -59,8 +73,12 @@ def line(host: str, srun_job: str, words: Sequence[str], ddplaunch: Sequence[str
         return f"srun --overlap --jobid {job}{het_group} -N1 -n1 -w {shlex.quote(host)}{pty} {command}"
     if is_pod:
         terminal = " -it" if needs_terminal else ""
-        pod = shlex.quote(host.partition(".")[0])
+        name = host.partition(".")[0]
+        pod = shlex.quote(name)
         if is_numeric(host):
             pod = f'"$(kubectl get pods -o name --field-selector status.podIP={host})"'
+        elif is_indexed:  # an earlier pod with this index may have failed
+            of_host = shlex.quote(f'jsonpath={{.items[?(@.spec.hostname=="{name}")].metadata.name}}')
+            pod = f'"$(kubectl get pods -o {of_host} --field-selector status.phase=Running)"'
         return f"kubectl exec{terminal} {pod} -- {command}"
     return f"ssh{' -t' if needs_terminal else ''} {shlex.quote(host)} {command}"

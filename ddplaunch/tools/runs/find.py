@@ -52,6 +52,7 @@ class Known(Struct, frozen=True, kw_only=True):
         ""  # by which srun reaches that host, as `other_host.job_of_srun` has it; "" for none, or not known yet
     )
     is_pod: bool = False  # another host of it is a pod of Kubernetes
+    is_indexed: bool = False  # ... of an Indexed Job, where a pod's name is not that of its host
 
     @property
     def name(self) -> str:
@@ -73,7 +74,8 @@ class Known(Struct, frozen=True, kw_only=True):
         """Return the line to be typed here that runs `ddplaunch WORDS` on the host of this run."""
         script = os.path.join(os.path.dirname(sys.executable), "ddplaunch")
         ddplaunch = (script,) if os.access(script, os.X_OK) else ()
-        return other_host.line(self.host, self.srun_job, words, ddplaunch, is_pod=self.is_pod)
+        kind = {"is_pod": self.is_pod, "is_indexed": self.is_indexed}
+        return other_host.line(self.host, self.srun_job, words, ddplaunch, **kind)
 
     def age(self, now: float) -> str:
         """Say for how long the run has been running, or how long ago it began."""
@@ -182,6 +184,7 @@ def look(env: Mapping[str, str]) -> Found:
                 host=coordinated.host,
                 srun_job=coordinated.srun_job,
                 is_pod=other_host.are_pods(env),
+                is_indexed=other_host.are_indexed(env),
             )
             there.setdefault(run.run_id, run)
     return Found(here, list(there.values()))
@@ -207,7 +210,8 @@ def _on_other_hosts_by_folder(env: Mapping[str, str], names_here: Collection[str
             job = plan.get("srun_job")
             srun_job = job if isinstance(job, str) and _SRUN_JOB.fullmatch(job) else ""
             is_pod = other_host.are_pods(env) or plan.get("cluster") == "kubernetes"
-            found.append(replace(of_folder(folder), host=host_name(start.host), srun_job=srun_job, is_pod=is_pod))
+            pods = {"is_pod": is_pod, "is_indexed": other_host.are_indexed(env)}
+            found.append(replace(of_folder(folder), host=host_name(start.host), srun_job=srun_job, **pods))
     return found
 
 

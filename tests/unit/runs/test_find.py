@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -123,6 +125,31 @@ def test_in_a_pod_the_line_to_type_leads_to_another_pod_by_kubectl(tmp_path, env
     with (folder(tmp_path, "far", host) / "events.jsonl").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert ps.show(env, as_json=False) == f"far: runs on {host} (`kubectl exec {pod} -- {DDPLAUNCH} ps`)"
+
+
+KUBECTL = """#!/bin/sh
+case "$*" in
+    'get pods -o jsonpath={.items[?(@.spec.hostname=="train-0")].metadata.name} --field-selector status.phase=Running')
+        echo train-0-x7k2p ;;
+    *) echo "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("host", ["train-0.train.ns.svc", "train-0"])
+def test_in_a_pod_of_an_indexed_job_the_line_to_type_has_the_name_of_the_other_pod_looked_up(tmp_path, env, host):
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL)
+    kubectl.chmod(0o755)
+    env = {**env, "KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "1"}
+    with (folder(tmp_path, "far", host) / "events.jsonl").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        hint = ps.show(env, as_json=False)
+    typed = re.search(r"\(`(.*)`\)", hint)
+    assert typed is not None, hint
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ran = subprocess.run(["sh", "-c", typed[1]], env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"exec train-0-x7k2p -- {DDPLAUNCH} ps\n"
 
 
 def test_the_options_of_a_verb_stand_in_what_to_type_on_another_host(tmp_path, env):
