@@ -43,51 +43,11 @@ class _Joined(ShellComplete):
         return [CompletionItem(f"{name}={each}") for each in found]
 
 
-# click's script for zsh has `_describe` list what it is given, which moves words with equal descriptions together: of runs, the
-# newest was not the first then. This one lists each word on a line of its own, in the order of the answer.
-_ZSH = r"""#compdef %(prog_name)s
-
-%(complete_func)s() {
-    local -a response words_alone words_described descriptions lines
-    local type key description
-    integer width=0 index
-    (( $+commands[%(prog_name)s] )) || return 1
-
-    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) %(complete_var)s=zsh_complete %(prog_name)s)}")
-    for type key description in ${response}; do
-        if [[ $type == dir ]]; then
-            _path_files -/
-        elif [[ $type == file ]]; then
-            _path_files -f
-        elif [[ $description == _ ]]; then
-            words_alone+=("$key")
-        else
-            words_described+=("$key")
-            descriptions+=("$description")
-            (( width = $#key > width ? $#key : width ))
-        fi
-    done
-    for (( index = 1; index <= $#words_described; index++ )); do
-        lines+=("${${:-${(r:width:)words_described[index]}  -- $descriptions[index]}[1,COLUMNS-1]}")
-    done
-    if (( $#words_described )); then
-        compadd -U -l -V unsorted -d lines -a words_described
-    fi
-    if (( $#words_alone )); then
-        compadd -U -V unsorted -a words_alone
-    fi
-}
-
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
-    %(complete_func)s "$@"
-else
-    compdef %(complete_func)s %(prog_name)s
-fi
-"""
-
-
 class _Zsh(_Joined, ZshComplete):
-    source_template = _ZSH
+    def source(self) -> str:
+        """Return the script, which is a file beside this one."""
+        with open(f"{os.path.dirname(__file__)}/completion.zsh", encoding="utf-8") as file:
+            return file.read() % self.source_vars()
 
     def format_completion(self, item: CompletionItem) -> str:
         """Return the three lines of a word: its kind, the word, and its description, or "_" for none."""
