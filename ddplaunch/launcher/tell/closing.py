@@ -24,6 +24,10 @@ _START_HINTS = {
     errno.ENOTDIR: _NOT_FOUND,
     errno.EACCES: _NOT_EXECUTABLE,
     errno.ENOEXEC: _NOT_EXECUTABLE,
+    errno.E2BIG: (
+        "its variables and arguments are too long together, which a quarter of `ulimit -s` limits. "
+        "`env | wc -c` counts the bytes of this shell's variables"
+    ),
     errno.EMFILE: MORE_OPEN_FILES,
     errno.ENFILE: "the machine is at its limit of open files: see `sysctl fs.file-max`",
     errno.EAGAIN: "the machine is at a limit of processes: see `ulimit -u`, and pids.max of the control group",
