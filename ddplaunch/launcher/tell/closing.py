@@ -148,7 +148,7 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
     stopped = [how_ended] if how_ended else []
     sections = [
         [f"error: the job hangs: {what}   ({still})" if what else f"error: the job hangs: {still}"],
-        [f"  {line}" for line in lines],
+        [f"  {line}" for line in lines if line != what],
         [f"  {line}" for line in (*stopped, *stacks)],
         [] if found.is_explained else [_IF_SLOW],
     ]
