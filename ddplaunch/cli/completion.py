@@ -49,7 +49,14 @@ class _Joined(ShellComplete):
 
 
 class _Zsh(_Joined, ZshComplete):
-    pass
+    def source(self) -> str:
+        """Return the script, which is a file beside this one."""
+        with open(f"{os.path.dirname(__file__)}/completion.zsh", encoding="utf-8") as file:
+            return file.read() % self.source_vars()
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return the three lines of a word: its kind, the word, and its description, or "_" for none."""
+        return f"{item.type}\n{item.value}\n{item.help or '_'}"
 
 
 class _Fish(_Joined, FishComplete):

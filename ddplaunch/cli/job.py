@@ -383,6 +383,9 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], verbs_f
     _least, most = spec.nnodes
     if spec.simulate and most == 1 and not is_typed:
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
+    is_run = not verbs_flags
+    if is_run:  # `plan` shows each option without an effect; of these, whoever types one expects restarts
+        yield from (remark for remark in spec.remarks if remark.startswith(("--restart-on ", "--max-no-progress ")))
     script_flags = {word.partition("=")[0].replace("_", "-") for word in spec.program.args}
     if not script_flags.isdisjoint({*_FLAGS, *verbs_flags}):
         from ddplaunch.cli import mistakes

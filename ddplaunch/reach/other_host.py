@@ -11,9 +11,26 @@ _NEED_A_TERMINAL = ("attach", "top")
 
 
 def job_in_slurm(env: Mapping[str, str]) -> str:
-    """Return the id by which srun takes the job that these variables are of; "" outside of Slurm."""
-    text = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
+    """Return the id in Slurm of the job of these variables, of a heterogeneous one its first component's; "" outside of Slurm."""
+    first = env.get("SLURM_HET_JOB_ID") or env.get("SLURM_JOB_ID_HET_GROUP_0")
+    text = first or env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
     return text if text.isdecimal() else ""
+
+
+def job_of_srun(env: Mapping[str, str], host: str) -> str:
+    """Return the job by which srun reaches this host: 84, of a heterogeneous job 84+1 with its component, as squeue has it.
+
+    Return "" outside of Slurm, and for a host that is none of the job's nodes, as a login node on which salloc was typed.
+    """
+    from ddplaunch.plan.cluster import slurm  # few jobs need it
+
+    job = job_in_slurm(env)
+    if not job:
+        return ""
+    if slurm.components(env):
+        component = slurm.component_of(env, host)
+        return "" if component is None else f"{job}+{component}"
+    return job if slurm.is_among(host, slurm.job_hosts(env)) else ""
 
 
 def are_pods(env: Mapping[str, str]) -> bool:
@@ -21,12 +38,24 @@ def are_pods(env: Mapping[str, str]) -> bool:
     return bool(env.get("KUBERNETES_SERVICE_HOST"))
 
 
-def line(
-    host: str, slurm_job: str, words: Sequence[str], ddplaunch: Sequence[str] = (), *, is_pod: bool = False
-) -> str:
-    """Return the line that runs `ddplaunch WORDS` on a host; `slurm_job` is the job's id in Slurm, "" for none.
+def are_indexed(env: Mapping[str, str]) -> bool:
+    """Return whether the pods are those of an Indexed Job: the pod train-0-x7k2p is called train-0 as a host."""
+    return are_pods(env) and bool(env.get("JOB_COMPLETION_INDEX"))
 
-    The name of a pod is the first part of its name as a host: train-0.train is the pod train-0. By an address kubectl finds it.
+
+def line(
+    host: str,
+    srun_job: str,
+    words: Sequence[str],
+    ddplaunch: Sequence[str] = (),
+    *,
+    is_pod: bool = False,
+    is_indexed: bool = False,
+) -> str:
+    """Return the line that runs `ddplaunch WORDS` on a host; `srun_job` is as in `job_of_srun`, "" for none.
+
+    The name of a pod is the first part of its name as a host: train-0.train is the pod train-0. By an address kubectl finds it,
+    and by its name as a host where the pods are `is_indexed`: a pod does not know the end of another's name.
 
     `ddplaunch` are the words that start ddplaunch there, such as the path of its script; empty: python -m, as an agent's loop has
     no time to look for the script. "ddplaunch" alone would not do: neither ssh nor srun, which alone may reach a node of Slurm,
@@ -36,13 +65,20 @@ def line(
 
     needs_terminal = words[0] in _NEED_A_TERMINAL
     command = shlex.join([*(ddplaunch or (sys.executable, "-m", "ddplaunch")), *words])
-    if slurm_job:
+    if srun_job:
+        job, _, component = srun_job.partition("+")
+        # srun takes a component by this option alone, and without it the first one
+        het_group = f" --het-group={component}" if component else ""
         pty = " --pty" if needs_terminal else ""
-        return f"srun --overlap --jobid {slurm_job} -N1 -n1 -w {shlex.quote(host)}{pty} {command}"
+        return f"srun --overlap --jobid {job}{het_group} -N1 -n1 -w {shlex.quote(host)}{pty} {command}"
     if is_pod:
         terminal = " -it" if needs_terminal else ""
-        pod = shlex.quote(host.partition(".")[0])
+        name = host.partition(".")[0]
+        pod = shlex.quote(name)
         if is_numeric(host):
             pod = f'"$(kubectl get pods -o name --field-selector status.podIP={host})"'
+        elif is_indexed:  # an earlier pod with this index may have failed
+            of_host = shlex.quote(f'jsonpath={{.items[?(@.spec.hostname=="{name}")].metadata.name}}')
+            pod = f'"$(kubectl get pods -o {of_host} --field-selector status.phase=Running)"'
         return f"kubectl exec{terminal} {pod} -- {command}"
     return f"ssh{' -t' if needs_terminal else ''} {shlex.quote(host)} {command}"

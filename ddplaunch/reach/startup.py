@@ -1,17 +1,20 @@
 """When the hosts of a job are called, called again, found to be silent, and ended; in the process that has them called.
 
 sshd closes a new connection while too many others have not logged in yet (MaxStartups, sshd_config(5)). Hosts behind one jump
-host share its limit, and nothing here knows of jump hosts. So a host whose connection was closed is called again after a pause.
-From then on no more hosts are called at a time than there was room for, if these are more than a few.
+host share its limit. So of those a few are called at first, and slowly more as they connect. A host whose connection was closed
+is called again after a pause. From then on no more hosts are called at a time than there was room for, if these are more than a
+few.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from ddplaunch.reach.connections import HostConnection, HostPhase, RemoteJob
+from ddplaunch.reach.gateway import is_ssh, leads_through_another
 from ddplaunch.reach.silence import LEAST
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import handled_signals
@@ -19,6 +22,7 @@ from ddplaunch.system.words import some
 
 MAX_STARTING = 64  # hosts whose agent is being started
 FEW = 8  # that many are called at a time in any case: one that does not answer must not keep others waiting
+CONNECTED_FOR_ONE_MORE = 4  # hosts behind a jump host that have connected, for each one more that is called at a time
 MAX_REPEATS = 6  # how often a host is called again
 FIRST_PAUSE = 0.5  # seconds until then, about; each further pause is twice as long
 NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
@@ -51,6 +55,10 @@ class Calls:
         self._open_files = open_files
         self._may_call = may_call
         self._most_at_once = MAX_STARTING  # hosts
+        # as long as ssh may lead to all of them through one other host; hosts of a job are mostly reached the same way
+        self._begins_with_few = len(hosts) > FEW and is_ssh(hosts[-1].agent.argv)
+        if self._begins_with_few:
+            loop.ask(partial(leads_through_another, hosts[-1].agent.argv, env), None, self._on_way_known)
         self._repeats: dict[HostConnection, int] = {}
         self._not_before: dict[HostConnection, float] = {}  # of hosts that are called again
         self._next_at = loop.timer(None, self.make_next)
@@ -64,12 +72,20 @@ class Calls:
         """Call the next hosts, as many as may be called at a time. To be called whenever one has connected or failed."""
         now = self._loop.now()
         for host in self._hosts:
-            if self._number_starting >= self._most_at_once or not self._may_call():
+            if host.phase is not HostPhase.WAITING or self._not_before.get(host, now) > now:
+                continue
+            # counted for each: one that cannot be started has others called before `start` returns
+            if self._number_starting >= self._limit or not self._may_call():
                 break
-            if host.phase is HostPhase.WAITING and self._not_before.get(host, now) <= now:
-                host.start(self._env, self._open_files, handled_signals())
+            host.start(self._env, self._open_files, handled_signals())
         waiting = (at for host, at in self._not_before.items() if host.phase is HostPhase.WAITING and at > now)
         self._next_at.set(min(waiting, default=None))
+
+    def _on_way_known(self, through_another: bool | None) -> None:
+        """Call many hosts at a time if ssh reaches them directly; None: it is not known. Called by the loop."""
+        if through_another is False:
+            self._begins_with_few = False
+            self.make_next()
 
     def repeat(self, host: HostConnection) -> bool:
         """Call a host again later that had no room for a connection; return False if it was called often enough."""
@@ -84,6 +100,14 @@ class Calls:
         self._not_before[host] = self._loop.now() + pause(repeats, random())
         host.wait_again()
         return True
+
+    @property
+    def _limit(self) -> int:
+        """How many hosts may be called at a time now."""
+        if not self._begins_with_few:
+            return self._most_at_once
+        connected = sum(host.phase is HostPhase.CONNECTED for host in self._hosts)
+        return min(self._most_at_once, FEW + connected // CONNECTED_FOR_ONE_MORE)
 
     @property
     def _number_starting(self) -> int:

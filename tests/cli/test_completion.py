@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +69,29 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
     started = Shell(request.param, tmp_path)
     yield started
     started.child.close(force=True)
+
+
+@pytest.mark.parametrize("shell", ["zsh"], indirect=True)  # bash sorts by itself, and `complete -C` in fish does
+def test_runs_are_offered_with_the_newest_first_also_where_two_are_described_alike(
+    shell: Shell, tmp_path: Path
+) -> None:
+    now, programs = time.time() - 86400, {"kkkk": "b.py", "wwww": "a:c.py", "zzzz": "b.py"}  # by name, the oldest first
+    for number, (name, program) in enumerate(programs.items()):
+        folder = tmp_path / f".local/state/ddplaunch/runs/20260101-00000{number}-{name}"
+        folder.mkdir(parents=True)
+        began = {
+            "v": 1,
+            "event": "job_started",
+            "at": now + number,
+            "mono": 1,
+            "run_id": folder.name,
+            "program": program,
+        }
+        (folder / "events.jsonl").write_text(json.dumps(began) + "\n")
+    shell.line_after("ddplaunch logs ", keys=shell.lists)
+    listed = re.findall(r"^(\w{4})  -- (.*?) began 24 h ago *$", shell.child.before.replace("\r", ""), re.MULTILINE)
+    assert [one for one in listed if programs.get(one[0]) == one[1]] == [*programs.items()][::-1]
+    assert shell.line_after("ddplaunch logs ww") == "ddplaunch logs wwww"
 
 
 def test_tab_completes_verbs_files_options_and_values(shell: Shell) -> None:

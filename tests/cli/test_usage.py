@@ -296,3 +296,21 @@ def test_ctrl_c_before_anything_starts_ends_quietly(job: Job) -> None:
     result = job.wait()
     os.close(writer)
     assert (result.status, result.err) == (-signal.SIGINT, "")  # which a shell shows as 130
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        ("--restart-on cuda", "--restart-on cuda"),
+        ("--max-no-progress 3", "--max-no-progress 3"),
+        ("--restart-on cuda --max-restarts 2", ""),
+        ("--monitor-interval 5", ""),  # scripts for torchrun have it
+    ],
+)
+def test_an_option_about_restarts_of_a_job_that_has_none_is_noted_at_its_start(
+    job: Job, words: str, noted: str
+) -> None:
+    result = job.run(*words.split(), "--no-python", "true").expect(0)
+    why = "has no effect: --max-restarts says how often workers that fail are started again"
+    notes = [line for line in result.err.splitlines() if line.startswith("note: ")]
+    assert notes == ([f"note: {noted} {why}"] if noted else [])

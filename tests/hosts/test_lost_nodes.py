@@ -55,6 +55,7 @@ def test_a_member_that_falls_silent_is_lost_after_the_heartbeat_timeout(job, sta
         assert (job.summary_of(host)["status"], job.summary_of(host)["why"]) == (122, "node_lost")
     assert "\n  4 other workers of the job were stopped\n" in results["node0"].err
     assert "hint: if it is only slow, `--heartbeat-timeout 60s`; to go on without" in results["node0"].err
+    assert "its own network" not in results["node0"].err
     (left,) = job.events_of("node0", "node_left")
     assert (left["host"], left["node_rank"], left["reason"]) == ("node2", 2, "silent for 2 s")
     # it has no way to know, so it has ended its workers itself
@@ -86,6 +87,7 @@ def test_each_host_ends_its_own_workers_when_the_coordinator_falls_silent(job, s
     (alone,) = ends_in_time(job, ["node0"], began).values()
     assert "was lost: silent for 2 s\n" in alone.err
     assert "then node " in alone.err
+    assert "\n  node 0 (node0), which says so, has lost all others: its own network may have been cut\n" in alone.err
 
 
 def test_each_host_ends_its_own_workers_at_once_when_the_coordinator_crashes(job, start):

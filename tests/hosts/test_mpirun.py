@@ -70,9 +70,16 @@ def test_ranks_are_those_of_mpirun_and_the_first_failure_gives_the_status(by_mpi
 
 def test_the_doctor_examines_each_host_once(by_mpirun):
     job = by_mpirun("rank")
-    result = job.run("doctor", "--json", "--only", "limits", "--master-addr", "node0", env=TOKEN)
+    options = ("--json", "--only", "variables", "--master-addr", "node0", "--write-hosts", job.home / "good.txt")
+    result = job.run("doctor", *options, env={**TOKEN, "LOCAL_WORLD_SIZE": "2"})
     report = json.loads(result.out)
     assert [one["host"] for one in report["nodes"]] == ["node0", "node1"]
+    # mpirun passes the setting to all, and to ssh, or to the first host alone; its own variables are no finding
+    [noted] = report["findings"]
+    assert noted["evidence"].startswith("LOCAL_WORLD_SIZE=2\n")
+    assert noted["hosts"][0] == "node0"  # and not "node-0", by which nobody knows that host
+    good = (job.home / "good.txt").read_text().split()
+    assert good == ["node0", job.bed.address("node1")]
     assert "2 of 2 nodes answered to the end" in [one["facts"] for one in report["checks"]]
     assert "in 1 pair" in report["checks"][-1]["facts"]
     job.nothing_left(patience=PATIENCE)

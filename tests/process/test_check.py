@@ -41,6 +41,13 @@ def test_equal_errors_are_told_once_with_their_line(check):
     assert result.err == "ddplaunch: checking ranks 0-1,3-5,9 of 10, rank 0 first\n"
 
 
+def test_the_hint_for_a_script_that_insists_on_a_gpu_ties_it_to_no_launcher(check):
+    result = check("raise AssertionError('Torch not compiled with CUDA enabled')\n", "--ranks", "9").expect(1)
+    hint = " ".join(result.out.partition("hint: ")[2].split())
+    assert '`device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"`' in hint
+    assert "DDPLAUNCH" not in hint
+
+
 @pytest.mark.parametrize(("options", "said"), [((), "ddplaunch: checking rank 9 of 10\n"), (("--quiet",), "")])
 def test_a_check_says_at_its_start_what_it_runs_also_in_a_pipe(check, options, said):
     assert check("pass\n", "--ranks", "9", *options).expect(0).err == said

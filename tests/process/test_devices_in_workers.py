@@ -236,5 +236,5 @@ def test_the_plan_that_is_shown_is_the_one_that_is_run(job: Job, machine: Callab
     shown = json.loads(planned(job, "--json", words, env))
     assert job.run("--run-id", "pasted", *words, PLACE, env=env).status == 0
     run = json.loads((job.folder / "plan.json").read_text())
-    del run["agent_pid"], run["slurm_job"]
+    del run["agent_pid"], run["slurm_job"], run["srun_job"]
     assert run == shown

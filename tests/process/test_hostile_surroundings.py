@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,16 @@ def test_what_only_the_system_call_finds_out_gives_the_same_status(job, content,
     assert "hint: is it a program for this machine, and executable (`chmod +x`)?" in result.err
     assert job.events("worker_start_failed")[0]["status"] == status
     assert json.loads((job.folder / "summary.json").read_text())["status"] == status
+
+
+def test_variables_that_are_too_long_for_the_kernel_are_named_as_the_cause(job):
+    many = job.home / "many.env"
+    many.write_text("".join(f"BIG{number}={'x' * 100_000}\n" for number in range(8)))
+    stack = (2 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1])  # of which a quarter may be variables and arguments
+    limit = partial(resource.setrlimit, resource.RLIMIT_STACK, stack)
+    result = job.run("--env-file", many, "--no-python", "true", preexec_fn=limit).expect(126)
+    assert "error: rank 0 could not be started: true: Argument list too long\n" in result.err
+    assert "hint: its variables and arguments are too long together" in result.err
 
 
 def test_256_workers_run_where_256_files_may_be_open_and_have_what_the_hard_limit_allows(job):

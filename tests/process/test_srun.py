@@ -72,6 +72,20 @@ def test_a_signal_that_came_too_late_to_be_passed_on_hides_no_status(
     assert srun.end() == (status, None)
 
 
+def test_a_parent_that_is_stopped_is_killed_and_srun_with_it(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    srun = start_step(step("sh", "-c", f"echo $PPID $$ > {told}.new; mv {told}.new {told}; exec sleep 600"))
+    until(told.exists, "srun")
+    parent, own = map(int, told.read_text().split())
+    os.kill(parent, signal.SIGSTOP)
+    until(lambda: state_of(parent) == "T", "its parent to stop")
+    srun.signal(signal.SIGKILL)
+    srun.kill_parent()
+    assert select.select([srun.fd], [], [], PATIENCE)[0]
+    assert srun.end() == (signal.SIGKILL, None)
+    until(lambda: state_of(own) in ("", "Z"), "the end of srun")
+
+
 def test_a_machine_without_room_is_an_error_that_says_so() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     job = step("true")

@@ -25,6 +25,14 @@ def test_all_nodes_of_an_allocation_are_examined(job: SlurmJob, way: str) -> Non
     job.nothing_left(10)
 
 
+def test_the_nodes_of_all_components_of_a_heterogeneous_job_are_examined(job: SlurmJob) -> None:
+    command = f"{job.ddplaunch} doctor --json --only limits --write-hosts {job.home}/good.txt"
+    report = json.loads(job.salloc(command, "--nodes=1", ":", "--nodes=2").expect(0).out)
+    assert {one["id"]: one["facts"] for one in report["checks"]}["nodes"] == "3 of 3 nodes answered to the end"
+    assert (job.home / "good.txt").read_text().split() == [f"node{number}" for number in (1, 2, 3)]
+    job.nothing_left(10)
+
+
 def test_settings_are_noted_and_variables_of_a_job_that_has_ended_break_the_next(job: SlurmJob) -> None:
     doctor = f"{job.ddplaunch} doctor --only slurm --cluster local -v"
     mine = job.sbatch(f"{doctor}; echo status $?; SLURM_JOB_ID=99 {doctor}; echo status $?", "--nodes=1", "--ntasks=1")

@@ -1,10 +1,13 @@
 """Jobs in Slurm: the ways to start one, what the workers are told, several at once, and what cannot work."""
 
+import os
+import pty
 import shlex
 
 import pytest
+from pexpect import fdpexpect
 
-from tests.conftest import PROGRAMS
+from tests.conftest import PATIENCE, PROGRAMS
 from tests.slurm.job import SlurmJob
 from tests.slurm.places import PLACE, done, expected, places, seats
 from tests.slurm.started import EACH, EVERY_WAY, NODES, RANKS, batch, one_cluster
@@ -164,6 +167,23 @@ def test_arguments_of_the_script_arrive_as_they_were_typed(job: SlurmJob) -> Non
     words = ["a", ":", "", "b c", "--nodes=7", "%t", "$HOME", "'"]
     output = done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 1 says.py {shlex.join(words)}", "--nodes=2"))
     assert output.count(repr(words)) == 2, output
+
+
+@pytest.mark.parametrize("tasks", [("--ntasks=4",), ("--nodes=2", "--ntasks-per-node=1")])
+def test_what_is_typed_in_the_shell_of_a_step_waits_for_no_task_that_is_a_shell(job: SlurmJob, tasks) -> None:
+    ours, theirs = pty.openpty()
+    shell = job.start_srun("--pty", *tasks, "bash", "--norc", stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    terminal = fdpexpect.fdspawn(ours, timeout=PATIENCE)
+    terminal.send(f"{job.ddplaunch} --backend gloo {PLACE}; echo the status is $?\n")
+    terminal.expect(r"the status is (\d+)")
+    assert terminal.match[1] == b"0", terminal.before
+    terminal.send("exit 0\n")
+    assert shell.wait(PATIENCE) == 0
+    os.close(ours)
+    assert {place["WORLD_SIZE"] for place in places(job)} == ({"1"} if len(tasks) == 1 else {"2"})
+    assert len({place["SLURMD_NODENAME"] for place in places(job)}) == len(places(job))
+    job.nothing_left(10)
 
 
 # --- heterogeneous jobs

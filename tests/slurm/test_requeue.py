@@ -69,7 +69,8 @@ def test_a_job_goes_back_once_a_controller_that_was_away_is_there_again(job: Slu
     path = Path(running.about()["StdOut"])
     job.cluster.stop_controller()
     os.kill(front(job, "node1"), SIGUSR1)
-    until(lambda: "Slurm has not replied yet" in path.read_text(), "the wait to be told")
+    words = "Slurm has not replied yet (scontrol: slurm_load_jobs error: Unable to contact slurm controller (connect failure)): "
+    until(lambda: words in path.read_text(), "the wait to be told")
     assert signs(job, "saved", number) == [""] * number
     job.cluster.start_controller()
     running.wait("PENDING")

@@ -36,6 +36,31 @@ def test_all_its_ranks_are_shown_and_stopped_as_by_ctrl_c(job: SlurmJob, way: st
     job.nothing_left(10)
 
 
+@pytest.mark.parametrize(
+    ("way", "host", "of_first"),
+    [
+        ("", CTL, "ssh ctl "),
+        ("srun --het-group=1 ", "node2", "srun --overlap --jobid {id} --het-group=1 -N1 -n1 -w node2 "),
+    ],
+    ids=["a step from a host that is no node", "a step of the second component"],
+)
+def test_in_a_heterogeneous_job_the_hint_names_the_component_and_none_for_a_host_that_is_no_node(
+    job: SlurmJob, way: str, host: str, of_first: str
+) -> None:
+    started = job.start_salloc(f"echo $SLURM_JOB_ID; {way}{job.ddplaunch} {BEHAVE}", "--nodes=1", ":", "--nodes=2")
+    job.signs("ready", 2 if way else 3)
+    there = of_first.format(id=job.out(started).split()[0])
+    asked = job.run("ps", host="node3")
+    hint = re.search(r"runs on (\w+) \(`(.*)`\)", asked.out)
+    assert hint is not None, asked
+    assert (hint[1], hint[2].startswith(there)) == (host, True), hint
+    if way:
+        shown = job.wait(command=job.start_on(CTL, "sh", "-c", hint[2]))
+        assert "running, 2 workers on 2 nodes" in shown.expect(0).out
+    started.terminate()
+    job.wait(command=started)
+
+
 def test_where_the_home_is_shared_the_hint_on_another_host_runs_as_it_is_typed(job: SlurmJob) -> None:
     running = batch(job, "a step of its own", BEHAVE, flags=f"--run-id {job.mark}")
     ready(job, running)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from signal import SIGINT, SIGQUIT, SIGTERM, SIGUSR1
+from signal import SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1
 
 import pytest
 
@@ -10,7 +10,20 @@ from ddplaunch.reach.repeated_stop import REPEAT_WINDOW
 from tests.conftest import until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
-from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, SAVES, TASK, WAYS, batch, front, one_cluster, ready
+from tests.slurm.started import (
+    BEHAVE,
+    EVERY_WAY,
+    NODES,
+    RANKS,
+    SAVES,
+    TASK,
+    WAYS,
+    batch,
+    front,
+    one_cluster,
+    parent,
+    ready,
+)
 
 __all__ = ["one_cluster"]
 
@@ -148,6 +161,20 @@ def test_srun_is_not_told_to_end_while_workers_save_nor_does_a_second_sigterm_ki
 def srun_of_the_step(job: SlurmJob) -> bool:
     """Whether ddplaunch has started its srun."""
     return any(p.name == "srun" and TASK in p.command for p in job.cluster.bed.processes(CTL))
+
+
+def test_a_stopped_parent_of_srun_does_not_hold_up_the_end_of_the_job(job: SlurmJob) -> None:
+    command = job.start_salloc(
+        f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=done_when_told; echo $?", f"--nodes={NODES}"
+    )
+    job.signs("ready", RANKS)
+    sruns = {p.pid for p in job.cluster.bed.processes(CTL) if p.name == "srun"}
+    (above,) = {parent(pid) for pid in sruns} - sruns
+    os.kill(above, SIGSTOP)
+    (job.home / "signs" / "go").touch()
+    result = job.wait(command=command)
+    assert result.out == "0\n", result
+    assert f"{RANKS} workers on {NODES} nodes finished" in result.err
 
 
 def test_a_stop_before_anything_runs_ends_the_step(job: SlurmJob) -> None:

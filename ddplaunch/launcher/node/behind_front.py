@@ -28,7 +28,7 @@ from ddplaunch.reach.repeated_stop import Typed
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.record.folders import state_folder
 from ddplaunch.system.errors import LaunchError
-from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.loop.loop import Loop, Pending
 from ddplaunch.system.process.tree import look
 from ddplaunch.system.words import signal_name
 
@@ -309,9 +309,17 @@ class BehindFront(ABC):
 
     def _ask_cluster(self, requeue: Requeue, question: Callable[[], Reply], if_unanswered: Reply) -> Reply:
         """Return the reply of the cluster, however long that takes, or `if_unanswered` if the user does not wait."""
-        tells = self._loop.timer(self._loop.now() + SLOW_REPLY, lambda: self._reporter.print(requeue.waiting))
+        why: Pending[str] | None = None
+
+        def ask_why() -> None:
+            nonlocal why
+            why = self._loop.ask(requeue.describe_wait, "", lambda text: self._reporter.print(text) if text else None)
+
+        tells = self._loop.timer(self._loop.now() + SLOW_REPLY, ask_why)
         reply = self._signals.wait_for(self._loop.ask(question, if_unanswered))
         tells.cancel()
+        if why is not None:
+            why.give_up()
         return reply
 
     def _finish_files_and_output(self) -> None:

@@ -21,7 +21,7 @@ from ddplaunch.launcher.job.questions import Asker
 from ddplaunch.launcher.node.context import AgentContext
 from ddplaunch.launcher.node.events import AttachAsked, ClientAsked, ClientGone, ClientsFailed, StopAsked
 from ddplaunch.reach.channel.handshake import Decoder, pack
-from ddplaunch.reach.other_host import job_in_slurm
+from ddplaunch.reach.other_host import job_of_srun
 from ddplaunch.record.run_socket import uid_of
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import Answer
@@ -325,7 +325,7 @@ class RunClients(Clients):
         return requests.RunsElsewhere(
             run_id=piece(self._context.run_id),
             host=host_name(hosts[0]),
-            slurm_job=line(job_in_slurm(self._context.inputs.env) if allocation.cluster == "slurm" else ""),
+            srun_job=line(job_of_srun(self._context.inputs.env, hosts[0]) if allocation.cluster == "slurm" else ""),
         )
 
     def _describe_run(self, coordinator: Coordinator) -> requests.Run:

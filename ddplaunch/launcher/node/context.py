@@ -23,7 +23,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.make import is_shown_as_it_is
 from ddplaunch.plan.variables import of_terminal
-from ddplaunch.reach.other_host import job_in_slurm
+from ddplaunch.reach.other_host import job_in_slurm, job_of_srun
 from ddplaunch.reach.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
 from ddplaunch.record.events import Event
 from ddplaunch.record.file_queue import FileQueue
@@ -230,6 +230,7 @@ class AgentContext:
             home=inputs.env.get("HOME", ""),
             cluster=inputs.cluster,
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
+            srun_job=job_of_srun(inputs.env, inputs.node.host) if inputs.allocation.cluster == "slurm" else "",
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
             has_front=inputs.allocation.has_front,
         )

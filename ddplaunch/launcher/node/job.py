@@ -51,9 +51,8 @@ if TYPE_CHECKING:
         def unsent(self) -> str | None:
             """What `submit` gives then."""
 
-        @property
-        def waiting(self) -> str:
-            """What the user is told while the cluster does not answer."""
+        def describe_wait(self) -> str:
+            """Find out what the user is to be told while the cluster does not answer."""
 
 
 class JobInputs(Struct, frozen=True, kw_only=True):

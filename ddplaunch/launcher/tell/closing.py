@@ -24,6 +24,10 @@ _START_HINTS = {
     errno.ENOTDIR: _NOT_FOUND,
     errno.EACCES: _NOT_EXECUTABLE,
     errno.ENOEXEC: _NOT_EXECUTABLE,
+    errno.E2BIG: (
+        "its variables and arguments are too long together, which a quarter of `ulimit -s` limits. "
+        "`env | wc -c` counts the bytes of this shell's variables"
+    ),
     errno.EMFILE: MORE_OPEN_FILES,
     errno.ENFILE: "the machine is at its limit of open files: see `sysctl fs.file-max`",
     errno.EAGAIN: "the machine is at a limit of processes: see `ulimit -u`, and pids.max of the control group",
@@ -144,7 +148,7 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
     stopped = [how_ended] if how_ended else []
     sections = [
         [f"error: the job hangs: {what}   ({still})" if what else f"error: the job hangs: {still}"],
-        [f"  {line}" for line in lines],
+        [f"  {line}" for line in lines if line != what],
         [f"  {line}" for line in (*stopped, *stacks)],
         [] if found.is_explained else [_IF_SLOW],
     ]

@@ -313,7 +313,7 @@ class JobReporter:
             on = f" on {start_failure.host}" if len(state.members) > 1 else ""
             return closing.render_start_failure(f"rank {start_failure.rank}{on}", start_failure)
         if state.generation.lost and (state.why is Why.NODE_LOST or first is None):
-            return _node_lost(state)
+            return _node_lost(state, self._reporter.around.host)
         if first is None:  # the front of a node was killed, without a failure
             each_has_a_command = state.policy.nodes_may_leave  # a user typed one on each node
             whose = f"of {state.members[SELF_ID]}" if each_has_a_command else "that had started the job"
@@ -387,8 +387,8 @@ def _as_typed(program: Program) -> str:
     return whole if len(whole) <= _LONGEST_PROGRAM else f"{shlex.join(target)} ..."
 
 
-def _node_lost(state: State) -> str:
-    """Return the report of a job that ended because a node was lost."""
+def _node_lost(state: State, here: str) -> str:
+    """Return the report of a job that ended because a node was lost; `here` is the host that says so."""
     first, *others = state.generation.lost  # "node 2 (c): silent for 10 s"
     lines = [f"error: {first.replace(': ', ' was lost: ', 1)}"]
     lines += [f"  then {other}" for other in others]
@@ -396,6 +396,10 @@ def _node_lost(state: State) -> str:
     if stopped:
         lines += ["", f"  {count(stopped, 'other worker')} of the job {'was' if stopped == 1 else 'were'} stopped"]
     is_out_of_contact = any(words in first for words in OUT_OF_CONTACT)
+    own = state.members.get(SELF_ID)  # None: the command that has started all agents says so
+    has_lost_all = len(state.members) == (own is not None)
+    if is_out_of_contact and others and has_lost_all:  # each of the others says the same of this host
+        lines += ["", f"  {own or here}, which says so, has lost all others: its own network may have been cut"]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if is_out_of_contact else ""
     hint = f"hint: {slow}{_TO_GO_ON_WITHOUT}"
     if state.policy.is_elastic and len(state.members) >= state.policy.min_nodes:

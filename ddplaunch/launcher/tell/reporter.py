@@ -63,6 +63,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     home: str = ""  # the user's folder, for ~
     cluster: ClusterQuestions = ClusterQuestions()
     slurm_job: str = ""  # the id of the job in Slurm, "" outside of it
+    srun_job: str = ""  # by which srun reaches this host, as `other_host.job_of_srun` has it; "" for none
     bad_nodes: str = ""  # the file that remembers the machines that failed; "": nothing is remembered
     has_front: bool = False  # a command has started all agents: where it is lost, nobody reads what they say
 
@@ -206,7 +207,8 @@ class Reporter:
         assert folder is not None
         if plan is not self._plan_in_folder:  # a later generation may have another
             is_first, self._plan_in_folder = self._plan_in_folder is None, plan
-            here = {"agent_pid": os.getpid(), "slurm_job": self.around.slurm_job}
+            around = self.around
+            here = {"agent_pid": os.getpid(), "slurm_job": around.slurm_job, "srun_job": around.srun_job}
             folder.write("plan.json", {**plan.data(self.spec.origins, self.stderr.redactor.known), **here})
             if is_first:
                 self._announce(plan, folder)
@@ -266,11 +268,11 @@ class Reporter:
         """Return the command that looks into this run from the host of its user: in Slurm that is mostly another one."""
         plan = self.story.plan
         name = short(plan.run_id) if plan is not None else ""
-        if plan is None or not self.around.slurm_job:
+        if plan is None or not self.around.srun_job:
             return f"ddplaunch {verb} {name}"
         from ddplaunch.reach import other_host  # few jobs need it
 
-        return other_host.line(self.around.host, self.around.slurm_job, (verb, name))
+        return other_host.line(self.around.host, self.around.srun_job, (verb, name))
 
     def _on_host_of(self, rank: int) -> str:
         """Return " on HOST" for a rank of a job of several nodes; "" for one node."""

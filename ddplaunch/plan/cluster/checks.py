@@ -93,6 +93,23 @@ def processes_above(read: Callable[[str], str]) -> tuple[str, ...] | None:
     return None
 
 
+def is_typed_in_shell(read: Callable[[str], str]) -> bool:
+    """Return whether a shell on a terminal has started this process as a command that was typed there; False if /proc hides it.
+
+    Such a shell leads the session of its terminal, and gives each command a process group of its own. A shell that runs a script
+    or `-c COMMAND` has that as an argument; most of those give their commands no group, but `bash -ic` does.
+    """
+    try:
+        # "PID (NAME) STATE PARENT GROUP SESSION TERMINAL ..." (proc(5)); the terminal is 0 if there is none
+        _, _, group, session, terminal = read("/proc/self/stat").rpartition(")")[2].split()[:5]
+        if terminal == "0" or group == session:
+            return False
+        _, *arguments = read(f"/proc/{session}/cmdline").rstrip("\0").split("\0")
+    except (OSError, ValueError):
+        return False
+    return all(argument.startswith("-") for argument in arguments)
+
+
 HOW_TO_IGNORE = "to ignore these variables: --cluster local, or unset them"
 
 

@@ -6,6 +6,7 @@ MPI itself is neither needed nor used: the variables of its launchers tell all b
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -124,13 +125,18 @@ def discover(facts: ClusterFacts) -> Allocation | None:
         raise
 
 
+def may_be_below_launcher(read: Callable[[str], str]) -> bool:
+    """Return whether a launcher or a daemon of one is above this process, or may be, as /proc does not show all above."""
+    above = processes_above(read)
+    return above is None or any(map(_ANY_LAUNCHER.fullmatch, above))
+
+
 def _doubt(facts: ClusterFacts, found: World) -> str:
     """Return why the variables of the launcher may be left over in a shell or a container; "" if they are not.
 
     In a container the launcher may run outside and not be seen, so this is no reason to refuse.
     """
-    above = processes_above(facts.read)
-    if above is None or any(map(_ANY_LAUNCHER.fullmatch, above)):
+    if may_be_below_launcher(facts.read):
         return ""
     size = next(name for name in found.launcher.size if facts.value(name))
     return (
@@ -260,7 +266,7 @@ def _manager_host(facts: ClusterFacts) -> _HostOfRank0 | None:
 def _scheduler_host(facts: ClusterFacts) -> _HostOfRank0 | None:
     """Return the first host of the batch job that we run in, where launchers place rank 0; None if it is not known here."""
     if facts.value("SLURM_JOB_ID"):
-        host, source = slurm.job_hosts(facts)[0], "the first of SLURM_JOB_NODELIST"
+        host, source = slurm.job_hosts(facts.env)[0], "the first of SLURM_JOB_NODELIST"
     elif path := facts.value("PBS_NODEFILE"):
         try:
             host, source = listed.pbs_hosts(facts, path)[0].address, "the first of PBS_NODEFILE"

@@ -2,6 +2,7 @@
 
 SLURM_STEP_ID alone distinguishes them: a batch script has SLURM_PROCID=0 and SLURM_NTASKS=n too. HOSTNAME is the first node's
 everywhere, and is not read. Neither are job names, nor any file or command of Slurm: a container may have none of them.
+The shell of `srun --pty bash` is a task of a step, but what is typed there is not: the allocation is the shell's to use.
 
 A heterogeneous job has several components, each with nodes of its own. In Slurm 22.05 a step over several of them has its
 nodes, and the tasks of each, listed by name, but SLURM_NODEID and SLURM_PROCID count from component to component. A salloc
@@ -10,7 +11,7 @@ of such a job sets no variable about all of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from signal import SIGTERM
 
 from msgspec import Struct
@@ -52,6 +53,8 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     if job is None:
         return None
     step = step_id(facts)
+    if step is not None and facts.value("SLURM_PTY_PORT") and checks.is_typed_in_shell(facts.read):
+        step = None  # the other tasks of the step are shells too: none of them runs ddplaunch
     found = _outside(facts, job) if step is None else _inside(facts, job, step)
     # in a step that ddplaunch has started, Slurm's variable counts the tasks of the step: one agent on each node
     tasks = facts.number("SLURM_NTASKS_PER_NODE" if step is None else TASKS_PER_NODE)
@@ -65,10 +68,10 @@ def step_id(facts: ClusterFacts) -> int | None:
     return None if step is None or step >= _FIRST_SPECIAL_STEP else step
 
 
-def job_hosts(facts: ClusterFacts) -> tuple[str, ...]:
+def job_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the nodes of the job, of all its components; LaunchError if the list is missing or malformed."""
-    hosts = [host for part in components(facts.env) for host in part]
-    return tuple(hosts) or _hosts(facts.env, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    hosts = [host for part in components(env) for host in part]
+    return tuple(hosts) or _hosts(env, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
 
 def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
@@ -81,13 +84,24 @@ def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     return tuple(_hosts(env, *(f"{name}{number}" for name in names)) for number in range(size if size > 1 else 0))
 
 
+def component_of(env: Mapping[str, str], host: str) -> int | None:
+    """Return the number of the component that this host is in; None in a job that is not heterogeneous."""
+    holders = (number for number, hosts in enumerate(components(env)) if is_among(host, hosts))
+    return next(holders, None)
+
+
+def is_among(host: str, hosts: Iterable[str]) -> bool:
+    """Return whether a host is one of these, with or without its domain."""
+    return any(endpoints.is_same_host(one, host) for one in hosts)
+
+
 def _outside(facts: ClusterFacts, job: int) -> Allocation:
     """Return the allocation for a batch script, or the shell of salloc: ddplaunch starts a step there, on this node too.
 
     A step because of how Slurm ends a job: the shell of its script ends at once, and where Slurm tracks processes by cgroups,
     all that the script has started is killed without a signal before. The tasks of a step get SIGTERM, and time.
     """
-    hosts = job_hosts(facts)
+    hosts = job_hosts(facts.env)
     doubt = facts.doubt_about_job(hosts)
     found = allocate(
         facts,

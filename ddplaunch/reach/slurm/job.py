@@ -280,10 +280,14 @@ class SlurmRequeue(Struct, frozen=True):
         """What `submit` returns where Slurm is not waited for."""
         return f"job {job_id(self.env)} may not be requeued: {_UNANSWERED}"
 
-    @property
-    def waiting(self) -> str:
-        """What to tell the user while there is no reply of Slurm, in a sentence."""
-        return f"Slurm has not replied yet: ddplaunch goes on asking for the requeue of job {job_id(self.env)}"
+    def describe_wait(self) -> str:
+        """Ask once more, and return what to tell the user while there is no reply: a sentence with what scontrol says then."""
+        said = ""
+        try:
+            query_job(self.env)
+        except ScontrolError as error:
+            said = f" ({error})"
+        return f"Slurm has not replied yet{said}: ddplaunch goes on asking for the requeue of job {job_id(self.env)}"
 
     def _retry(self, ask: Callable[[], _Reply]) -> _Reply:
         """Ask slurmctld until it replies: it may be restarting, or have moved to another host."""

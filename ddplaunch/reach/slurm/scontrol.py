@@ -13,7 +13,7 @@ from msgspec import Struct
 _MARGIN = 1.0  # seconds for the process that runs scontrol to report a timeout, beyond the time of scontrol
 # as Slurm 22.05 writes it; the second one of `scontrol requeue`
 _NO_REPLY = re.compile(
-    r"Unable to contact slurm controller|Unexpected message received|[Tt]imed out|Zero Bytes|backup controller in standby"
+    r"Unable to contact slurm controller|Unexpected message received|[Tt]imed out|Zero Bytes|[Cc]ontroller (is )?in standby"
 )
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
 _GRANT = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
@@ -85,13 +85,24 @@ def _run(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> st
         raise ScontrolMissing("scontrol is not on PATH") from None
     except OSError as error:
         raise ScontrolMissing(f"scontrol cannot be run ({error.strerror})") from None
-    except subprocess.TimeoutExpired:
-        raise Unreachable(f"scontrol timed out after {timeout:g} s") from None
+    except subprocess.TimeoutExpired as error:
+        raise Unreachable(f"scontrol timed out after {timeout:g} s{_said(error.stderr)}") from None
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         reason = f"scontrol: {lines[-1]}" if lines else f"scontrol ended with status {done.returncode}"
         raise Unreachable(reason) if _NO_REPLY.search(reason) else ScontrolError(reason)
     return done.stdout.decode(errors="surrogateescape")
+
+
+def _said(stderr: bytes | None) -> str:
+    """Return what scontrol has written until it timed out, to follow a statement; "" for nothing.
+
+    Where the authentication service does not answer, scontrol tries for minutes: of its lines the one about munge tells most.
+    """
+    lines = [one.removeprefix("scontrol: error: ") for one in (stderr or b"").decode(errors="replace").splitlines()]
+    of_munge = (one for one in lines if one.startswith("Munge "))
+    said = next(of_munge, lines[-1] if lines else "").strip()
+    return f": {said}" if said else ""
 
 
 # --- what it shows

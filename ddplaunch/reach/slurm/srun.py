@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NoReturn
 
 from msgspec import Struct
@@ -43,9 +44,13 @@ class StepJob(Struct, frozen=True, kw_only=True):
 class Srun:
     """srun, as the watcher sees it through the connection to its parent; `fd` is readable when srun has ended."""
 
-    def __init__(self, connection: socket.socket, output: Mapping[int, int]) -> None:
-        """`output`: where its stdout (1) and its stderr (2) are read; what is missing srun writes to ours."""
+    def __init__(self, connection: socket.socket, parent: int | None, output: Mapping[int, int]) -> None:
+        """`connection` leads to its parent, and `parent` is a pidfd of that, None if there is none.
+
+        `output`: where its stdout (1) and its stderr (2) are read; what is missing srun writes to ours.
+        """
         self._connection = connection
+        self._parent = parent
         self.fd = connection.fileno()
         self.output = output
 
@@ -56,6 +61,12 @@ class Srun:
         except OSError:
             pass
 
+    def kill_parent(self) -> None:
+        """Kill its parent, which passes no signal on while somebody has it stopped; the kernel kills srun with it."""
+        if self._parent is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._parent, signal.SIGKILL)
+
     def end(self) -> tuple[int, StartError | None]:
         """Return the wait status of srun, and the reason why it was never started; None if it was."""
         try:
@@ -63,6 +74,8 @@ class Srun:
         except ConnectionResetError:  # the parent has ended before it read our last signal: its report comes next
             report = self._connection.recv(_LONGEST_REPORT)
         self._connection.close()
+        if self._parent is not None:
+            os.close(self._parent)
         if not report:  # the parent was killed, and srun with it
             return signal.SIGKILL, None
         return _parse_report(report)
@@ -92,28 +105,33 @@ def start_step(job: StepJob) -> Srun:
         for stream in job.read_by_watcher:
             read_output[stream], its_output[stream] = os.pipe()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        told, tells = socket.socketpair()  # the child hands over a pidfd of the grandchild by it
         offered = stdin.offer() if job.reads_stdin else None
         pid = fork()
     except OSError as error:
         raise not_started(StartError(error.errno or errno.EAGAIN, _FORK)) from None
     if pid == 0:  # the child ends at once: process 1 adopts the grandchild, which has left the tree of Slurm so
         try:
-            if fork() == 0:
-                ours.close()
+            if (grandchild := fork()) == 0:
+                for sock in (ours, told, tells):
+                    sock.close()
                 for fd in read_output.values():
                     os.close(fd)  # srun is to get an error if nobody reads
                 _Parent(job, theirs, (its_output[1], its_output[2]), offered).run()
+            with suppress(OSError):  # without it, the end of a step waits for a parent that is stopped
+                socket.send_fds(tells, [b"."], [os.pidfd_open(grandchild)])
         except OSError as error:
             theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
         finally:
             os._exit(0)
-    theirs.close()
-    if offered is not None:
-        offered.close()
+    for sock in (theirs, tells, *([offered] if offered is not None else [])):
+        sock.close()
     for stream in read_output:
         os.close(its_output[stream])
     os.waitpid(pid, 0)
-    return Srun(ours, read_output)
+    with told:
+        _, received, _, _ = socket.recv_fds(told, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    return Srun(ours, received[0] if received else None, read_output)
 
 
 _LONGEST_REPORT = 1000  # bytes

@@ -50,6 +50,11 @@ def task_options(nodes: Sequence[str], gpus: Grants = MappingProxyType({}), mpi:
     ]
 
 
+def component_options(number: int | None) -> list[str]:
+    """Return the options of srun for nodes of this component of a heterogeneous job; None: the job is none."""
+    return [] if number is None else [f"--het-group={number}"]
+
+
 def public_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of any step: none that srun takes for its options, and no secret."""
     return {

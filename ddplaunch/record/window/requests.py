@@ -126,7 +126,7 @@ class RunsElsewhere(Struct, frozen=True, tag="elsewhere"):
 
     run_id: Piece  # "": not known before all nodes have met
     host: Host
-    slurm_job: Line = ""  # its id in Slurm; "" for none
+    srun_job: Line = ""  # by which srun reaches that host, as `other_host.job_of_srun` has it; "" for none
 
 
 class Attached(Struct, frozen=True, tag="attached"):

@@ -116,8 +116,8 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
     lacking = next((call for call in trace.calls if call.lacks), None)  # a call that should have received objects
     if _NEEDS_GPU.search(error.message):
         hint = (
-            "a check runs on the CPU, unless this machine has as many GPUs as a node of the job. Let the script take its "
-            'device from ddplaunch: `os.environ["DDPLAUNCH_DEVICE"]`'
+            "a check runs on the CPU, unless this machine has as many GPUs as a node of the job. Let the script choose: "
+            '`device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"`'
         )
     elif lacking is not None:
         hint = (

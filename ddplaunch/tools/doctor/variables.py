@@ -77,12 +77,15 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     has_accelerators: bool = False
     cpus: int = 1  # that this process may use
+    has_launcher: bool = False  # a launcher of MPI has started this process, so that its variables are right
 
 
 def read(subject: Subject) -> Surroundings:
     """Take the variables, and see whether a driver of an accelerator is there."""
     import os
+    from pathlib import Path
 
+    from ddplaunch.plan.cluster.mpi import may_be_below_launcher
     from ddplaunch.plan.devices.node import AMD, has_nvidia
     from ddplaunch.plan.devices.sysfs import exists
 
@@ -90,13 +93,14 @@ def read(subject: Subject) -> Surroundings:
         env=subject.env,
         has_accelerators=has_nvidia(subject.env, subject.root) or exists(subject.root, AMD),
         cpus=len(os.sched_getaffinity(0)),
+        has_launcher=may_be_below_launcher(lambda path: Path(path).read_text(errors="replace")),
     )
 
 
 def judge(surroundings: Surroundings) -> Verdict:
     """Judge the variables. Values are shown of variables that this module names, since others may be secrets."""
     findings = [
-        *_launcher_findings(surroundings.env),
+        *_launcher_findings(surroundings),
         *_setting_findings(surroundings),
         *_thread_findings(surroundings),
         *_hidden_device_findings(surroundings),
@@ -106,14 +110,15 @@ def judge(surroundings: Surroundings) -> Verdict:
     return Verdict(f"set: {some(named, 20)}" if named else "none that matters is set", tuple(findings))
 
 
-def _launcher_findings(env: Mapping[str, str]) -> Iterator[Finding]:
+def _launcher_findings(surroundings: Surroundings) -> Iterator[Finding]:
     """Yield which variables of another launcher this shell has though no launcher started it."""
+    env = surroundings.env
     is_worker, is_pod = "DDPLAUNCH_RUN_ID" in env, "KUBERNETES_SERVICE_HOST" in env
     if is_worker or is_pod:  # there they are right
         return
     env = without_service_links(env)
     # a task of a Slurm step, or of mpirun, has MPI's variables by right
-    is_task = "SLURM_STEP_ID" in env or "PRTE_LAUNCHED" in env
+    is_task = surroundings.has_launcher or "SLURM_STEP_ID" in env or "PRTE_LAUNCHED" in env
     found = {name: env[name] for name in (*_OF_TORCHRUN, *(() if is_task else _OF_MPI)) if name in env}
     if found:
         yield note(

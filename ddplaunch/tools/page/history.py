@@ -128,6 +128,15 @@ class History(Struct, frozen=True, kw_only=True):
         """Whether a command has started all nodes, and what they have left is on other hosts."""
         return len(self.nodes) == 1 and self.nodes[0].plan.get("workers") == []
 
+    @property
+    def planned_size(self) -> tuple[int, int]:
+        """How many workers and nodes the newest generation was to have, as its plan says; zeros where no plan can be read."""
+        newest = max(self.nodes, key=lambda node: (max(node.generations, default=-1), bool(node.plan)))
+        workers, nodes = (
+            number if isinstance(number := newest.plan.get(name), int) else 0 for name in ("world_size", "nnodes")
+        )
+        return workers, nodes
+
 
 class NodeHistory:
     """What one node has left: its files without secrets, and what its events tell, gathered line by line."""

@@ -22,7 +22,7 @@ from ddplaunch.record.time_spent import Spent, attempt, time_spent
 from ddplaunch.system.fields import Duration, Size, clean
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.redaction.diffs import diff
-from ddplaunch.system.words import compress, count, duration, size
+from ddplaunch.system.words import compress, count, duration, size, some
 from ddplaunch.tools.page.collectives import waits
 from ddplaunch.tools.page.history import History, Life, NodeHistory
 from ddplaunch.tools.page.markup import Html, join, scrolling, styles, table, tag
@@ -123,7 +123,20 @@ def _verdict(run: History) -> Html:
         text = f"{run.outcome[:_LONGEST_CELL]}. Exit status {run.status}."
     has, size = "has" if run.goes_on else "had", _size(run)
     where = f" It {has} {size}, and began at {_date(run.began)}."
-    return tag("p", text, where, class_=f"verdict {kind}")
+    return tag("p", text, where, _whose_files(run), class_=f"verdict {kind}")
+
+
+def _whose_files(run: History) -> str:
+    """Say of which nodes this page tells, where the others have left their files on disks of their own; "" if it tells of all."""
+    here = [
+        node.host or "a node" for node in run.nodes if node.plan.get("workers") != []
+    ]  # without the command that started all
+    missing = run.planned_size[1] - len(here)
+    if not here or missing <= 0:
+        return ""
+    others = "The other one has" if missing == 1 else f"The other {missing} have"
+    name = short(run.run_id)
+    return f" Only what {some(here)} recorded is here. {others} files on other disks: type `ddplaunch report {name}` there."
 
 
 def _locations(run: History) -> Html | str:
@@ -135,16 +148,16 @@ def _locations(run: History) -> Html | str:
 
 
 def _size(run: History) -> str:
-    """Say how many workers on how many nodes the newest generation had, or, as far as only a command tells, was to have."""
-    if run.is_of_command:
-        plan = run.nodes[0].plan
-        workers, nodes = (
-            number if isinstance(number := plan.get(name), int) else 0 for name in ("world_size", "nnodes")
-        )
-    else:
-        newest = max((life.generation for life in run.lives), default=0)
-        lives = [life for life in run.lives if life.generation == newest]
-        workers, nodes = len(lives), len({life.node for life in lives}) or len(run.nodes)
+    """Say how many workers on how many nodes the newest generation had: as planned, or as was seen without a plan.
+
+    Of nodes with disks of their own, no file here tells but the plan.
+    """
+    newest = max((life.generation for life in run.lives), default=0)
+    lives = [life for life in run.lives if life.generation == newest]
+    seen = (
+        (len(lives), len({life.node for life in lives})) if lives else (0, 0 if run.is_of_command else len(run.nodes))
+    )
+    workers, nodes = map(max, seen, run.planned_size)
     return f"{count(workers, 'worker')} on {count(nodes, 'node')}"
 
 
@@ -392,10 +405,11 @@ def _machine(run: History) -> Html:
     machines = []
     for node in run.nodes[run.nodes.index(first) :][:_MOST_WORKERS]:
         ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
+        nothing = "none" if node.plan else "its plan is missing"
         machine = _object(node.about.get("machine"))
         devices = machine.get("devices")
         machines.append((
-            node.host or "a node", ranks or "its plan is missing", f"{machine.get('cpus') or ''} {machine.get('cpu') or ''}",
+            node.host or "a node", ranks or nothing, f"{machine.get('cpus') or ''} {machine.get('cpu') or ''}",
             _quantity(machine.get("memory"), Size, size), _counted(map(str, devices if isinstance(devices, list) else ())),
             str(machine.get("driver") or ""), f"{machine.get('system') or ''} {machine.get('kernel') or ''}",
         ))  # fmt: skip

@@ -32,6 +32,7 @@ from ddplaunch.tools.runs.client import RunReplies, ask_all
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
 _MOST_NODES = 5  # that have a line each
+_SRUN_JOB = re.compile(r"[0-9]+(\+[0-9]+)?")
 _IN_SHELLS = re.compile(r"[\w.+:@%=-]+")
 
 
@@ -47,8 +48,11 @@ class Known(Struct, frozen=True, kw_only=True):
     folder: str = ""  # of the whole run; "": nothing is kept
     replies: RunReplies | None = None  # None: it does not run here
     host: str = ""  # where it is to be asked about; "": here
-    slurm_job: str = ""  # its id in Slurm, of a run of another host; "" for none, or while that is not known
+    srun_job: str = (
+        ""  # by which srun reaches that host, as `other_host.job_of_srun` has it; "" for none, or not known yet
+    )
     is_pod: bool = False  # another host of it is a pod of Kubernetes
+    is_indexed: bool = False  # ... of an Indexed Job, where a pod's name is not that of its host
 
     @property
     def name(self) -> str:
@@ -70,7 +74,8 @@ class Known(Struct, frozen=True, kw_only=True):
         """Return the line to be typed here that runs `ddplaunch WORDS` on the host of this run."""
         script = os.path.join(os.path.dirname(sys.executable), "ddplaunch")
         ddplaunch = (script,) if os.access(script, os.X_OK) else ()
-        return other_host.line(self.host, self.slurm_job, words, ddplaunch, is_pod=self.is_pod)
+        kind = {"is_pod": self.is_pod, "is_indexed": self.is_indexed}
+        return other_host.line(self.host, self.srun_job, words, ddplaunch, **kind)
 
     def age(self, now: float) -> str:
         """Say for how long the run has been running, or how long ago it began."""
@@ -177,8 +182,9 @@ def look(env: Mapping[str, str]) -> Found:
             run = Known(
                 run_id=line(coordinated.run_id),
                 host=coordinated.host,
-                slurm_job=coordinated.slurm_job,
+                srun_job=coordinated.srun_job,
                 is_pod=other_host.are_pods(env),
+                is_indexed=other_host.are_indexed(env),
             )
             there.setdefault(run.run_id, run)
     return Found(here, list(there.values()))
@@ -201,10 +207,11 @@ def _on_other_hosts_by_folder(env: Mapping[str, str], names_here: Collection[str
         start = Node(first).start if first is not None else None
         if start is not None and start.host and start.host != socket.gethostname():
             plan = Run(folder).plan
-            job = plan.get("slurm_job")
-            slurm_job = job if isinstance(job, str) and job.isdecimal() else ""
+            job = plan.get("srun_job")
+            srun_job = job if isinstance(job, str) and _SRUN_JOB.fullmatch(job) else ""
             is_pod = other_host.are_pods(env) or plan.get("cluster") == "kubernetes"
-            found.append(replace(of_folder(folder), host=host_name(start.host), slurm_job=slurm_job, is_pod=is_pod))
+            pods = {"is_pod": is_pod, "is_indexed": other_host.are_indexed(env)}
+            found.append(replace(of_folder(folder), host=host_name(start.host), srun_job=srun_job, **pods))
     return found
 
 

@@ -53,6 +53,30 @@ def test_a_task_for_each_rank_is_one_worker(name: str, task: Task) -> None:
     assert node.rendezvous.coordinator is (task.rank == 0)
 
 
+IN_A_SHELL = "72 (ddplaunch) R 60 72 60 34816 72 4194304"
+THE_COMMAND_OF_A_SCRIPT = "72 (ddplaunch) R 60 60 60 34816 60 4194304"
+OF_NO_TERMINAL = "72 (ddplaunch) R 60 72 60 0 -1 4194304"
+
+
+@pytest.mark.parametrize(
+    ("name", "stat", "shell", "is_typed"),
+    [
+        ("slurm-rank-0", IN_A_SHELL, "bash\0", True),
+        ("slurm-node-0", IN_A_SHELL, "-bash\0", True),
+        ("slurm-node-0", IN_A_SHELL.replace("ddplaunch", "a) b (c"), "zsh\0-i\0", True),
+        ("slurm-node-0", IN_A_SHELL, "bash\0-ic\0ddplaunch train.py\0", False),
+        ("slurm-node-0", IN_A_SHELL, "bash\0run.sh\0", False),
+        ("slurm-node-0", THE_COMMAND_OF_A_SCRIPT, "bash\0", False),
+        ("slurm-node-0", OF_NO_TERMINAL, "bash\0", False),
+    ],
+)
+def test_what_is_typed_in_the_shell_of_a_step_is_no_task_of_it(name, stat, shell, is_typed) -> None:
+    env = {**captured(name), "SLURM_PTY_PORT": "40000"}
+    typed = found(env, files={"/proc/self/stat": stat, "/proc/60/cmdline": shell})
+    assert ([host.address for host in typed.start], typed.starter) == ((list(NODES), "srun") if is_typed else ([], ""))
+    assert found(env, files={}).start == ()  # /proc hides it
+
+
 @pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc", "slurm-node-1", "slurm-rank-5"])
 def test_it_is_known_how_often_slurm_has_started_the_job_again(name: str) -> None:
     assert found(captured(name)).requeues == 0

@@ -49,7 +49,7 @@ TO_CLIENT: list[dict[str, Any]] = [
     {"type": "node", "node_rank": None, "host": "a", "answer": {"type": "none", "reason": "was lost"}},
     {"type": "done"},
     {"type": "ended", "status": 130, "why": "signalled", "text": ""},
-    {"type": "elsewhere", "run_id": "20261122-1", "host": "a", "slurm_job": "7"},
+    {"type": "elsewhere", "run_id": "20261122-1", "host": "a", "srun_job": "7+1"},
     {"type": "attached"},
     {"type": "unreached"},
     {"type": "said", "text": "(Pdb) ", "asks": True, "ends": False},

@@ -25,6 +25,13 @@ def test_mpi_in_a_step_of_slurm_is_no_other_launcher():
     assert found(PMI_RANK="0", SLURM_STEP_ID="0") == []
 
 
+def test_mpi_below_its_own_launcher_is_no_other_launcher():
+    env = {"PMI_RANK": "0", "OMPI_COMM_WORLD_RANK": "0"}
+    assert judge(Surroundings(env=env, has_launcher=True)).findings == ()
+    (finding,) = judge(Surroundings(env={**env, "RANK": "3"}, has_launcher=True)).findings
+    assert finding.evidence.startswith("RANK=3\n")
+
+
 def test_all_of_them_are_in_one_line_to_type():
     (finding,) = judge(Surroundings(env={"RANK": "3", "WORLD_SIZE": "8", "MASTER_PORT": "29500"})).findings
     assert finding.hint == "if no launcher has started this shell: `unset RANK WORLD_SIZE MASTER_PORT`"

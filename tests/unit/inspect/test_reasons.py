@@ -122,5 +122,10 @@ def test_that_a_job_was_only_slow_is_said_where_nothing_says_more(samples: list[
     assert ("if it was only slow" in hang(describe(samples, CWD))) is is_slow
 
 
+def test_what_is_wrong_stands_once_in_the_report() -> None:
+    report = hang(describe([called(0, "all_reduce"), called(1, "broadcast")], CWD))
+    assert report.count("the ranks disagree about collective #2") == 1, report
+
+
 def hang(found: Whereabouts) -> str:
     return render_hang(found, 5.0, State(policy=THREE), {}, CWD)

@@ -345,3 +345,27 @@ def test_a_run_whose_nodes_have_disks_of_their_own_says_how_many_they_were_and_w
     assert "It had 6 workers on 3 nodes" in shown
     assert "What the nodes recorded is on their hosts." in shown
     assert "No worker was started" not in shown
+    assert "its plan is missing" not in shown
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "said"),
+    [
+        (1, ""),
+        (
+            2,
+            "Only what alpha recorded is here. The other one has files on other disks: type `ddplaunch report k7qx` there.",
+        ),
+        (
+            3,
+            "Only what alpha recorded is here. The other 2 have files on other disks: type `ddplaunch report k7qx` there.",
+        ),
+    ],
+)
+def test_on_a_node_with_a_disk_of_its_own_the_page_counts_the_job_and_says_whose_files_it_has(tmp_path, nnodes, said):
+    workers = [{"rank": 0, "host": "alpha"}]
+    restarted(tmp_path / "node-0", ranks=2, plan={"world_size": 2 * nnodes, "nnodes": nnodes, "workers": workers})
+    shown = page_of(str(tmp_path))
+    assert f"It had {2 * nnodes} workers on {nnodes} node" in shown
+    assert said in shown
+    assert ("on other disks" in shown) == bool(said)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from ddplaunch.reach.connections import AgentStart, HostConnection, HostPhase
 from ddplaunch.reach.order import Orders
-from ddplaunch.reach.startup import FEW, FIRST_PAUSE, MAX_REPEATS, Calls, pause
+from ddplaunch.reach.startup import CONNECTED_FOR_ONE_MORE, FEW, FIRST_PAUSE, MAX_REPEATS, Calls, pause
 from tests.loops import FakeLoop
 
 
 class Hosts:
     """Hosts that are called by a process which waits; those whose call has ended are `closed`."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, argv: tuple[str, ...] = ("cat",)) -> None:
         self.loop = FakeLoop()
         self.closed: list[HostConnection] = []
         self.all = [
             HostConnection(
-                AgentStart(node_rank=rank, host=f"node{rank}", argv=("cat",), orders=cast(Orders, None)),
+                AgentStart(node_rank=rank, host=f"node{rank}", argv=argv, orders=cast(Orders, None)),
                 self.loop,
                 self,
             )
@@ -121,3 +122,35 @@ def test_hosts_that_were_refused_at_once_do_not_all_call_again_at_once() -> None
     pauses = [pause(1, chance / 10) for chance in range(10)]
     assert len(set(pauses)) == 10
     assert min(pauses) == FIRST_PAUSE / 2
+
+
+@pytest.mark.parametrize(
+    ("says", "at_first"),
+    [
+        ("user me\nproxyjump jump.example", FEW),
+        ("proxycommand ssh -W %h:%p jump", FEW),
+        ("user me\nproxyjump none\nproxyusefdpass no", FEW + 8),
+        ("user me", FEW + 8),
+    ],
+    ids=["a jump host", "a command", "none", "neither"],
+)
+def test_of_hosts_behind_a_jump_host_a_few_are_called_at_first_and_more_as_they_connect(
+    tmp_path: Path, says: str, at_first: int
+) -> None:
+    (tmp_path / "says").write_text(f"{says}\n")
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\n[ "$*" = "-G -T node" ] && exec cat {tmp_path}/says\nexec cat\n')
+    ssh.chmod(0o755)
+    hosts = Hosts(FEW + 8, argv=(str(ssh), "-T", "node", "exec it"))
+    assert len(hosts.starting) == FEW, "until it is known"
+    (asked,) = hosts.loop.questions
+    asked.answer_with(asked.question())
+    assert len(hosts.starting) == at_first
+    for host in hosts.all[:CONNECTED_FOR_ONE_MORE]:
+        host.phase = HostPhase.CONNECTED
+    hosts.calls.make_next()
+    assert len(hosts.starting) == (FEW + 1 if at_first == FEW else FEW + 8 - CONNECTED_FOR_ONE_MORE)
+    for host in hosts.all:
+        host.phase = HostPhase.STARTING if host.phase is HostPhase.CONNECTED else host.phase
+        if host.phase is HostPhase.STARTING:
+            hosts.close(host)

@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,10 +98,11 @@ def test_what_to_type_for_a_run_on_another_host_starts_by_itself_there_with_the_
         with_terminal = (
             "ssh -t gpu07",
             "srun --overlap --jobid 84 -N1 -n1 -w gpu07 --pty",
+            "srun --overlap --jobid 84 --het-group=1 -N1 -n1 -w gpu07 --pty",
             "kubectl exec -it gpu07 --",
         )
-        without = ("ssh gpu07", "srun --overlap --jobid 84 -N1 -n1 -w gpu07", "kubectl exec gpu07 --")
-        plans = ("{}", '{"slurm_job": "84"}', '{"cluster": "kubernetes"}')
+        without = [before.replace(" -it", "").replace(" -t", "").removesuffix(" --pty") for before in with_terminal]
+        plans = ("{}", '{"srun_job": "84"}', '{"srun_job": "84+1"}', '{"cluster": "kubernetes"}')
         for verb, lines in (("stacks", without), ("attach", with_terminal), ("top", with_terminal)):
             for plan, before in zip(plans, lines, strict=True):
                 (path / "plan.json").write_text(plan)
@@ -122,6 +125,31 @@ def test_in_a_pod_the_line_to_type_leads_to_another_pod_by_kubectl(tmp_path, env
     with (folder(tmp_path, "far", host) / "events.jsonl").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert ps.show(env, as_json=False) == f"far: runs on {host} (`kubectl exec {pod} -- {DDPLAUNCH} ps`)"
+
+
+KUBECTL = """#!/bin/sh
+case "$*" in
+    'get pods -o jsonpath={.items[?(@.spec.hostname=="train-0")].metadata.name} --field-selector status.phase=Running')
+        echo train-0-x7k2p ;;
+    *) echo "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("host", ["train-0.train.ns.svc", "train-0"])
+def test_in_a_pod_of_an_indexed_job_the_line_to_type_has_the_name_of_the_other_pod_looked_up(tmp_path, env, host):
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL)
+    kubectl.chmod(0o755)
+    env = {**env, "KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "1"}
+    with (folder(tmp_path, "far", host) / "events.jsonl").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        hint = ps.show(env, as_json=False)
+    typed = re.search(r"\(`(.*)`\)", hint)
+    assert typed is not None, hint
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ran = subprocess.run(["sh", "-c", typed[1]], env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"exec train-0-x7k2p -- {DDPLAUNCH} ps\n"
 
 
 def test_the_options_of_a_verb_stand_in_what_to_type_on_another_host(tmp_path, env):
@@ -148,13 +176,13 @@ def test_the_options_of_a_verb_stand_in_the_example_that_names_one_of_several_ru
     assert raised.value.hint.endswith(" --out 'a b.html' --open`")
 
 
-@pytest.mark.parametrize("job", [7, "$(id)", None, [], "8\n9"])
+@pytest.mark.parametrize("job", [7, "$(id)", None, [], "8\n9", "8+", "8+1;id", "+1"])
 def test_an_id_in_slurm_that_is_none_goes_on_no_command_line(tmp_path, env, job):
     path = folder(tmp_path, "far", "gpu07")
-    (path / "plan.json").write_text(json.dumps({"slurm_job": job}))
+    (path / "plan.json").write_text(json.dumps({"srun_job": job}))
     with (path / "events.jsonl").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert [run.slurm_job for run in find.look(env).there] == [""]
+        assert [run.srun_job for run in find.look(env).there] == [""]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\n", b"[]\n", b"{}\n", b'{"host": "x"' + b" " * 100_000])

@@ -1,5 +1,6 @@
 """What Slurm says of a job that it has signalled, and what follows; a scontrol of our own stands in for the real one."""
 
+import re
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1
 
@@ -163,11 +164,20 @@ def test_outside_of_slurm_a_job_is_not_requeued() -> None:
     assert intent.text.endswith("not inside a Slurm job (SLURM_JOB_ID is not set)")
 
 
-def test_a_refusal_has_the_message_of_scontrol(tmp_path: Path) -> None:
-    way = scontrol(tmp_path, requeue="echo 'Requested operation is presently disabled for job 7' >&2; exit 1")
-    assert way.submit() == (
-        "job 7 could not be requeued: scontrol: Requested operation is presently disabled for job 7"
-    )
+@pytest.mark.parametrize(
+    "says",
+    [
+        "Requested operation is presently disabled for job 7",  # ESLURM_DISABLED
+        "Access/permission denied for job 7",  # ESLURM_ACCESS_DENIED
+        "Invalid user id for job 7",  # ESLURM_USER_ID_MISSING
+        "Protocol authentication error for job 7",  # SLURM_PROTOCOL_AUTHENTICATION_ERROR
+        "Only batch jobs are accepted or processed for job 7",  # ESLURM_BATCH_ONLY
+    ],
+)
+def test_a_refusal_that_stays_ends_the_requeue_at_once_with_the_message_of_scontrol(says: str, tmp_path: Path) -> None:
+    way = scontrol(tmp_path, requeue=f"echo '{says}' >&2; exit 1")
+    assert way.submit() == f"job 7 could not be requeued: scontrol: {says}"
+    assert asked(tmp_path).count("C requeue 7") == 1
 
 
 def test_scontrol_may_be_ended_with_the_job_before_its_answer(tmp_path: Path) -> None:
@@ -187,11 +197,29 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> 
         slurmjob.query_job(way.env, 0.1)
 
 
+def test_what_scontrol_has_said_until_it_is_given_up_is_told_and_of_several_lines_that_about_munge(
+    tmp_path: Path,
+) -> None:
+    """As Slurm 22.05 says it on a node whose munged has ended."""
+    way = scontrol(tmp_path)
+    said = [
+        "scontrol: error: If munged is up, restart with --num-threads=10",
+        'scontrol: error: Munge encode failed: Failed to connect to "/run/munge/munge.socket.2": Connection refused',
+        "scontrol: error: slurm_send_node_msg: auth_g_create: REQUEST_FED_INFO has authentication error",
+    ]
+    (tmp_path / "said").write_text("\n".join(said) + "\n")
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/said >&2\nexec /bin/sleep 60\n")
+    words = 'timed out after 0.5 s: Munge encode failed: Failed to connect to "/run/munge/munge.socket.2": Connection refused'
+    with pytest.raises(ScontrolError, match=re.escape(words)):
+        slurmjob.query_job(way.env, 0.5)
+
+
 @pytest.mark.parametrize(
     "says",
     [
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
         "Slurm backup controller in standby mode",
+        "slurm_load_jobs error: Controller is in standby mode, try a different controller",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
     ],
 )

@@ -20,7 +20,14 @@ from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.slurm import srun
 from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, SlurmRequeue, time_in_queue, why_ending
-from ddplaunch.reach.slurm.step import Grants, are_grants_uncertain, public_environment, query_grants, task_options
+from ddplaunch.reach.slurm.step import (
+    Grants,
+    are_grants_uncertain,
+    component_options,
+    public_environment,
+    query_grants,
+    task_options,
+)
 from ddplaunch.record.run_folder import run_id_with_nodes
 from ddplaunch.spec.job import Given, JobSpec
 from ddplaunch.spec.options import token as secret
@@ -159,15 +166,15 @@ def argv(
     unbuffered = ("--unbuffered",) if len(hosts) == 1 and not components else ()
     outlives_nodes = ("--no-kill",) if allocation.is_elastic else ()
 
-    def on(nodes: Sequence[str], *of_component: str) -> list[str]:
-        return [*of_component, *task_options(nodes, gpus, mpi), no_input, *unbuffered, *outlives_nodes, *agent]
+    def on(nodes: Sequence[str]) -> list[str]:
+        return [*task_options(nodes, gpus, mpi), no_input, *unbuffered, *outlives_nodes, *agent]
 
     if not components:
         return ("srun", *on(hosts))
     parts: list[str] = []
     for number, component in enumerate(components):
         if chosen := [host for host in hosts if host in component]:
-            parts += (":" if parts else "srun", *on(chosen, f"--het-group={number}"))
+            parts += (":" if parts else "srun", *component_options(number), *on(chosen))
     return tuple(parts)
 
 

@@ -43,7 +43,7 @@ class Watcher(Lead):
         self._why_not_started: StartError | None = None  # why srun could not be started
         self._wait_status: int | None = None  # of srun, as of waitpid(2); None: it has not ended
         self._end_by = loop.timer(None, self._end_step)
-        self._is_ending = False  # whether srun has got SIGTERM
+        self._end_requests = 0  # how often srun was made to end: by SIGTERM, then by SIGKILL, then with its parent
         self._output: StepOutput | None = None  # where it is read here
 
     def begin(self, opened: ExitStack) -> None:
@@ -92,11 +92,17 @@ class Watcher(Lead):
         self._end_by.set_by(self._loop.now() + within)
 
     def _end_step(self) -> None:
-        """Have srun end the step; the second time kill srun."""
+        """Have srun end the step; the second time kill srun, and then its parent, which passes these signals on, too."""
         if self._wait_status is not None:
             return
-        self._srun.signal(signal.SIGKILL if self._is_ending else signal.SIGTERM)
-        self._is_ending = True
+        self._end_requests += 1
+        match self._end_requests:
+            case 1:
+                self._srun.signal(signal.SIGTERM)
+            case 2:
+                self._srun.signal(signal.SIGKILL)
+            case _:  # somebody has stopped it
+                self._srun.kill_parent()
         self._end_by.set(self._loop.now() + KILL_TIMEOUT)
 
     # --- the end
@@ -125,7 +131,7 @@ class Watcher(Lead):
         """Keep how srun has ended: all agents have, or never begin. Called by the loop."""
         self._loop.unwatch(self._srun.fd)
         self._wait_status, self._why_not_started = self._srun.end()
-        if os.WIFSIGNALED(self._wait_status) and not self._is_ending:
+        if os.WIFSIGNALED(self._wait_status) and not self._end_requests:
             self._reporter.print(
                 f"srun, which runs the step of this job, was killed by {signal_name(os.WTERMSIG(self._wait_status))}"
             )

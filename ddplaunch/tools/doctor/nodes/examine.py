@@ -111,14 +111,16 @@ def _agents(
     agents = starting.agents(spec, env, allocation, python, "doctor", token=os.urandom(32).hex(), module=_MODULE)
     if allocation.starter != "srun":
         return agents, token.public(env)
-    from ddplaunch.reach.slurm import step  # imported here, since few have Slurm
+    # imported here, since few have Slurm
+    from ddplaunch.plan.cluster.slurm import component_of
+    from ddplaunch.reach.slurm import step
 
     # a step for each node: one that does not start keeps no other from it
     command = (python, "-P", "-m", _MODULE)
-    steps = [
-        replace(agent, argv=("srun", *step.task_options([agent.host]), "--input=0", "--unbuffered", *command))
-        for agent in agents
-    ]
+    steps = []
+    for agent in agents:
+        options = [*step.component_options(component_of(env, agent.host)), *step.task_options([agent.host])]
+        steps.append(replace(agent, argv=("srun", *options, "--input=0", "--unbuffered", *command)))
     return steps, step.public_environment(env)
 
 

@@ -179,6 +179,8 @@ class Gathering:
         assert rendezvous is not None
         self._doctor = doctor
         self._cluster_names_nodes = len(allocation.hosts) == number_of(allocation)
+        if not self._cluster_names_nodes:
+            doctor.note_name(0, host_name(socket.gethostname()))
         self._missing = dict(doctor.joining)  # nodes that have not connected yet, by rank
         self._listener = Listener(
             loop,
