@@ -39,12 +39,14 @@ class CaptureStacks(Struct, frozen=True):
 
     `if_in_group`: only if a worker may be in a process group, and wait there for others; else the answer comes at once.
     `ras`: the job hangs, and NCCL may know why. `silently`: the user sees the stacks only of workers that do not move any more.
+    `but`: not of these, whose interpreter ends: once its handlers are gone, the signal for the stacks would kill the worker.
     """
 
     within: float
     if_in_group: bool = False
     ras: bool = False
     silently: bool = False
+    but: frozenset[int] = frozenset()
 
 
 class FindStuck(Struct, frozen=True):
