@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -206,6 +207,24 @@ def agreed_plan(
 
 
 # --- a node that cannot take part
+
+
+def tell_unfit(
+    spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], why: LaunchError, reason: str
+) -> None:
+    """Tell the other nodes that this one is not fit: as node 0 those that come in a short time, else node 0.
+
+    `reason` is what the health check has found. Never fails itself.
+    """
+    rendezvous = allocation.rendezvous
+    if rendezvous is not None and rendezvous.coordinator is not False and allocation.nnodes[1] > 1:
+        with suppress(LaunchError):
+            request = prepare(spec, allocation, draft, env, torch="")
+            from ddplaunch.launcher.job.listen import turn_others_away
+
+            if turn_others_away(request, why, reason):
+                return
+    withdraw(spec, allocation, env, why)
 
 
 def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> bool:
