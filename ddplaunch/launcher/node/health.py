@@ -43,9 +43,11 @@ def check(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: b
 
     Raises LaunchError: this node is not fit.
     """
-    with own_imports():
-        from ddplaunch.launcher.job.join import tell_unfit  # only jobs of several nodes have it
-
+    tell = None
+    if several:
+        with own_imports():
+            from ddplaunch.launcher.job import join  # only jobs of several nodes have it
+        tell = join.how_to_tell_unfit(inputs.spec, inputs.allocation, inputs.draft, env)
     front = os.getppid()
     signal_at_end_of(front, SIGKILL)
     why = why_unfit(command, inputs.env)
@@ -54,8 +56,8 @@ def check(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: b
         return
     text = _unfit_text(inputs, command, why)
     error = LaunchError(text, hint=_hint_without_node(inputs.allocation), status=exitcodes.NODE_LOST)
-    if several:
-        error.then = partial(tell_unfit, inputs.spec, inputs.allocation, inputs.draft, env, error, line(why))
+    if tell is not None:
+        error.then = partial(tell, error, line(why))
     raise error
 
 
