@@ -25,9 +25,11 @@ _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _TORCH = "torch"
 # what a worker notifies of, see worker/lifecycle.py: an exception in its file, a process group, an import of torch and its end,
-# no store of torch, the end of its script
-RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED = b"rjtise"
-_ENDED = ".json.ended"  # how the name of the file ends that a worker makes then
+# no store of torch, the end of its script, an exception after which nothing of the program runs any more
+RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, FINAL = b"rjtisef"
+# how the names of the files end that a worker makes for the last two of them
+_ENDED = ".json.ended"
+_FINAL = ".json.final"
 _LONGEST = 40  # characters of the name of a metric
 _MOST_METRICS = 16
 _PROGRESS_LIMIT = 16 << 10  # bytes; worker/progress.py writes 6 KiB at most
@@ -98,7 +100,7 @@ class ErrorFiles:
         return self._pipe_ends[0]
 
     def take_notifications(self) -> bytes:
-        """Take what workers have written there: RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, or anything."""
+        """Take what workers have written there: RAISED or another of these bytes, or anything."""
         try:
             return os.read(self._pipe_ends[0], 1 << 16)
         except OSError:  # nothing, or no pipe
@@ -143,9 +145,17 @@ class ErrorFiles:
 
     def scripts_ended(self, generation: int) -> set[int]:
         """Return the ranks whose script has ended in this generation, whether their processes have or not."""
+        return self._marked(generation, _ENDED)
+
+    def final(self, generation: int) -> set[int]:
+        """Return the ranks of whose program nothing runs any more after an exception, whether their processes do or not."""
+        return self._marked(generation, _FINAL)
+
+    def _marked(self, generation: int, suffix: str) -> set[int]:
+        """Return the ranks that have made the file of this generation whose name ends so."""
         with suppress(OSError):
-            names = (name.partition("-") for name in os.listdir(self._path) if name.endswith(_ENDED))
-            ranks = (rank.removesuffix(_ENDED) for of, _, rank in names if of == str(generation))
+            names = (name.partition("-") for name in os.listdir(self._path) if name.endswith(suffix))
+            ranks = (rank.removesuffix(suffix) for of, _, rank in names if of == str(generation))
             return {int(rank) for rank in ranks if rank.isdecimal()}
         return set()
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     Run = tuple[Callable[..., object], tuple[object, ...]]  # the function that runs the program, and its arguments
 
 # what a worker tells the agent, the same as in spec/error_file.py: an exception is in its file, it is in a process group, it
-# begins to import torch, it has imported torch, it wants torch's store hosted, its script has ended
-RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED = b"r", b"j", b"t", b"i", b"s", b"e"
+# begins to import torch, it has imported torch, it wants torch's store hosted, its script has ended, its exception is final
+RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, FINAL = b"r", b"j", b"t", b"i", b"s", b"e", b"f"
 
 
 class Lifecycle:
@@ -34,6 +34,8 @@ class Lifecycle:
         self._load = load
         self._folder = folder
         self._has_failed = False  # the program, which has ended
+        self._error_file = ""
+        _call_at_the_very_end(self._on_exit)
         if fork_server := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
             socket, *modules = fork_server.split(",")
             sys.argv[1:] = load("fork_server").serve(int(socket), modules, sys.argv[1:])
@@ -80,11 +82,23 @@ class Lifecycle:
 
     def finished(self) -> None:
         """Tell the agent that the script has ended: threads of it, or functions for the exit, may keep the process."""
+        self._mark(".ended", SCRIPT_ENDED)
+
+    def _on_exit(self) -> None:
+        """Tell the agent, if the program has failed, that nothing of it runs any more: no hook, no thread, no exit function.
+
+        Only the interpreter still ends, which takes half a second with torch.
+        """
+        if self._has_failed:
+            self._mark(".final", FINAL)
+
+    def _mark(self, suffix: str, what: bytes) -> None:
+        """Make an empty file beside the error file, by which the agent knows this worker, and send the agent the byte for it."""
         if not self._error_file:
             return
         try:
-            os.close(os.open(self._error_file + ".ended", os.O_WRONLY | os.O_CREAT, 0o600))
-            self._notify(SCRIPT_ENDED)
+            os.close(os.open(self._error_file + suffix, os.O_WRONLY | os.O_CREAT, 0o600))
+            self._notify(what)
         except Exception:  # noqa: BLE001, S110 - the program is ending, and may have changed anything
             pass
 
@@ -156,6 +170,21 @@ class Lifecycle:
     def _forget(self) -> None:
         """Write no error file in a forked child, whose exception has not ended the worker."""
         self._error_file = self._how_debugged = ""
+
+
+def _call_at_the_very_end(function: "Callable[[], None]") -> None:
+    """Have a function called behind those that the program registers for its exit, as the first to be registered is.
+
+    Not before Python 3.10, where each import of `atexit` has functions of its own, and only those of one are called.
+    """
+    if sys.version_info < (3, 10):
+        return
+    is_imported = "atexit" in sys.modules
+    import atexit
+
+    atexit.register(function)
+    if not is_imported:
+        del sys.modules["atexit"]
 
 
 IMPORTLIB: "Any" = sys.modules["_frozen_importlib_external"]  # what importlib.machinery offers, without an import

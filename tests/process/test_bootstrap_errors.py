@@ -55,8 +55,8 @@ class Worker:
         )
 
     def error(self) -> WorkerError:
-        """What the launcher reads; nothing else lies beside it."""
-        assert os.listdir(self.file.parent) == ["error.json"]
+        """What the launcher reads; nothing else lies beside it, except for the mark that it is final."""
+        assert {*os.listdir(self.file.parent)} - {"error.json.final"} == {"error.json"}
         error = error_file.read(str(self.file))
         assert error is not None
         return error
@@ -71,6 +71,15 @@ def forks() -> Iterator[Forks]:
     forks = Forks()
     yield forks
     forks.close()
+
+
+@pytest.fixture(scope="module")
+def has_one_atexit() -> bool:
+    """Whether all imports of `atexit` share its functions, as from Python 3.10 on: else no exception is known to be final."""
+    asked = subprocess.run(
+        [PYTHON, "-c", "import sys; print(sys.version_info >= (3, 10))"], capture_output=True, check=True
+    )
+    return asked.stdout == b"True\n"
 
 
 @pytest.fixture(params=[False, True], ids=["spawned", "forked"])
@@ -232,3 +241,43 @@ def test_the_report_of_a_child_that_torch_has_passed_on_is_kept(worker: Worker) 
     worker.file.write_text('{"message": {"message": "RuntimeError: in the child"}}')
     worker.run("class ChildFailedError(Exception): pass\nraise ChildFailedError('a table')")
     assert worker.error().message == "in the child"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_final"),
+    [
+        ("raise ValueError", True),
+        ("import sys\nsys.exit('usage')", True),
+        ("", False),
+        ("import sys\nsys.exit(0)", False),
+        ("import os, sys\nsys.excepthook = lambda *_: os._exit(1)\nraise ValueError", False),
+        ("import atexit, os\natexit.register(os._exit, 1)\nraise ValueError", False),
+        ("import os, threading\nthreading.Thread(target=os._exit, args=[1]).start()\nraise ValueError", False),
+        ("import os\nif os.fork() == 0: raise ValueError\nos.wait()", False),
+    ],
+    ids=[
+        "exception",
+        "exit with a text",
+        "end",
+        "exit",
+        "left by a hook",
+        "left at exit",
+        "left by a thread",
+        "a child",
+    ],
+)
+def test_an_exception_is_final_once_nothing_of_the_program_can_run_any_more(
+    worker: Worker, source, is_final, has_one_atexit
+):
+    worker.run(source)
+    assert worker.file.with_name("error.json.final").exists() is (is_final and has_one_atexit)
+
+
+def test_nothing_of_the_program_runs_after_its_exception_is_final(worker: Worker, has_one_atexit: bool) -> None:
+    final = worker.file.with_name("error.json.final")
+    look = f"import atexit, os\nlook = lambda when: print(when, os.path.exists({str(final)!r}), flush=True)\n"
+    thread = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), look('thread'))).start()\n"
+    hooks = "import sys\natexit.register(look, 'at exit')\nsys.excepthook = lambda *_: look('hook')\n"
+    result = worker.run(f"{look}{hooks}{thread}raise ValueError")
+    assert result.stdout.splitlines() == ["hook False", "thread False", "at exit False"]
+    assert final.exists() is has_one_atexit

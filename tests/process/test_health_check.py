@@ -7,6 +7,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
+from ddplaunch.launcher.job import turn_away
 from ddplaunch.launcher.node.health import why_unfit
 from ddplaunch.record import bad_nodes
 from ddplaunch.record.folders import bad_nodes_file
@@ -28,11 +29,68 @@ def test_a_node_that_is_not_fit_starts_nothing_and_node_0_names_it(nodes, progra
     assert not nodes.has_sign("place-0-0")
 
 
+SHOULD_MOVE = "no job begins without node 0: make another node the first one"
+
+
+@pytest.mark.parametrize("nnodes", [3, "1:3", "2 --spares 1"])
+def test_nodes_that_look_for_a_node_0_that_is_not_fit_learn_why_and_end_at_once(nodes, program, nnodes):
+    nnodes, *spares = str(nnodes).split()
+    args = (*spares, program("restarts"), "stays")
+    before = nodes.node(*nodes.static(nnodes, 1), *args)
+    before.says("looking for node 0")
+    bad = nodes.node(*nodes.static(nnodes, 0), "--health-check", BAD, *args)
+    bad.says("is not fit for the job")  # the user knows, while it tells the others
+    after = nodes.node(*nodes.static(nnodes, 2), *args)
+    assert nodes.statuses() == [122, 122, 122]
+    asked = f"{os.uname().nodename} is not fit for the job: --health-check {BAD}: exit status 4: GPU 2 is off the bus"
+    for node in (before, after):
+        assert node.err.endswith(f"error: node 0 does not take part: {asked}\n\nhint: {SHOULD_MOVE}\n")
+
+
+def test_where_the_first_node_on_a_host_is_node_0_it_tells_the_others_too(nodes, program):
+    bad = nodes.node(*nodes.c10d(2), "--health-check", BAD, program("restarts"), "stays")
+    bad.says("is not fit for the job")
+    other = nodes.node(*nodes.c10d(2), program("restarts"), "stays")
+    assert nodes.statuses(bad, other) == [122, 122]
+    assert "error: node 0 does not take part: " in other.err
+
+
+def test_a_node_that_is_not_fit_leaves_the_others_to_a_node_0_on_its_host_that_is(nodes, program):
+    args = ("--spares", 1, "--nproc-per-node", 1, program("restarts"), "stays_until_told")
+    first = nodes.node(*nodes.c10d(2), *args)
+    nodes.answers()
+    bad = nodes.node(*nodes.c10d(2), "--health-check", BAD, *args)
+    assert nodes.statuses(bad) == [122]
+    other = nodes.node(*nodes.c10d(2), *args)
+    nodes.place(1, 0)
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(first, other) == [0, 0]
+
+
+def test_when_all_are_unfit_no_node_waits(nodes, program):
+    sick = [
+        nodes.node(*nodes.static(3, rank), "--health-check", BAD, program("restarts"), "stays") for rank in range(3)
+    ]
+    assert nodes.statuses(*sick) == [122, 122, 122]
+    for node in sick:
+        assert node.err.count("is not fit for the job: ") == 1
+
+
+@pytest.mark.parametrize("signum", [SIGINT, SIGTERM, SIGKILL])
+def test_a_node_0_that_waits_to_tell_others_ends_at_a_signal(nodes, program, signum):
+    bad = nodes.node(*nodes.static(2, 0), "--health-check", BAD, program("restarts"), "stays")
+    bad.says("is not fit for the job")
+    began = time.monotonic()
+    bad.process.send_signal(signum)
+    bad.process.wait()
+    assert time.monotonic() - began < turn_away.WITHIN / 2
+    nodes.nothing_left(patience=5)
+
+
 @pytest.mark.parametrize(
     ("nnodes", "place", "hint"),
     [
         (2, 1, "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"),
-        ("1:2", 0, "no job begins without node 0: make another node the first one"),
         ("1:2", 1, "the job begins without this node if enough others are fit"),
     ],
 )
@@ -102,6 +160,9 @@ def test_node_0_that_is_unfit_at_a_restart_leaves_and_the_others_wait_for_it(nod
         node.says(
             "is lost: its health check failed: exit status 4: GPU 2 is off the bus; waiting up to 10 min for it to"
         )
+    again = nodes.node(*nodes.c10d(nnodes), "--node-rank", 0, "--health-check", check, *args)
+    assert nodes.statuses(again) == [122]
+    assert all(node.process.poll() is None for node in others)  # they wait for one that is mended
     (nodes.home / "bad").unlink()
     mended = nodes.node(*nodes.c10d(nnodes), "--node-rank", 0, "--health-check", check, *args)
     nodes.place(2, 2)

@@ -17,6 +17,9 @@ from ddplaunch.reach.startup import MAX_STARTING
 from tests.conftest import PATIENCE, insist, until
 
 HOSTS = "127.0.0.1,127.0.0.2"
+IS_OTHER = (
+    "test \"${SSH_CONNECTION#* * }\" != '127.0.0.1 22'"  # than the first of them, as a command of the shell there
+)
 
 
 @pytest.fixture
@@ -63,6 +66,33 @@ def test_a_job_runs_on_the_hosts_in_their_order(job, env, program):
     assert {place["MASTER_ADDR"] for place in places} == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize("nodes", [("--spares", 1), ("--nnodes", "2:3")], ids=["a spare", "MIN:MAX"])
+def test_another_host_is_node_0_if_the_first_one_is_not_fit(job, env, program, nodes):
+    check = f"{IS_OTHER} || {{ echo GPU 2 is off the bus; exit 4; }}"
+    args = ("--hosts", "127.0.0.1,127.0.0.2,127.0.0.3", "--nproc-per-node", 1, *nodes, "--health-check", check)
+    job.start(*args, program("place"), env=env)
+    result = job.wait().expect(0)
+    assert [json.loads(place)["variables"]["MASTER_ADDR"] for place in job.signs("place", 2)] == ["127.0.0.3"] * 2
+    assert "going on without 127.0.0.1: " in result.err
+    assert ": exit status 4: GPU 2 is off the bus\n" in result.err
+
+
+def test_another_host_is_node_0_if_the_first_one_is_not_fit_at_a_restart(job, env, program):
+    bad = job.home / "bad"
+    check = f"{IS_OTHER} || ! test -e {bad}"
+    args = ("--nproc-per-node", 1, "--spares", 1, "--max-restarts", 1, "--health-check", check)
+    job.start("--hosts", "127.0.0.1,127.0.0.2,127.0.0.3", *args, program("restarts"), "stays_until_told", env=env)
+    pids = [int(json.loads(job.sign(f"place-0-{rank}"))["pid"]) for rank in range(2)]
+    bad.touch()
+    os.kill(pids[1], SIGKILL)
+    again = [json.loads(job.sign(f"place-2-{rank}"))["MASTER_ADDR"] for rank in range(2)]
+    assert again == ["127.0.0.3", "127.0.0.3"]
+    (job.home / "signs" / "go").touch()
+    result = job.wait().expect(0)
+    assert "127.0.0.1) is lost: its health check failed: exit status 1" in result.err
+    assert "127.0.0.3 is node 0 from now on" in result.err
+
+
 @pytest.mark.parametrize(
     ("hosts", "node_of"), [("127.0.0.1,127.0.0.1", "00"), ("127.0.0.1,127.0.0.1,127.0.0.2", "001")]
 )
@@ -83,7 +113,7 @@ def test_variables_of_the_caller_go_along_and_those_of_the_host_stay(job, env, s
     assert variables["HOME"] == str(ssh / "home")
     assert variables["USER"] == "ann"
     assert "SSH_TTY" not in variables
-    assert variables["SSH_CONNECTION"].endswith("127.0.0.1 22")
+    assert variables["SSH_CONNECTION"].endswith("127.0.0.9 22")
 
 
 def test_nothing_of_the_job_stands_in_a_command_line_of_ssh(job, env, ssh, program):

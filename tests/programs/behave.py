@@ -137,6 +137,42 @@ def raises_slowly():
     raises()
 
 
+class AtTheVeryEnd:
+    """Does something when the interpreter ends, behind all hooks, threads and exit functions of the program."""
+
+    def __init__(self, then):
+        self.then = then
+
+    def __del__(self):
+        self.then()
+
+
+def raises_and_ends_late():
+    """Raise, and have the interpreter end once rank 0 has had a signal."""
+    global _last
+    _last = AtTheVeryEnd(lambda: wait("got-0"))
+    raises()
+
+
+def raises_and_never_ends():
+    global _last
+    _last = AtTheVeryEnd(lambda: time.sleep(600))
+    raises()
+
+
+def raises_and_leaves_by_its_hook():
+    sys.excepthook = lambda *_: os._exit(7)
+    raises()
+
+
+def raises_and_leaves_well():
+    """Raise, and end with 0 all the same."""
+    import atexit
+
+    atexit.register(os._exit, 0)
+    raises()
+
+
 def peer_lost_when_told():
     """Fail as a worker of a gloo group does whose peer has died."""
     all_ready()

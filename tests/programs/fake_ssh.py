@@ -59,7 +59,7 @@ def main():
         "HOME": home,
         "USER": "ann",
         "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "SSH_CONNECTION": "127.0.0.1 50000 127.0.0.1 22",
+        "SSH_CONNECTION": f"127.0.0.1 50000 {host} 22",
         "DDP_TEST_MARK": os.environ["DDP_TEST_MARK"],
         "PYTHONPATH": os.environ.get("FAKE_SSH_PYTHONPATH", ""),
     }

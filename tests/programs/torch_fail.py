@@ -18,7 +18,12 @@ def step():
 
 def raises_and_stays():
     """Close the connections to the others, and then never come to an end: the others die first."""
-    atexit.register(signal.pause)
+
+    def stay():
+        while True:
+            signal.pause()  # returns when the stacks are captured
+
+    atexit.register(stay)
     try:
         raise ValueError(f"rank {RANK} has seen a NaN")
     finally:

@@ -204,6 +204,20 @@ class Agent:
             Worker(self, run, rank)
             self.step(node.WorkerStarted(rank, self.process.now()))
 
+    def on_worker_failed(self, worker: Worker, error: WorkerError) -> None:
+        def learn() -> None:
+            now = self.process.now()
+            final = (
+                node.ErrorRecorded(now),
+                node.WorkerRaised(worker.rank, error, now),
+                node.ExceptionFinal(worker.rank, now),
+            )
+            if worker.run is self._run and worker.rank in self.state.alive:
+                for event in final:
+                    self.step(event)
+
+        self.world.soon(0.01, self.process.do, learn)
+
     def on_worker_ended(self, worker: Worker, code: int | None, signum: int | None, error: WorkerError | None) -> None:
         stopped_with, stopped_at = worker.stopped or (None, None)
         self._daemons += self.world.scenario.program == "daemons"

@@ -144,7 +144,7 @@ class Simulation:
             case "stop job":
                 self._tell(lambda at: job.StopRequested(Why.SIGNALLED, fault.signum, at))
             case "fail" if mine:
-                mine[0].end(7, None, replace(OWN_ERROR, at=world.now))
+                mine[0].fail(7, replace(OWN_ERROR, at=world.now))
             case "follow" if mine:
                 mine[0].end(1, None, FOLLOWS)
             case "killed" if mine:
@@ -258,7 +258,7 @@ class Simulation:
             exitcodes.OK: bool(arbiter.runs),
             exitcodes.RENDEZVOUS: state.generation.number < 0,
             exitcodes.TIMEOUT: policy.timeout is not None,
-            1: self.scenario.follows > 0 or bool(kinds & {"follow", "between"}),
+            1: self.scenario.follows > 0 or bool(kinds & {"follow", "between", "fail"}),
             7: "fail" in kinds,
             126: "start" in kinds,
             exitcodes.NODE_LOST: bool(kinds - {"join", "fail", "port", "hang"}) or self.scenario.stuck >= 0,

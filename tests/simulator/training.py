@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FOLLOWS = WorkerError(
     type="RuntimeError", message="[gloo/transport/tcp/pair.cc:1] Connection closed by peer", traceback=""
 )
+_INTERPRETER_ENDS_WITHIN = 2.0  # seconds
 _SAVES_EVERY = 1.0  # seconds from one checkpoint of a worker to the next
 
 
@@ -72,6 +73,7 @@ class Worker:
         self.born = world.now
         self.first_step = world.storage.load()[1]
         self.stopped: tuple[int, float] | None = None
+        self.error: WorkerError | None = None  # by which its program has ended, while its interpreter still ends
         if rank in run.started:
             raise Violation(f"no rank runs twice: {self} is started again")
         run.started.add(rank)
@@ -102,7 +104,7 @@ class Worker:
             self.world.at(self.world.now + _SAVES_EVERY, self._train)
 
     def _finish(self) -> None:
-        if self._when_awake(self._finish):
+        if self._when_awake(self._finish) and self.error is None:
             self.end(0)
 
     def signal(self, signum: int) -> None:
@@ -126,6 +128,13 @@ class Worker:
         if not self.machine.is_stuck:
             self.world.soon(0.7 * KILLED_WITHIN, self.end, None, 9)
 
+    def fail(self, code: int, error: WorkerError) -> None:
+        """Raise: its agent learns that nothing of the program runs any more, and some time later its interpreter has ended."""
+        if self._when_awake(self.fail, code, error):
+            self.error = error
+            self.agent.on_worker_failed(self, error)
+            self.world.soon(_INTERPRETER_ENDS_WITHIN, self.end, code, None, error)
+
     def end(self, code: int | None, signum: int | None = None, error: WorkerError | None = None) -> None:
         """End, unless it has; its agent learns of it, and workers that it was connected to may fail."""
         world = self.world
@@ -134,7 +143,7 @@ class Worker:
         world.workers.remove(self)
         status = self.run.statuses[self.rank] = code if code is not None else 128 + (signum or 0)
         world.note(self, f"ends with {status}")
-        self.agent.on_worker_ended(self, code, signum, error)
+        self.agent.on_worker_ended(self, code, signum, error or self.error)
         for other in world.workers if status else ():
             if other.run is self.run and world.dice.random() < world.scenario.follows:
                 world.soon(2.0, other.end, 1, None, FOLLOWS)

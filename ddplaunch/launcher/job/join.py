@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from ddplaunch.launcher.job.link import JoinRequest, Link
 from ddplaunch.launcher.job.messages import Withdrawal
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.plan import Agreed, Plan
-from ddplaunch.plan.cluster import Allocation
+from ddplaunch.plan.cluster import Allocation, Rendezvous
 from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import make_plan
@@ -58,9 +59,7 @@ def prepare(
     """
     rendezvous = allocation.rendezvous
     assert rendezvous is not None
-    # None: the first agent on the rendezvous host becomes the coordinator, so it is not here if that is another host
-    if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0], quiet=spec.verbosity < 0):
-        rendezvous = replace(rendezvous, coordinator=False)
+    rendezvous = _with_coordinator(rendezvous, spec)
     with own_imports():  # now, while a failed import can still be reported
         if rendezvous.coordinator is not False:
             from ddplaunch.launcher.job import listen  # noqa: F401
@@ -82,6 +81,16 @@ def prepare(
         listening=listening,
         carried=carried,
     )
+
+
+def _with_coordinator(rendezvous: Rendezvous, spec: JobSpec) -> Rendezvous:
+    """Return the rendezvous with what is known of where the coordinator is; may look up a name.
+
+    None: the first agent on the rendezvous host becomes the coordinator, so it is not here if that is another host.
+    """
+    if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0], quiet=spec.verbosity < 0):
+        return replace(rendezvous, coordinator=False)
+    return rendezvous
 
 
 def _typed_nnodes(nnodes: tuple[int, int], spares: int) -> str:
@@ -206,6 +215,41 @@ def agreed_plan(
 
 
 # --- a node that cannot take part
+
+
+def how_to_tell_unfit(
+    spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str]
+) -> Callable[[LaunchError, str], object]:
+    """Return what tells the other nodes that this one is not fit: as node 0 those that come in a short time, else node 0.
+
+    It gets the error of this node, and what the health check has found, and never fails itself. It reads no file, and its modules
+    are imported now: the disk may be what is not fit.
+    """
+    with own_imports():
+        from ddplaunch.launcher.job import remote_link  # noqa: F401
+    given = allocation.rendezvous
+    if given is None or given.coordinator is False or allocation.nnodes[1] == 1:
+        return lambda why, _found: withdraw(spec, allocation, env, why)
+    with own_imports():
+        from ddplaunch.launcher.job import turn_away  # noqa: F401
+        from ddplaunch.launcher.job.listen import turn_others_away
+
+    def tell(why: LaunchError, found: str) -> None:
+        with suppress(LaunchError):
+            request = JoinRequest(
+                spec=spec,
+                allocation=allocation,
+                draft=draft,
+                rendezvous=_with_coordinator(given, spec),
+                key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
+                facts=messages.NodeFacts("", "", "", "", ""),  # there is nobody to compare them
+                listening=None,
+            )
+            if turn_others_away(request, why, found):
+                return
+        withdraw(spec, allocation, env, why)
+
+    return tell
 
 
 def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why: LaunchError) -> bool:

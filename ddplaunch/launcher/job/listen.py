@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.agents import Agents
-from ddplaunch.launcher.job.connections import Terms
+from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.local_link import LocalLink, job_policy
@@ -111,11 +111,16 @@ def _listen_if_first(request: JoinRequest, coordinator: Coordinator, loop: Loop)
 
 def _listen(request: JoinRequest, coordinator: Coordinator, loop: Loop, ports: Sequence[int]) -> Agents:
     """Listen for the other agents at one of these ports, and return the list of them. Raises LaunchError: all are taken."""
+    return Incoming(loop, _terms(request, coordinator.state.policy.max_nodes, ports), coordinator).agents
+
+
+def _terms(request: JoinRequest, max_nodes: int, ports: Sequence[int]) -> Terms:
+    """Return what is set for the agents of so many nodes."""
     given = request.allocation.endpoint.address
     # "localhost" and the like are another host on each node, so no address for the others
     means_each_host = given is not None and is_same_host(given, "localhost")
-    terms = Terms(
-        keepalive=Keepalive.of(request.spec, coordinator.state.policy.max_nodes),
+    return Terms(
+        keepalive=Keepalive.of(request.spec, max_nodes),
         run_id=request.draft.run_id,
         address=(None if means_each_host else given) or request.spec.local_addr,
         names=_own_names(request.rendezvous.addresses),  # by which agents may have reached this node
@@ -124,7 +129,22 @@ def _listen(request: JoinRequest, coordinator: Coordinator, loop: Loop, ports: S
         ports=ports,
         listening=request.listening,
     )
-    return Incoming(loop, terms, coordinator).agents
+
+
+def turn_others_away(request: JoinRequest, why: LaunchError, reason: str) -> bool:
+    """Tell the other nodes, if this one is node 0, that it is not fit; return whether it is node 0.
+
+    `why` is the error of this node, `reason` what its health check has found. Where the first agent on this host is node 0, the
+    others look for it at the first port first. Raises LaunchError: no port is free, as where another agent here is node 0.
+    """
+    from ddplaunch.launcher.job.turn_away import turn_away  # few nodes are not fit
+
+    policy, rendezvous = _policy(request), request.rendezvous
+    if rendezvous.coordinator is False:
+        return False
+    terms = _terms(request, policy.max_nodes, rendezvous.ports if rendezvous.coordinator else rendezvous.ports[:1])
+    turn_away(lambda loop, receiver: Connections(loop, terms, receiver), why, reason, policy.max_nodes - 1)
+    return True
 
 
 def _is_coordinator_at(request: JoinRequest, ports: Sequence[int]) -> bool:

@@ -122,10 +122,11 @@ class Inspection:
 
     # --- where workers are that have to end
 
-    def capture_before_stop(self, within: float, *, ras: bool, silently: bool) -> None:
-        """Find out where the workers are before a stop; `silently`: the user sees it only if some do not move any more."""
-        reply = partial(self._on_stacks_before_stop, self._generation, silently=silently)
-        self.capture(self._running.values(), within, reply, convert_samples=tuple, ras=ras)
+    def capture_before_stop(self, wanted: node.CaptureStacks) -> None:
+        """Find out where the workers are before a stop."""
+        reply = partial(self._on_stacks_before_stop, self._generation, silently=wanted.silently)
+        workers = (worker for rank, worker in self._running.items() if rank not in wanted.but)
+        self.capture(workers, wanted.within, reply, convert_samples=tuple, ras=wanted.asks_nccl)
 
     def _on_stacks_before_stop(self, generation: object, samples: Sequence[Sample] | None, *, silently: bool) -> None:
         """Keep the stacks of this generation, and post which workers wait in a collective."""

@@ -111,6 +111,8 @@ def _run(
     except LaunchError as error:
         failure = error
     report_failure(failure, pipes)
+    if failure.then is not None:
+        failure.then()
     return failure.status
 
 

@@ -23,7 +23,7 @@ from ddplaunch.launcher.node.workers import Workers
 from ddplaunch.launcher.tell.closing import render_still_running, render_stuck
 from ddplaunch.reach.pipes import Backpressure
 from ddplaunch.record.run_folder import COLLECTIVES, SAMPLES
-from ddplaunch.spec.error_file import IMPORTED, IMPORTING, JOINED, RAISED, SCRIPT_ENDED, STORE_WANTED
+from ddplaunch.spec.error_file import FINAL, IMPORTED, IMPORTING, JOINED, RAISED, SCRIPT_ENDED, STORE_WANTED
 from ddplaunch.spec.job import RUNNER, ProgramKind
 from ddplaunch.spec.outcome import StartFailure, WorkerExit
 from ddplaunch.system.console.streams import Stream
@@ -246,7 +246,7 @@ class Generations:
         is_wanted = workers.may_have_joined or not action.if_in_group
         if not is_wanted or not self.call_or_warn(
             "stacks are missing",
-            lambda: self.inspection.capture_before_stop(action.within, ras=action.asks_nccl, silently=action.silently),
+            lambda: self.inspection.capture_before_stop(action),
         ):
             self._loop.post(node.StacksCaptured(self._loop.now()))
 
@@ -277,6 +277,9 @@ class Generations:
             # before more is read of the others' output: what they write after the first failure only follows from it
             self.output.note_failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
+        if FINAL in found and self.workers is not None:
+            for event in self._events_of_final(self.workers):
+                self._loop.post(event)
 
     def _note_ended_scripts(self) -> None:
         """Have the workers named that do not end although their script has."""
@@ -322,6 +325,13 @@ class Generations:
         raised = workers.newly_raised() if has_failed and names_causes else ()
         causes = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
         return [*causes, node.WorkerExited(exit, now)]
+
+    def _events_of_final(self, workers: Workers) -> list[node.Event]:
+        """Return the exceptions that workers have recorded since the last look, then whose exceptions are final."""
+        now = self._loop.now()
+        raised = [node.WorkerRaised(rank, error, now) for rank, error in workers.newly_raised()]
+        final = self._context.error_files.final(self._number)
+        return [*raised, *(node.ExceptionFinal(rank, now) for rank in sorted(final & workers.running.keys()))]
 
     @property
     def inspection(self) -> Inspection:

@@ -36,26 +36,28 @@ def why_unfit(command: str, env: Mapping[str, str]) -> str:
 
 
 def check(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: bool) -> None:
-    """Run the health check in the agent, before it reaches the coordinator; if several nodes take part, tell the coordinator.
+    """Run the health check in the agent, before it reaches the coordinator; if several nodes take part, tell them of a failure.
 
     As long as the command runs the agent serves no signals: the kernel kills it if the front ends, and the front kills it as soon
     as somebody wants the job to end.
 
     Raises LaunchError: this node is not fit.
     """
-    with own_imports():
-        from ddplaunch.launcher.job.join import withdraw  # only jobs of several nodes have it
-
+    tell = None
+    if several:
+        with own_imports():
+            from ddplaunch.launcher.job import join  # only jobs of several nodes have it
+        tell = join.how_to_tell_unfit(inputs.spec, inputs.allocation, inputs.draft, env)
     front = os.getppid()
     signal_at_end_of(front, SIGKILL)
     why = why_unfit(command, inputs.env)
-    signal_at_end_of(front, SIGCONT)  # as before: from here on the loop sees the end of the front
     if not why:
+        signal_at_end_of(front, SIGCONT)  # as before: from here on the loop sees the end of the front
         return
     text = _unfit_text(inputs, command, why)
     error = LaunchError(text, hint=_hint_without_node(inputs.allocation), status=exitcodes.NODE_LOST)
-    if several:
-        withdraw(inputs.spec, inputs.allocation, env, error)
+    if tell is not None:
+        error.then = partial(tell, error, line(why))
     raise error
 
 
@@ -69,12 +71,12 @@ def _hint_without_node(allocation: Allocation) -> str | None:
     least, most = allocation.nnodes
     if most == 1:
         return None
-    if least == most:
-        return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
     # where a command leads, any node may be the first
     is_first = allocation.node_rank == 0 and not allocation.has_front
     if is_first:
         return "no job begins without node 0: make another node the first one"
+    if least == most:
+        return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
     may_be_node_0 = allocation.node_rank is None
     unless = ", unless it is node 0," if may_be_node_0 else ""
     return f"the job begins without this node{unless} if enough others are fit"

@@ -274,7 +274,7 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
     Called in the agent. `carried` is the connection to the coordinator, if what has started the agent carries one.
 
-    Raises LaunchError: this node is unfit, and has told a coordinator elsewhere; or the modules cannot be imported.
+    Raises LaunchError: this node is unfit, of which it tells the others `then`; or the modules cannot be imported.
     """
     spec, env, allocation, draft = allocated.spec, allocated.env, allocated.allocation, inputs.draft
     if spec.health_check is not None:

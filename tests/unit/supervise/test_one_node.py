@@ -498,7 +498,7 @@ def test_whoever_ends_the_job_ends_the_debugged_worker_too(event):
 def histories(draw: st.DrawFn) -> list[node.Event]:
     at = 0.0
     events: list[node.Event] = []
-    for kind in draw(st.lists(st.sampled_from("wxresfdlnz"), max_size=30)):
+    for kind in draw(st.lists(st.sampled_from("wxrevsfdlnz"), max_size=30)):
         at += draw(st.floats(0.001, 20.0))
         rank = draw(st.sampled_from(sorted(ALL)))
         match kind:
@@ -511,6 +511,8 @@ def histories(draw: st.DrawFn) -> list[node.Event]:
                 events.append(WorkerRaised(rank, replace(OWN_ERROR, at=at), at, lingers=draw(st.booleans())))
             case "e":
                 events.append(ErrorRecorded(at))
+            case "v":
+                events.append(ExceptionFinal(rank, at))
             case "s":
                 signum = draw(st.sampled_from([SIGINT, SIGTERM, SIGUSR1, SIGTSTP, SIGCONT]))
                 events.append(SignalReceived(signum, at))

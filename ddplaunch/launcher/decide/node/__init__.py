@@ -10,5 +10,5 @@ from __future__ import annotations
 from ddplaunch.launcher.decide.node.actions import *
 from ddplaunch.launcher.decide.node.events import *
 from ddplaunch.launcher.decide.node.state import END_TIMEOUT, Phase, Policy, State
-from ddplaunch.launcher.decide.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, step
+from ddplaunch.launcher.decide.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, LIKEWISE_TIMEOUT, step
 from ddplaunch.launcher.decide.node.teardown import HANG_GRACE, KILL_TIMEOUT, SWEEP_GRACE, TIDY_TIMEOUT, Result

@@ -40,12 +40,14 @@ class CaptureStacks(Struct, frozen=True):
     `if_in_group`: only if a worker may be in a process group, and wait there for others; else the answer comes at once.
     `asks_nccl`: the job stands still, and NCCL's RAS service may know why. `silently`: the user sees only the stacks of workers
     that do not move any more.
+    `but`: not of these, whose interpreter ends: once its handlers are gone, the signal for the stacks would kill the worker.
     """
 
     within: float
     if_in_group: bool = False
     asks_nccl: bool = False
     silently: bool = False
+    but: frozenset[int] = frozenset()
 
 
 class FindStuck(Struct, frozen=True):

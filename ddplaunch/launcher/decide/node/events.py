@@ -40,6 +40,13 @@ class ErrorRecorded(Struct, frozen=True):
     at: float
 
 
+class ExceptionFinal(Struct, frozen=True):
+    """Nothing of a worker's program runs any more after the exception that it has recorded: only its interpreter still ends."""
+
+    rank: int
+    at: float
+
+
 class StoreWanted(Struct, frozen=True):
     """A worker waits for torch's store at MASTER_PORT, which no process of node 0 hosts."""
 
@@ -192,7 +199,9 @@ class JobEnded(Struct, frozen=True):
 
 
 _Orders = GenerationBegun | StopOrdered | AllStacksRead | KillOrdered | LeaseOver | JobEnded | StoreOrdered
-_OfWorkers = WorkerStarted | StartFailed | WorkerRaised | ErrorRecorded | StoreWanted | WorkerExited | Swept
+_OfWorkers = (
+    WorkerStarted | StartFailed | WorkerRaised | ErrorRecorded | ExceptionFinal | StoreWanted | WorkerExited | Swept
+)
 _Answers = ProgressChecked | StacksCaptured | StuckFound
 _OfDebuggers = TerminalRequested | TerminalReturned | DebuggerAttached | DebuggerDetached
 Event = _Orders | _OfWorkers | _Answers | _OfDebuggers | SignalReceived | FrontLost | DeadlineReached

@@ -87,6 +87,9 @@ class Raised(Struct, frozen=True, kw_only=True):
     errors: tuple[tuple[int, WorkerError], ...] = ()  # by rank
     causes: frozenset[int] = frozenset()  # ranks whose errors do not merely follow another worker's end
     end_by: float | None = None  # when a worker that has recorded an exception should have ended; None: none has
+    final: frozenset[int] = (
+        frozenset()
+    )  # ranks of `causes` whose program is over, so that only their interpreter still ends
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -181,7 +184,8 @@ class State(Struct, frozen=True, kw_only=True):
             self.idleness_counts and self.policy.progress_interval > 0
         )  # checks without --hang-timeout may come late: `quiet_deadline`
         # a debugger may hold the worker at the very exception that is to end it
-        should_end = self.workers_go_on and not self.debugger_may_hold_any
+        is_awaited = self.workers_go_on and not self.debugger_may_hold_any
+        should_end = is_awaited or bool(self.phase is Phase.STOPPING and self.ends_by_itself)
         delayed_stop = self.teardown.delayed_stop
         return soonest(
             self.phase_deadline,
@@ -239,6 +243,11 @@ class State(Struct, frozen=True, kw_only=True):
     def debugger_suspends_limits(self) -> bool:
         """Whether the time limits wait, since a debugger holds a worker, for which the other workers may wait."""
         return bool(self.alive & {self.policy.debug_rank, self.debugging.at_terminal, *self.debugging.attached})
+
+    @property
+    def ends_by_itself(self) -> frozenset[int]:
+        """The ranks that have failed and are about to end, which the stop for their failure leaves alone for now."""
+        return self.alive & self.raised.final if self.why is Why.FAILED else frozenset()
 
     @property
     def failure(self) -> WorkerExit | None:

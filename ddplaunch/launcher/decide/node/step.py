@@ -21,6 +21,8 @@ from ddplaunch.system.loop.deadline import is_due, soonest
 
 # seconds to wait for the end of the cause, which may have closed its connections long before, and for the others to fail likewise
 CAUSE_TIMEOUT = 3.0
+# seconds for others to fail likewise, once the exception of a worker is final and before they are asked to end
+LIKEWISE_TIMEOUT = 0.1
 EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
 _ENDS_THE_JOB = (Why.SIGNALLED, Why.FRONT_LOST)  # once a node has reported this, no generation is to begin
@@ -61,6 +63,8 @@ def step(state: State, event: events.Event) -> Result:
             return _on_error_recorded(state, at), ()
         case events.WorkerRaised():
             return _on_worker_raised(state, event)
+        case events.ExceptionFinal(rank, at):
+            return _on_exception_final(state, rank, at), ()
         case events.StoreWanted():
             return state, (actions.RequestStore(),)
         case events.WorkerExited(exit, at):
@@ -308,6 +312,23 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     line = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
     state, then = teardown.stop(state, Why.FAILED, SIGTERM, event.at)
     return state, (actions.Print(line), *then)
+
+
+def _on_exception_final(state: State, rank: int, at: float) -> State:
+    """Have the other workers stopped soon, though this one still ends its interpreter: half a second with torch.
+
+    A worker that may not be the cause, or that a restart would not help, is judged at its end, as one whose program still runs.
+    """
+    error = dict(state.raised.errors).get(rank)
+    is_own = rank in state.alive & state.raised.causes - state.raised.final
+    if error is None or error.at is None or not is_own:
+        return state
+    state = replace(state, raised=replace(state.raised, final=state.raised.final | {rank}))
+    others_run = bool((state.alive | state.pending) - state.raised.final) or not state.is_only_node
+    if not (state.workers_go_on and others_run) or import_failure(error):
+        return state
+    deadline = soonest(state.phase_deadline, at + LIKEWISE_TIMEOUT)
+    return replace(state, phase=Phase.SETTLING, phase_deadline=deadline)
 
 
 def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:

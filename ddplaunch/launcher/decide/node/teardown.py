@@ -69,7 +69,7 @@ def stop(
         state, captures = _stop_after_stacks(state, signum, at, shows_stacks=shows_stacks, for_all_nodes=all_at_once)
         return state, (*captures, *then)
     in_debugger = state.terminal_holder if why is Why.FAILED else frozenset()  # there the user decides when it ends
-    then = (actions.StopWorkers(signum, state.policy.ranks - in_debugger, by_cluster), *then)
+    then = (*_signal(state, signum, but=in_debugger, by_cluster=by_cluster), *then)
     if in_debugger:
         then = (*then, actions.Print(f"{_what_failed(state)}; rank {min(in_debugger)} stays in the debugger"))
     if state.alive:
@@ -93,7 +93,11 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
     # with --hang-timeout (its checks have an interval) the stacks are wanted anyway, else only where workers may wait for others
     if_in_group = shows_stacks and state.why in _STACKS_ONLY_IN_GROUP and not interval
     captures = actions.CaptureStacks(
-        within, if_in_group=if_in_group, asks_nccl=state.teardown.job_stands_still, silently=not shows_stacks
+        within,
+        if_in_group=if_in_group,
+        asks_nccl=state.teardown.job_stands_still,
+        silently=not shows_stacks,
+        but=state.ends_by_itself,
     )
     return state, (captures,)
 
@@ -121,8 +125,27 @@ def send_stop(state: State, *, by_cluster: bool = False) -> Result:
     """End the delay of a stop: ddplaunch sends the signal, unless the workers have it from the cluster."""
     delayed = state.teardown.delayed_stop
     assert delayed is not None
-    stops = actions.StopWorkers(delayed.signum, state.policy.ranks, by_cluster)
-    return replace(state, teardown=replace(state.teardown, delayed_stop=None)), (stops,)
+    stops = _signal(state, delayed.signum, by_cluster=by_cluster)
+    return replace(state, teardown=replace(state.teardown, delayed_stop=None)), stops
+
+
+def _signal(
+    state: State, signum: int, *, but: frozenset[int] = frozenset(), by_cluster: bool = False
+) -> tuple[actions.Action, ...]:
+    """Return the signal of a stop, which spares the ranks `but` and those that are about to end by themselves."""
+    ranks = state.policy.ranks - but - state.ends_by_itself
+    return (actions.StopWorkers(signum, ranks, by_cluster),) if ranks else ()
+
+
+def _stop_the_rest(state: State, at: float) -> Result:
+    """Ask those to end, too, that should have ended by themselves: the grace period begins once more."""
+    ranks = state.ends_by_itself
+    errors = dict(state.raised.errors)
+    lines = (
+        f"rank {rank} has raised {errors[rank].type} and does not end: its interpreter hangs" for rank in sorted(ranks)
+    )
+    state = _with_grace_period(replace(state, raised=replace(state.raised, final=frozenset())), at)
+    return state, (*map(actions.Print, lines), actions.StopWorkers(SIGTERM, ranks))
 
 
 def _with_grace_period(state: State, at: float) -> State:
@@ -173,8 +196,12 @@ def on_deadline(state: State, at: float, *, warning_is_due: bool) -> Result:
         return stop_with_stacks(state, at) if delayed.for_stacks else send_stop(state)
     if is_due(state.teardown.stuck_deadline, at):
         return find_stuck(state, at)
+    if state.ends_by_itself and (is_due(state.raised.end_by, at) or seconds_left <= 0):
+        return _stop_the_rest(state, at)
     if warning_is_due and seconds_left > 0:
-        return replace(state, warning_deadline=at + NAMES_EVERY), (actions.NameRunning(state.alive, seconds_left),)
+        asked = state.alive - state.ends_by_itself
+        names = (actions.NameRunning(asked, seconds_left),) if asked else ()
+        return replace(state, warning_deadline=at + NAMES_EVERY), names
     if state.terminal_holder and state.why is Why.FAILED:
         # the grace period is over for all but the rank in the debugger, which may stay there for as long as the user likes
         kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)

@@ -1,0 +1,85 @@
+"""A node 0 that is not fit: for a short time it tells the nodes that look for it why, with which they end. No job begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher.job import messages
+from ddplaunch.launcher.job.connections import Connections
+from ddplaunch.launcher.job.orders import JobEnd
+from ddplaunch.system import exitcodes
+from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.loop.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WITHIN = (
+    10.0  # seconds in which other nodes are awaited: they were started at the same time, and run their checks as well
+)
+
+
+def turn_away(listen: Callable[[Loop, TurnAway], Connections], why: LaunchError, reason: str, others: int) -> None:
+    """Tell so many other nodes, or those that come in time, that this node 0 is not fit.
+
+    Nodes that have not lost a node 0 before get `why`. Those that have go on waiting for another one, and get the `reason`.
+
+    Raises LaunchError: no port is free.
+    """
+    loop = Loop()
+    turns_away = TurnAway(why, reason, others)
+    connections = turns_away.connections = listen(loop, turns_away)
+    loop.timer(loop.now() + WITHIN, turns_away.end)
+    while not turns_away.is_over:
+        loop.run_once()
+    connections.close()
+    loop.close()
+
+
+class TurnAway:
+    """What the nodes hear that look for node 0, and how many have heard it; the receiver of the messages of their connections."""
+
+    connections: Connections
+
+    def __init__(self, why: LaunchError, reason: str, others: int) -> None:
+        said = LaunchError(f"node 0 does not take part: {why.message}", hint=why.hint)
+        self._end = messages.fitted(JobEnd(exitcodes.NODE_LOST, "unfit", said.render()))
+        self._left = messages.LeftByNode0(0, reason)
+        self._missing = others
+        self._told = set[int]()  # those that close their connections now
+        self._is_awaited_again = False
+        self.is_over = False
+
+    def end(self) -> None:
+        """Wait for no further node."""
+        self.is_over = True
+
+    def on_message(self, id: int, message: messages.ToCoordinator) -> None:
+        """Tell a node, which closes the connection then; one that does not take part itself waits for that."""
+        match message:
+            case messages.Hello():
+                self._is_awaited_again = self._is_awaited_again or message.was_left
+                self._told.add(id)
+                self.connections.send(id, messages.encode(self._left if message.was_left else self._end))
+            case messages.Withdrawal():
+                self.connections.drop(id)
+                self._on_told()
+
+    def on_lost(self, id: int, reason: str, renewed_at: float) -> None:
+        """Count a node that was told, and not who only asks whether node 0 is here."""
+        if id in self._told:
+            self._on_told()
+
+    def _on_told(self) -> None:
+        """Wait no longer once all know; nor for those that wait for a node 0, since they would be back at once."""
+        self._missing -= 1
+        self.is_over = self.is_over or self._missing <= 0 or self._is_awaited_again
+
+    def on_pong(self) -> None:
+        """Hear what says nothing here."""
+
+    def on_part_dropped(self, id: int, reason: str) -> None:
+        """Hear what says nothing here."""
+
+    def on_refused(self, address: str, reason: str) -> None:
+        """Hear what says nothing here."""
