@@ -46,6 +46,19 @@ def test_a_crash_of_the_interpreter_as_it_ends_is_the_status():
     assert one_node(*FINAL, *ENDED, ended(1, 1.6, code=None, signal=11), NOTHING_LEFT)[1] == [Exit(139)]
 
 
+@pytest.mark.parametrize("at", [1.05, 1.6], ids=["before the stop", "in the stop"])
+def test_an_interpreter_that_ends_with_0_after_all_is_the_failure_for_which_others_were_stopped(at):
+    ends = (
+        [ended(1, at, code=0, error=OWN_ERROR), DUE, *ENDED]
+        if at < DUE.at
+        else [DUE, *ENDED, ended(1, at, code=0, error=OWN_ERROR)]
+    )
+    state, actions = one_node(*STARTED, *final(1), *ends, NOTHING_LEFT)
+    assert actions[-1] == Exit(1)
+    assert state.failure is not None
+    assert state.failure.rank == 1
+
+
 def test_those_that_fail_likewise_meanwhile_keep_their_own_ends():
     assert one_node(*STARTED, *final(1), *final(2, 1.05), DUE)[1] == [StopWorkers(SIGTERM, frozenset({0}))]
     assert one_node(*STARTED, *final(1), *final(2, 1.05), *final(0, 1.06), DUE)[1] == []

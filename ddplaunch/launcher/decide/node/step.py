@@ -336,6 +336,9 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
 
     Once all have ended that were asked to, what they left behind is ended, too (swept).
     """
+    if exit.rank in state.raised.final and exit.status == 0:
+        # a destructor has ended the interpreter with 0; the others are stopped for the exception, which stays the failure
+        exit = replace(exit, code=1)
     limits_waited = state.debugger_suspends_limits
     progress = replace(state.progress, idle_since=at)
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
