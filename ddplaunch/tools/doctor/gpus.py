@@ -221,10 +221,8 @@ def _health_findings(gpu: Health) -> Iterator[Finding]:
         yield broken(f"{name} has fallen off the bus", "NVML: GPU is lost", reset)
         return
     if gpu.prohibited:
-        yield broken(
-            f"{name} takes no process: its compute mode is prohibited",
-            hint=f"`nvidia-smi -i {gpu.index} -c DEFAULT` as root",
-        )
+        hint = f"`nvidia-smi -i {gpu.index} -c DEFAULT` as root"
+        yield broken(f"{name} takes no process: its compute mode is prohibited", hint=hint)
     elif gpu.exclusive and gpu.holders:
         yield broken(
             f"{name} takes one process only, and has one",

@@ -63,3 +63,16 @@ def table(caption: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> H
 def scrolling(label: str, content: Html) -> Html:
     """Return what may be wider than the page, which the keyboard scrolls."""
     return tag("div", content, class_="scroll", tabindex=0, role="region", aria_label=label)
+
+
+def unfolding(title: str, text: str, room: int, **attributes: str) -> Html:
+    """Return a title that unfolds a text. Of a long text, show only the end: at most `room` bytes of markup."""
+    text = clean(text)
+    shown = tag("code", text)
+    while len(shown.encode()) > room and text:
+        # a quarter goes, up to the end of a line; of one long line, half of it
+        text = text[len(text) // 4 + 1 :].partition("\n")[2] or text[len(text) // 2 + 1 :]
+        shown = tag("code", text)
+    return tag(
+        "details", tag("summary", title), tag("pre", shown, tabindex=0, role="region", aria_label=title), **attributes
+    )

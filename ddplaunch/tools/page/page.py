@@ -25,7 +25,7 @@ from ddplaunch.system.redaction.diffs import diff
 from ddplaunch.system.words import compress, count, duration, size, some
 from ddplaunch.tools.page.collectives import waits
 from ddplaunch.tools.page.history import History, Life, NodeHistory
-from ddplaunch.tools.page.markup import Html, join, scrolling, styles, table, tag
+from ddplaunch.tools.page.markup import Html, join, scrolling, styles, table, tag, unfolding
 from ddplaunch.tools.page.pictures import charts, timeline
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
@@ -280,11 +280,11 @@ def _failure(run: History, redactor: Redactor) -> Html | None:
     for node in run.nodes[:_MOST_STACKS]:
         if text := redactor.text(clean(log_reader.stacks(node.folder, generation, room))):
             host = f" on {node.host}" if len(run.nodes) > 1 else ""
-            stacks.append(_text(f"Stacks of the workers{host}", text, room))
+            stacks.append(unfolding(f"Stacks of the workers{host}", text, room))
     return join(
         tag("p", what),
-        _text("Exception", traceback, _STACKS_ROOM, open="") if traceback else "",
-        _text(f"End of the log of rank {rank}", own_log, _FAILED_LOG_ROOM) if own_log else "",
+        unfolding("Exception", traceback, _STACKS_ROOM, open="") if traceback else "",
+        unfolding(f"End of the log of rank {rank}", own_log, _FAILED_LOG_ROOM) if own_log else "",
         stacks,
     )
 
@@ -365,7 +365,7 @@ def _logs(run: History, redactor: Redactor) -> Html | None:
     ranks = {life.rank for life in run.lives}
     room = min(_LOG_ROOM, _ALL_LOGS_ROOM // max(len(ranks), 1))  # bytes for each
     ends = islice(log_reader.ends_of(log_reader.logs_of(run.folder), room), _MOST_WORKERS)
-    shown = [_text(f"rank {rank}", redactor.text(clean(text)), room) for rank, text in ends]
+    shown = [unfolding(f"rank {rank}", redactor.text(clean(text)), room) for rank, text in ends]
     return join(shown) if shown else None
 
 
@@ -417,7 +417,7 @@ def _machine(run: History) -> Html:
     return join(
         table("Versions", ("what", "version"), _cut(rows)),
         table("Machines", ("host", "ranks", "CPUs", "memory", "devices", "driver", "system"), _cut(machines)),
-        _text("All packages", all_packages, _PACKAGES_ROOM) if packages else "",
+        unfolding("All packages", all_packages, _PACKAGES_ROOM) if packages else "",
     )
 
 
@@ -455,10 +455,10 @@ def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
         how = (tag("code", "ddplaunch report --diff"), " shows all else of them.")
         shown = tag("p", f"{counted}: the changes since the commit are left out. ", how)
     elif changes:
-        shown = _text(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF_ROOM)
+        shown = unfolding(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF_ROOM)
     return join(
         table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
-        _text("Changed files", files, _PACKAGES_ROOM) if files else "",
+        unfolding("Changed files", files, _PACKAGES_ROOM) if files else "",
         shown,
     )
 
@@ -478,19 +478,6 @@ def _changes(code: Mapping[str, Any], redactor: Redactor) -> tuple[str, int]:
     is_diff = changes.startswith("diff --git ")
     shown = diff(changes, redactor, len(changes)) if is_diff else redactor.text(changes)
     return shown, redactor.hidden - hidden_before
-
-
-def _text(title: str, text: str, room: int, **attributes: str) -> Html:
-    """Return a title that unfolds a text. Of a long text, show only the end: at most `room` bytes of markup."""
-    text = clean(text)
-    shown = tag("code", text)
-    while len(shown.encode()) > room and text:
-        # a quarter goes, up to the end of a line; of one long line, half of it
-        text = text[len(text) // 4 + 1 :].partition("\n")[2] or text[len(text) // 2 + 1 :]
-        shown = tag("code", text)
-    return tag(
-        "details", tag("summary", title), tag("pre", shown, tabindex=0, role="region", aria_label=title), **attributes
-    )
 
 
 def _object(found: object) -> Mapping[str, Any]:
