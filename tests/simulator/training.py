@@ -99,7 +99,7 @@ class Worker:
             self.world.storage.save(self, self.first_step + int(self.world.now - self.born))
 
     def _train(self) -> None:
-        if self._when_awake(self._train) and self.stopped is None:
+        if self._when_awake(self._train) and self.stopped is None and self.error is None:
             self._save()
             self.world.at(self.world.now + _SAVES_EVERY, self._train)
 
@@ -118,7 +118,8 @@ class Worker:
 
     def _save_and_end(self, signum: int) -> None:
         if self._when_awake(self._save_and_end, signum):
-            self._save()
+            if self.error is None:
+                self._save()
             self.end(None, signum)
 
     def kill(self) -> None:
@@ -146,4 +147,9 @@ class Worker:
         self.agent.on_worker_ended(self, code, signum, error or self.error)
         for other in world.workers if status else ():
             if other.run is self.run and world.dice.random() < world.scenario.follows:
-                world.soon(2.0, other.end, 1, None, FOLLOWS)
+                world.soon(2.0, other.lose_contact)
+
+    def lose_contact(self) -> None:
+        """Fail as a peer has ended, unless nothing of the program runs any more."""
+        if self.error is None:
+            self.end(1, None, FOLLOWS)
