@@ -210,7 +210,8 @@ def _cli() -> str:
         "\n".join(["```", *map(_usage, VERBS), "```"]),
         "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` takes the same words: `--json` prints [the plan as "
         "JSON](run-folder.md#planjson), `--sh` the command and the variables of each worker to paste into a shell.",
-        "Options come before SCRIPT, and the arguments of the script after it. `_` and `-` mean the same in the name of an option. "
+        "Options come before SCRIPT, and the arguments of the script after it. `_` and `-` mean the same in the name of an "
+        "option. "
         "`--nproc-per-node` is also the variable `DDPLAUNCH_NPROC_PER_NODE` and the key `nproc-per-node` of a configuration "
         "file. So is each other option, unless it says that it has no such variable. "
         "[Configuration](../guides/configuration.md) says which value wins.",
@@ -297,11 +298,12 @@ def _exit_status() -> str:
         "ddplaunch passes the status of a worker on as it is. If a script itself exits with 124, `why` in "
         "[summary.json](run-folder.md#summaryjson) tells that from `--timeout`.",
         "A job that a signal stopped ends with 128 + n, even if every worker saved and exited with 0. So does a job "
-        "whose workers left after a signal of [`--requeue-on`](../recipes/slurm.md#save-before-the-time-limit-and-requeue), requeued or not, or after a "
-        "notice. So a script that checks the status does not go on with unfinished training.",
+        "whose workers left after a signal of "
+        "[`--requeue-on`](../recipes/slurm.md#save-before-the-time-limit-and-requeue), requeued or not, or after a notice. "
+        "So a script that checks the status does not go on with unfinished training.",
         "With `--max-restarts`, the status is that of the last generation.",
-        "Every node ends with the same status, with these exceptions. A node that was not let in ends with 2. A node that lost the "
-        "others ends with 121 before the start and 122 after it. A spare that was not needed ends with 0. 121 "
+        "Every node ends with the same status, with these exceptions. A node that was not let in ends with 2. A node that "
+        "lost the others ends with 121 before the start and 122 after it. A spare that was not needed ends with 0. 121 "
         "is also the status if a host cannot be reached over ssh, or has no ddplaunch. "
         "[One job, one fate](../concepts/one-fate.md#what-happens-when) says when each status is given.",
     )
@@ -319,7 +321,8 @@ def _variables() -> str:
     return _page(
         "# Variables",
         "## What every worker gets",
-        "Your environment passes through. ddplaunch adds `--env`, `--env-file` and these variables, here of rank 1 of `ddplaunch --nproc-per-node 4 train.py` on a machine with 4 GPUs and 16 CPUs.",
+        "Your environment passes through. ddplaunch adds `--env`, `--env-file` and these variables, here of "
+        "rank 1 of `ddplaunch --nproc-per-node 4 train.py` on a machine with 4 GPUs and 16 CPUs.",
         topics.marked(
             "environment",
             _table(
@@ -338,8 +341,8 @@ def _variables() -> str:
         "[The command line](cli.md) names the variable of each option. ddplaunch also reads:",
         _table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in _READ.items()]),
         "## Where the nodes are",
-        "The first of these that ddplaunch finds counts, except that an mpirun inside a Slurm job comes before Slurm. `--cluster` "
-        "names one. Inside a worker only options count. [Several nodes](../guides/several-nodes.md) explains each.",
+        "The first of these that ddplaunch finds counts, except that an mpirun inside a Slurm job comes before Slurm. "
+        "`--cluster` names one. Inside a worker only options count. [Several nodes](../guides/several-nodes.md) explains each.",
         _table(["cluster", "found by"], [[f"`{name}`", kind.needs] for name, kind in KINDS.items()]),
     )
 

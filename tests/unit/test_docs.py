@@ -61,7 +61,7 @@ NUMBERS = [
         f"one of 8 between {ports_of(0)[0]} and {ports_of(-1)[-1]}, by the number or name of the job",
     ),
     ("guides/several-nodes.md", f"Nodes wait for each other for {default('rdzv_timeout') / 60:g} minutes"),
-    ("recipes/kubernetes.md", f"workers have {_GRACE_WITHIN_OUTER:g} s in a pod"),
+    ("recipes/containers.md", f"workers have {_GRACE_WITHIN_OUTER:g} s in a pod"),
     ("recipes/slurm.md", f"the grace period in a Slurm job is {_GRACE_WITHIN_OUTER:g} s by default"),
     ("recipes/slurm.md", f"`--max-requeues` times, {default('max_requeues')} by default"),
     ("recipes/ssh.md", f"ddplaunch calls {MAX_STARTING} at a time"),
