@@ -211,9 +211,8 @@ def _cli() -> str:
         "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` takes the same words: `--json` prints [the plan as "
         "JSON](run-folder.md#planjson), `--sh` the command and the variables of each worker to paste into a shell.",
         "Options come before SCRIPT, and the arguments of the script after it. `_` and `-` mean the same in the name of an "
-        "option. "
-        "`--nproc-per-node` is also the variable `DDPLAUNCH_NPROC_PER_NODE` and the key `nproc-per-node` of a configuration "
-        "file. So is each other option, unless it says that it has no such variable. "
+        "option. Each option also has a variable and a key for configuration files: `--nproc-per-node` is "
+        "`DDPLAUNCH_NPROC_PER_NODE` and `nproc-per-node`. An option without such a variable says so. "
         "[Configuration](../guides/configuration.md) says which value wins.",
     ]
     for group in GROUPS:
