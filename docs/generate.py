@@ -71,7 +71,7 @@ RUN_FOLDER = REFERENCE / "run-folder.md"
 _EVENTS_BEGIN = "<!-- events: written by docs/generate.py from the code -->"
 _EVENTS_END = "<!-- end of the events -->"
 SEEN = ROOT / "docs/reference/compatibility.md"
-FRONT, CHEAT_SHEET, SYMPTOMS = (ROOT / "docs" / name for name in ("README.md", "cheat-sheet.md", "symptoms.md"))
+FRONT, CHEAT_SHEET = (ROOT / "docs" / name for name in ("README.md", "cheat-sheet.md"))
 _VERBS_BEGIN, _VERBS_END = "<!-- verbs: written by docs/generate.py from the code -->", "<!-- end of the verbs -->"
 # where each verb is explained: a new one fails here until a page explains it
 _PAGE_OF = {
@@ -208,14 +208,12 @@ def _cli() -> str:
     parts = [
         "# The command line",
         "\n".join(["```", *map(_usage, VERBS), "```"]),
-        "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` shows what the same words would start: a table, with "
-        "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
-        "into a shell. [`submit`](#ddplaunch-submit) queues the job in Slurm. `completion` prints the script that makes a "
-        "shell complete verbs, options and values. `ddplaunch --help` shows the options used most, `--help-all` all of "
-        "them; `ddplaunch help` lists verbs and topics.",
-        "Options stand before SCRIPT; everything after it belongs to the script. `_` and `-` mean the same in the name "
-        "of an option. Below each option stands where else its value may come from; "
-        "[configuration](../guides/configuration.md) says who wins.",
+        "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` takes the same words: `--json` prints [the plan as "
+        "JSON](run-folder.md#planjson), `--sh` the command and the variables of each worker to paste into a shell.",
+        "Options come before SCRIPT, and the arguments of the script after it. `_` and `-` mean the same in the name of an "
+        "option. Each option also has a variable and a key for configuration files: `--nproc-per-node` is "
+        "`DDPLAUNCH_NPROC_PER_NODE` and `nproc-per-node`. An option without such a variable says so. "
+        "[Configuration](../guides/configuration.md) says which value wins.",
     ]
     for group in GROUPS:
         options = [option for option in OPTIONS if option.group == group]
@@ -256,10 +254,13 @@ def _option(option: Option) -> str:
     title = names if option.is_flag else f"{names} {option.metavar}"
     text = f"{option.help} **No effect here**: {option.no_effect}." if option.no_effect else option.help
     facts = [f"Default: `{option.default}`."] if option.default else []
-    if variables := [name for name, _ in option.variables]:
-        facts.append(f"Variable: {', '.join(f'`{name}`' for name in reversed(variables))}.")
-    facts.append(f"Key: `{option.key}`.")
-    return f"### `{title}`\n\n{text}\n\n{' '.join(facts)}"
+    usual = f"DDPLAUNCH_{option.name.upper()}"
+    variables = [name for name, _ in reversed(option.variables)]
+    if usual not in variables:
+        facts.append(f"No variable `{usual}`.")
+    if others := [f"`{name}`" for name in variables if name != usual]:
+        facts.append(f"Also {', '.join(others)}.")
+    return "\n\n".join([f"### `{title}`", text, *[" ".join(facts)] * bool(facts)])
 
 
 # --- exit status
@@ -293,16 +294,15 @@ def _exit_status() -> str:
     return _page(
         "# Exit status (exit codes)",
         topics.marked("exit-codes", _table(["exit code", "meaning", "what to do"], rows)),
-        "The status of a worker is passed on as it is. So a script that exits with 124 of its own accord looks like "
-        "`--timeout` from outside; the last lines on stderr, and `why` in "
-        "[summary.json](run-folder.md), tell them apart.",
-        "A job that a signal stopped ends with 128 + n, even if every worker took the signal, saved and exited with 0.",
-        "So does one whose workers left after a signal of [`--requeue-on`](../recipes/slurm-time-limits.md), whether it went "
-        "back into the queue or not, or after a notice of `--notice-file` or `--notice-command`. A script that checks the status "
-        "does not go on with unfinished training.",
+        "ddplaunch passes the status of a worker on as it is. If a script itself exits with 124, `why` in "
+        "[summary.json](run-folder.md#summaryjson) tells that from `--timeout`.",
+        "A job that a signal stopped ends with 128 + n, even if every worker saved and exited with 0. So does a job "
+        "whose workers left after a signal of "
+        "[`--requeue-on`](../recipes/slurm.md#save-before-the-time-limit-and-requeue), requeued or not, or after a notice. "
+        "So a script that checks the status does not go on with unfinished training.",
         "With `--max-restarts`, the status is that of the last generation.",
-        "With several nodes every node ends with the same status. A node that was not let in ends with 2, one that lost the "
-        "others with 121 before the start and 122 after it. A spare that was not needed ends with 0, however the job ended. 121 "
+        "Every node ends with the same status, with these exceptions. A node that was not let in ends with 2. A node that "
+        "lost the others ends with 121 before the start and 122 after it. A spare that was not needed ends with 0. 121 "
         "is also the status if a host cannot be reached over ssh, or has no ddplaunch. "
         "[One job, one fate](../concepts/one-fate.md#what-happens-when) says when each status is given.",
     )
@@ -320,8 +320,8 @@ def _variables() -> str:
     return _page(
         "# Variables",
         "## What every worker gets",
-        "The variables of your environment pass through; these, `--env` and `--env-file` come on top. "
-        "The example is rank 1 of `ddplaunch --nproc-per-node 4 train.py` on a machine with 4 GPUs and 16 CPUs.",
+        "Your environment passes through. ddplaunch adds `--env`, `--env-file` and these variables, here of "
+        "rank 1 of `ddplaunch --nproc-per-node 4 train.py` on a machine with 4 GPUs and 16 CPUs.",
         topics.marked(
             "environment",
             _table(
@@ -340,9 +340,8 @@ def _variables() -> str:
         "[The command line](cli.md) names the variable of each option. ddplaunch also reads:",
         _table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in _READ.items()]),
         "## Where the nodes are",
-        "The first of these that is found says it, but for an mpirun inside a Slurm job, which comes before Slurm; `--cluster` "
-        "names one. Inside a worker, whose variables speak of the job that it is part of, only options count. "
-        "[Several nodes](../guides/several-nodes.md) says what each of them is.",
+        "The first of these that ddplaunch finds counts, except that an mpirun inside a Slurm job comes before Slurm. "
+        "`--cluster` names one. Inside a worker only options count. [Several nodes](../guides/several-nodes.md) explains each.",
         _table(["cluster", "found by"], [[f"`{name}`", kind.needs] for name, kind in KINDS.items()]),
     )
 
@@ -474,17 +473,9 @@ def _as_page(docstring: str) -> str:
 
 
 def _exit_codes() -> dict[str, tuple[Path, str]]:
-    """The cheat sheet, which has a table of exit codes with their meanings, and the symptoms, which have the remedies too."""
+    """The cheat sheet, of which the exit codes with their meanings are a part."""
     codes = [(status.replace("-", " to ").replace("+", " + "), meaning) for status, meaning in MEANINGS.items()]
-    remedies = [remedy.replace("](../", "](") for remedy in _REMEDIES.values()]
-    meanings = _table(["exit code", "meaning"], codes)
-    symptoms = [(f"exit code {code}", meaning, remedy) for (code, meaning), remedy in zip(codes, remedies, strict=True)]
-    return {
-        **_with_part(CHEAT_SHEET, _CODES_BEGIN, _CODES_END, meanings),
-        **_with_part(
-            SYMPTOMS, _CODES_BEGIN, _CODES_END, _table(["you see", "it means", "type or do"], [*symptoms[1:]])
-        ),
-    }
+    return _with_part(CHEAT_SHEET, _CODES_BEGIN, _CODES_END, _table(["exit code", "meaning"], codes))
 
 
 def _verbs() -> dict[str, tuple[Path, str]]:

@@ -1,4 +1,4 @@
-"""The table of what was seen on a GPU, from what a run of tests/gpu has written."""
+"""The list of what was seen on a GPU, from what a run of tests/gpu has written."""
 
 import json
 import re
@@ -7,23 +7,20 @@ from pathlib import Path
 from typing import Any
 
 BEGINS, ENDS = "<!-- what was seen on GPUs: written by docs/generate.py -->", "<!-- end of what was seen -->"
-_NOT_YET = "not yet"
 
 
 def as_text(seen: Path) -> str:
-    """Return the machine on which the tests ran, and a row for each claim."""
+    """Return the machine on which the tests ran, and an item for each claim."""
     run = json.loads(seen.read_text(encoding="utf-8"))
-    rows = [
-        f"| {_with_code(claim['claim'])} | {_link(claim['page'])} | {_outcome(claim, run)} |" for claim in run["claims"]
-    ]
-    return "\n".join([_machine(run), "", "| claim | page | seen |", "| --- | --- | --- |", *rows])
+    items = [f"- {_with_code(claim['claim'])}{_unless_seen(claim, run)}" for claim in run["claims"]]
+    return "\n".join([_machine(run), "", *items])
 
 
 def _machine(run: Mapping[str, Any]) -> str:
     if "card" not in run:
         return "None of this has been seen on a GPU yet."
     versions = f"driver {run['driver']}, torch {run['torch']}, NCCL {run['nccl']}, Python {run['python']}"
-    return f"Run on {run['date']} with one {run['card']} ({versions})."
+    return f"Seen on {run['date']} with one {run['card']} ({versions}):"
 
 
 def _with_code(claim: str) -> str:
@@ -35,16 +32,11 @@ def _with_code(claim: str) -> str:
     )
 
 
-def _link(page: str) -> str:
-    """Return a link to a page from one of the reference."""
-    return f"[{page.removesuffix('.md')}]({'../../README.md' if page == 'README.md' else f'../{page}'})"
-
-
-def _outcome(claim: Mapping[str, str], run: Mapping[str, Any]) -> str:
-    told = claim["told"].replace("|", "\\|")
+def _unless_seen(claim: Mapping[str, str], run: Mapping[str, Any]) -> str:
+    """Return how far a claim is from seen: nothing if it was."""
     if claim["outcome"] == "seen":
-        return f"`{told}`" if told else "yes"
-    told = told.replace("<", "&lt;")
+        return ""
+    told = claim["told"].replace("<", "&lt;")
     if claim["outcome"] == "failed":
-        return f"**no**: {told}"
-    return f"{_NOT_YET}: {told}" if "card" in run and told else _NOT_YET
+        return f". **Not so**: {told}"
+    return f". **Not seen yet**{f': {told}' if 'card' in run and told else ''}"

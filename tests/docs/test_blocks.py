@@ -112,11 +112,10 @@ def flags_of_examples() -> Iterator[tuple[str, str]]:
             words = command.words
             at = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
             for word in words[at + 1 :]:
-                path = (
-                    f"examples/slurm/{words[at]}"
-                    if name_of(page) in ("examples/slurm.md", "examples/slurm/job.sh")
-                    else words[at]
+                in_its_folder = (
+                    name_of(page) in ("examples/checkpoints.md", "examples/slurm/job.sh") and words[at] == "train.py"
                 )
+                path = f"examples/slurm/{words[at]}" if in_its_folder else words[at]
                 if word.startswith("--") and path.startswith("examples/"):
                     yield path, word
 

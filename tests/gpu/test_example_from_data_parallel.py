@@ -28,7 +28,7 @@ def output(tmp_path: Path, *flags: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.claim("DataParallel and two DDP workers come to the same loss", page="examples/from_data_parallel.md")
+@pytest.mark.claim("DataParallel and two DDP workers come to the same loss", page="examples/train_ddp.md")
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_two_workers_give_what_data_parallel_gives(tmp_path: Path, uuids: list[str], gpus: int) -> None:
     if len(uuids) < gpus:

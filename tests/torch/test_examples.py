@@ -16,6 +16,8 @@ DOCS = EXAMPLES.parent / "docs"
 PAGES = {
     **dict.fromkeys(["hogwild", "parallel_sgd", "queues", "shared_regression"], "multiprocessing"),
     "model_parallel": "memory_and_accumulation",
+    "elastic_checkpoint": "checkpoints",
+    "from_data_parallel": "train_ddp",
 }
 
 

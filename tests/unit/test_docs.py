@@ -61,9 +61,9 @@ NUMBERS = [
         f"one of 8 between {ports_of(0)[0]} and {ports_of(-1)[-1]}, by the number or name of the job",
     ),
     ("guides/several-nodes.md", f"Nodes wait for each other for {default('rdzv_timeout') / 60:g} minutes"),
-    ("recipes/kubernetes.md", f"workers have {_GRACE_WITHIN_OUTER:g} s in a pod"),
-    ("recipes/slurm-time-limits.md", f"the grace period in a Slurm job is {_GRACE_WITHIN_OUTER:g} s by default"),
-    ("recipes/slurm-time-limits.md", f"`--max-requeues` times, {default('max_requeues')} by default"),
+    ("recipes/containers.md", f"workers have {_GRACE_WITHIN_OUTER:g} s in a pod"),
+    ("recipes/slurm.md", f"the grace period in a Slurm job is {_GRACE_WITHIN_OUTER:g} s by default"),
+    ("recipes/slurm.md", f"`--max-requeues` times, {default('max_requeues')} by default"),
     ("recipes/ssh.md", f"ddplaunch calls {MAX_STARTING} at a time"),
     ("recipes/ssh.md", f"up to {MAX_REPEATS} times again"),
     ("guides/from-torchrun.md", f"if they fail within {SHORT_LIFE:g} seconds"),
@@ -204,8 +204,10 @@ def test_the_reference_has_every_option_and_every_status() -> None:
     cli, statuses = generate.pages()["cli.md"], generate.pages()["exit-status.md"]
     for option in OPTIONS:
         assert re.search(rf"^### `(-\w, )?{option.flag}\b", cli, re.MULTILINE), option.name
+        usual = f"DDPLAUNCH_{option.name.upper()}"
         for name, _ in option.variables:
-            assert f"`{name}`" in cli
+            assert f"`{name}`" in cli or name == usual
+        assert (f"No variable `{usual}`" in cli) == (usual not in [name for name, _ in option.variables])
     for status in MEANINGS:
         assert f"| `{status}` |" in statuses
 
