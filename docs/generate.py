@@ -77,7 +77,7 @@ _VERBS_BEGIN, _VERBS_END = "<!-- verbs: written by docs/generate.py from the cod
 _PAGE_OF = {
     "plan": "guides/one-machine.md#look-before-you-start",
     "doctor": "guides/doctor.md",
-    "check": "guides/check.md",
+    "check": "guides/simulate.md#check-that-all-ranks-agree",
     "submit": "recipes/slurm.md#let-ddplaunch-write-the-script",
     "ps": "guides/running-jobs.md",
     "top": "guides/running-jobs.md#watch-it",

@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -45,8 +44,6 @@ case "$*" in
     "show node"*) echo "NodeName=node1 NodeHostName={os.uname().nodename} State=ALLOCATED" ;;
 esac
 """
-# a time limit that a page shows, and one in which workers have certainly started on a busy machine
-SHORT, LONGER = "1s", "5s"
 # words that call for other hosts or tools; a terminal; a process that outlives the test; a wait
 _ELSEWHERE = {"--hosts", "--hostfile", "--nnodes", "--wrap"}
 _TERMINAL = {"--debug", "--debug-on-error", "--debugpy"}
@@ -89,7 +86,6 @@ class Place:
         if self.command.words[0] in LOOK_INTO_RUNS:  # their job runs elsewhere; tests/process/test_run_verbs.py has one
             return [self.command.words[0], "--help"]
         words = [str(self.home / word[2:]) if word.startswith("~/") else word for word in self.command.words]
-        words = [LONGER if word == SHORT and before == "--timeout" else word for before, word in pairwise(["", *words])]
         if words[0] == "submit":
             return ["submit", "--print", *(word for word in words[1:] if word not in {"--print", *_SUBMIT})]
         return ["plan", *words] if self.is_planned else words

@@ -36,7 +36,7 @@ def test_the_demo_trains(gpu, job):
     assert "4 workers, gloo (4 workers share 1 GPU, which NCCL refuses)" in done.err
 
 
-@pytest.mark.claim("a check of 8 ranks runs on the CPU of a machine with fewer GPUs", page="guides/check.md")
+@pytest.mark.claim("a check of 8 ranks runs on the CPU of a machine with fewer GPUs", page="guides/simulate.md")
 def test_a_check_runs_on_the_cpu(gpu, job, told):
     done = gpu.verb(job, "check", "--world-size", 8, EXAMPLE, "--epochs", 1).expect(0)
     told(done.out.strip().splitlines()[-1])

@@ -158,7 +158,7 @@ def _notes(checked: Checked) -> Iterator[str]:
 
 
 def as_json(checked: Checked) -> str:
-    """Return all as JSON; docs/guides/check.md has the schema."""
+    """Return all as JSON; docs/guides/simulate.md has the schema."""
     ranks, compared = [], checked.compared
     for trace in checked.traces:
         failure = _failure(checked, trace) if trace.is_wrong else _Failure("", checked.where(trace.frames))
