@@ -143,7 +143,9 @@ def choose_running(env: Mapping[str, str], named: str | None, verb: str, *option
     if on_other_hosts := [run for run in elsewhere if run.host]:
         raise _none_here(f"there is no run {line(named)} here", on_other_hosts, typed)
     if elsewhere:
-        raise _has_ended(newest_first(elsewhere)[0])
+        # later runs that asked for the same name got a number behind it
+        later = [run for run in here if run.run_id.startswith(f"{named}.")]
+        raise _has_ended(newest_first(elsewhere)[0], later, typed)
     raise removed or removed_run(env, named) or no_such_run(env, named, here, typed)
 
 
@@ -218,9 +220,14 @@ def _latest(runs: Sequence[Known], verb: str, *, follow: bool) -> Known:
     return newest_first(runs)[0] if follow else max(runs, key=lambda run: run.began)
 
 
-def _has_ended(run: Known) -> LaunchError:
+def _has_ended(run: Known, later: Sequence[Known], typed: Typed) -> LaunchError:
+    """Return the error that this run has ended; its hint leads to the newest of the `later` runs of its name, if one runs."""
     facts = ", ".join(filter(None, (run.program, run.age(time.time()))))
-    return LaunchError(f"run {run.name} has ended: {facts}", hint=f"`ddplaunch logs {run.name}` shows its output")
+    hint = f"`ddplaunch logs {run.name}` shows its output"
+    if later:
+        name = newest_first(later)[0].name
+        hint = f"{name} runs: type `{shlex.join(('ddplaunch', *typed.words(name)))}`"
+    return LaunchError(f"run {run.name} has ended: {facts}", hint=hint)
 
 
 def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], typed: Typed) -> LaunchError:
