@@ -25,6 +25,12 @@ _HINT = "type `ddplaunch completion bash`, zsh or fish"
 VARIABLE = "_DDPLAUNCH_COMPLETE"  # through which a shell asks
 
 
+def _paths(beginning: str) -> list[str]:
+    """Return the paths that a shell would list for this beginning, a folder with a / behind it."""
+    paths = glob.glob(f"{glob.escape(beginning)}*")
+    return [f"{path}/" if os.path.isdir(path) else path for path in paths]
+
+
 class _Joined(ShellComplete):
     """Completes `--output=r`, too: click answers with the value alone, in place of the whole word."""
 
@@ -38,8 +44,7 @@ class _Joined(ShellComplete):
             if item.type == "plain":
                 found.append(item.value)
             else:  # click asks the shell for files
-                paths = glob.glob(f"{glob.escape(value)}*")
-                found += [f"{path}/" if os.path.isdir(path) else path for path in paths]
+                found += _paths(value)
         return [CompletionItem(f"{name}={each}") for each in found]
 
 
@@ -61,8 +66,15 @@ class _Bash(BashComplete):
         return [arg for arg in args if arg != "="], incomplete
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Return the completions, files first: click's script replaces everything before a file by that file."""
-        return sorted(super().get_completions(args, incomplete), key=lambda item: item.type == "plain")
+        """Return the completions; if there are words and files, the files as words.
+
+        bash itself lists files only where click's script gives it no word: a verb would hide the scripts that begin as it does.
+        """
+        items = super().get_completions(args, incomplete)
+        words = [item for item in items if item.type == "plain"]
+        if not words or len(words) == len(items):
+            return items
+        return words + [CompletionItem(path) for path in _paths(incomplete)]
 
 
 for _class in (_Bash, _Zsh, _Fish):
