@@ -32,6 +32,7 @@ SILENT = 120.0  # seconds after which a client that says nothing is given up
 COLLECTED = 3600.0  # seconds for the client to fetch what others have recorded
 REACH = 20.0  # seconds in which the main thread has to come by for the start
 LONGEST = 900.0  # seconds of a profile
+INCOMPLETE = 2  # steps of a record: its first had begun before it, and another rank may begin its record a step later
 SAMPLE = 0.02  # seconds between two looks at the main thread
 READ = 0.5  # seconds between two readings of the recorders, less where collectives are many
 NEW = 250  # entries that a reading should find: recorders keep 500
@@ -255,7 +256,10 @@ class Profile:
         self.send_trace(note, memory)
 
     def record(self, steps: int) -> str:
-        """Record until the client ends the profile or `steps` (0: no limit) are done; return why it ended earlier, else ""."""
+        """Record until the client ends the profile or `steps` (0: no limit) are recorded; return why it ended earlier, else "".
+
+        More steps than that have to end, so that all ranks together have recorded as many whole ones.
+        """
         began = read_at = time.monotonic()
         pause, memory_before = READ, resident()
         while True:
@@ -265,7 +269,7 @@ class Profile:
                 message = {}
             if message.get("type") == "ping":
                 self.pong(message)
-            elif message.get("type") == "end" or (steps and self.steps_done() >= steps):
+            elif message.get("type") == "end" or (steps and self.steps_done() >= steps + INCOMPLETE):
                 return ""
             now = time.monotonic()
             if now - began >= LONGEST:
