@@ -277,7 +277,7 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     if is_going_on:
         ended = max(time.time(), last_event)
     elif job_ended is None:
-        problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
+        problems.append("The run has no end: ddplaunch itself was killed, its machine was lost, or its disk was full.")
         ended = max(last_event, min(_last_sign(folder, nodes), time.time()))
     damaged, offsets = Counter[str](), [node.offset for node in nodes]
     samples = (_lines(f"{node.folder}/{SAMPLES}", SampleRow, damaged) for node in nodes)

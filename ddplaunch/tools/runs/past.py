@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from ddplaunch.record.folders import goes_on
-from ddplaunch.record.run import Run
+from ddplaunch.record.run import NO_END, Run
 from ddplaunch.system.console.tables import BAD, GOOD, NAME, ODD, Block, Look, Words, line, table, written
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as line_of
@@ -20,6 +20,7 @@ from ddplaunch.tools.runs import choice, find
 from ddplaunch.tools.runs.find import Known
 
 _OF_SIGNAL = of_signal(0)  # what the status of a signal is greater than
+_IN_WORDS = {"front_lost": "ddplaunch was killed"}  # where the reason as it stands in the summary says it to nobody
 _HEADER = ("run", "script", "began", "took", "size", "how it ended")
 
 
@@ -72,10 +73,11 @@ def _end_of(run: Known) -> _End:
     status, took = left.status, left.seconds
     if status is None:
         # the folder of a run that goes on is locked, though nobody answers for it here
-        return _End(None, None, "does not answer" if goes_on(run.folder) else "was killed", ODD)
+        return _End(None, None, "does not answer" if goes_on(run.folder) else NO_END, ODD)
     if status == OK:
         return _End(status, took, "finished")
-    why = str(left.summary.get("why", "")).replace("_", " ")
+    why = str(left.summary.get("why", ""))
+    why = _IN_WORDS.get(why, why.replace("_", " "))
     because = left.first_failure or (
         signal_name(status - _OF_SIGNAL) if why == "signalled" and status > _OF_SIGNAL else why
     )
