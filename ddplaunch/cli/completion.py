@@ -25,12 +25,6 @@ _HINT = "type `ddplaunch completion bash`, zsh or fish"
 VARIABLE = "_DDPLAUNCH_COMPLETE"  # through which a shell asks
 
 
-def _paths(beginning: str) -> list[str]:
-    """Return the paths that a shell would list for this beginning, a folder with a / behind it."""
-    paths = glob.glob(f"{glob.escape(beginning)}*")
-    return [f"{path}/" if os.path.isdir(path) else path for path in paths]
-
-
 class _Joined(ShellComplete):
     """Completes `--output=r`, too: click answers with the value alone, in place of the whole word."""
 
@@ -44,7 +38,8 @@ class _Joined(ShellComplete):
             if item.type == "plain":
                 found.append(item.value)
             else:  # click asks the shell for files
-                found += _paths(value)
+                paths = glob.glob(f"{glob.escape(value)}*")
+                found += [f"{path}/" if os.path.isdir(path) else path for path in paths]
         return [CompletionItem(f"{name}={each}") for each in found]
 
 
@@ -60,21 +55,25 @@ class _Fish(_Joined, FishComplete):
 
 
 class _Bash(BashComplete):
+    # bash lists files by itself only where the script gives it no word: a verb would hide the scripts that begin as it does
+    source_template = BashComplete.source_template.replace(
+        "    return 0",
+        """    if [[ $response == file,* && ${#COMPREPLY[@]} -gt 0 ]]; then
+        COMPREPLY+=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}"))
+        compopt -o filenames
+    fi
+
+    return 0""",
+    )
+
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words without the = that bash makes a word of its own, so that the option stands before its value."""
         args, incomplete = super().get_completion_args()
         return [arg for arg in args if arg != "="], incomplete
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Return the completions; if there are words and files, the files as words.
-
-        bash itself lists files only where click's script gives it no word: a verb would hide the scripts that begin as it does.
-        """
-        items = super().get_completions(args, incomplete)
-        words = [item for item in items if item.type == "plain"]
-        if not words or len(words) == len(items):
-            return items
-        return words + [CompletionItem(path) for path in _paths(incomplete)]
+        """Return the completions, files first: click's script replaces everything before a file by that file."""
+        return sorted(super().get_completions(args, incomplete), key=lambda item: item.type == "plain")
 
 
 for _class in (_Bash, _Zsh, _Fish):
