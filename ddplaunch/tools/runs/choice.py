@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.record import old_runs, run_socket
-from ddplaunch.record.folders import runs_folder, short
+from ddplaunch.record.folders import OF_A_NODE, parts_of, runs_folder, short
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.questions import AskStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply
@@ -22,7 +22,7 @@ from ddplaunch.spec.options.parsers import BadValue
 from ddplaunch.spec.options.parsers import ranks as parse_ranks
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import line
-from ddplaunch.system.words import did_you_mean, these_ranks, why_failed
+from ddplaunch.system.words import count, did_you_mean, these_ranks, why_failed
 from ddplaunch.tools.runs.client import ask
 from ddplaunch.tools.runs.find import (
     ANSWER_WITHIN,
@@ -187,11 +187,7 @@ def choose_kept(
     """
     _check_name(named)
     if named is not None and os.sep in named:
-        try:
-            os.listdir(named)
-        except OSError as error:
-            raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
-        return of_folder(os.path.abspath(named)), []
+        return _in_folder(named, Typed(verb, options)), []
     here = [of_running(replies) for replies in running(env) if replies.run is not None]
     ids = {run.run_id for run in here}
     runs = [*here, *(of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in ids)]
@@ -211,6 +207,30 @@ def choose_kept(
         hint = "see `--log-dir`, and what the command said at its start"
         raise LaunchError(f"run {found[0].name} keeps no logs", hint=hint)
     return found[0], []
+
+
+def _in_folder(named: str, typed: Typed) -> Known:
+    """Return the run in the folder `named`.
+
+    Raises:
+        LaunchError: it cannot be read, or holds the folders of runs, as that of --log-dir does.
+    """
+    folder = os.path.abspath(named)
+    try:
+        inside = [f"{folder}/{name}" for name in os.listdir(folder) if not name.startswith(OF_A_NODE)]
+    except OSError as error:
+        raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
+    if not _holds_events(folder) and (runs := [of_folder(each) for each in inside if _holds_events(each)]):
+        line_of_newest = shlex.join(("ddplaunch", *typed.words(newest_first(runs)[0].folder)))
+        raise LaunchError(
+            f"{named} is no folder of a run, but holds {count(len(runs), 'run')}", hint=f"type `{line_of_newest}`"
+        )
+    return of_folder(folder)
+
+
+def _holds_events(folder: str) -> bool:
+    """Whether this is the folder of a run, or of one of its nodes."""
+    return any(os.path.isfile(f"{part}/events.jsonl") for part in parts_of(folder))
 
 
 def _latest(runs: Sequence[Known], verb: str, *, follow: bool) -> Known:
