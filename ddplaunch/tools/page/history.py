@@ -29,7 +29,7 @@ from ddplaunch.tools.page.samples import Curve, SampleRow, curves
 
 _WITHIN = 60.0  # seconds that an event may wait until it is written
 _TAIL = 1 << 20  # bytes of samples in which the last one is looked for
-_NOTED = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice", "front_lost")
+_NOTED = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice")
 
 _TEXTS = (
     "program",
@@ -228,6 +228,8 @@ def _in_words(row: EventRow) -> str:
             return f"rank {row.rank} could not be started: {row.reason}"
         case "job_suspended":
             return "the job was suspended"
+        case "front_lost":
+            return "the ddplaunch that had started the job was killed"
         case "job_resumed":
             return "the job continues"
         case "paused":
