@@ -124,7 +124,7 @@ _VARIABLES = {
     "OMP_NUM_THREADS": "the usable CPUs divided among the workers of the node; `--threads`, or the variable in your "
     "environment, wins",
     "PYTHONUNBUFFERED": "1, unless you have set it, so that output appears at once, and a crash loses none",
-    "DDPLAUNCH_RUN_ID": "the name of the run, and of its folder",
+    "DDPLAUNCH_RUN_ID": "the name of the run, and of its folder unless an earlier run has that",
     "DDPLAUNCH_BACKEND": "the process-group backend for this job; pass it to `init_process_group`",
     "DDPLAUNCH_DEVICE": "the worker's own device, by its name inside the worker",
     "DDPLAUNCH_INIT_METHOD": "the address for `--init-method`: `env://`, `tcp://...` or `file://...`",

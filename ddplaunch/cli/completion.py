@@ -67,6 +67,17 @@ class _Fish(_Joined, FishComplete):
 
 
 class _Bash(BashComplete):
+    # bash lists files by itself only where the script gives it no word: a verb would hide the scripts that begin as it does
+    source_template = BashComplete.source_template.replace(
+        "    return 0",
+        """    if [[ $response == file,* && ${#COMPREPLY[@]} -gt 0 ]]; then
+        COMPREPLY+=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}"))
+        compopt -o filenames
+    fi
+
+    return 0""",
+    )
+
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words without the = that bash makes a word of its own, so that the option stands before its value."""
         args, incomplete = super().get_completion_args()

@@ -36,7 +36,8 @@ def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 # which run is meant without RUN
 _THE_ONLY_ONE = "You may leave it out if only one of your jobs runs here."
-_THE_LATEST = "Without it, your latest run."
+_BY_FOLDER = "An ended run with --log-dir is found by its folder alone."
+_THE_LATEST = f"Without it, your latest run. {_BY_FOLDER}"
 _ONE_RUN = "at most the name of one run"
 _run = click.argument("run", metavar="[RUN]", required=False, shell_complete=_runs)
 _of_ranks = click.option(
@@ -100,7 +101,7 @@ def top(env: Env, run: str | None) -> int:
 @click.command(
     cls=Command,
     takes=_ONE_RUN,
-    run_left_out="Without it, your latest run. With -f, the latest that still runs.",
+    run_left_out=f"Without it, your latest run. With -f, the latest that still runs. {_BY_FOLDER}",
     epilog="Of a job itself, -r is torchrun's --redirects: `ddplaunch -r 3 train.py` sends all output to the logs alone.",
     examples=(
         ("ddplaunch logs -f -r 3", "rank 3 of the running job"),

@@ -184,7 +184,7 @@ def request_of(ctx: click.Context) -> SubmitRequest:
     known = [value for value in ctx.params.values() if isinstance(value, SbatchOption)]
     options = (*known, *_options_not_in_table(ctx.params["rest"] or (), words))
     if SEPARATOR not in words:
-        raise LaunchError("no job to submit: nothing follows --", hint=USAGE)
+        raise LaunchError("no job to submit: -- and a SCRIPT are missing", hint=USAGE)
     ours = {name: ctx.params[name] for name in ("print", "wait", "follow", "parsable")}
     return SubmitRequest(options=options, job=tuple(words[words.index(SEPARATOR) + 1 :]), **ours)
 

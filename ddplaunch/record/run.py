@@ -21,7 +21,7 @@ from ddplaunch.system.process.files import content, read_json
 LONGEST = 64 << 20  # bytes of a file of lines that are read
 _LONGEST_HEAD = 1 << 14  # bytes of the events in which the start of the job stands
 _LONGEST_ERROR = 300  # characters of the first failure, in a sentence
-KILLED = "was killed"  # the command and its agent
+NO_END = "was killed, or its record ends early"  # as on a full disk: neither leaves a summary
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class Run(Struct, dict=True):
     @property
     def how_it_ended(self) -> str:
         """How it ended, as a predicate."""
-        return f"has ended with status {self.status}" if self.status is not None else KILLED
+        return f"has ended with status {self.status}" if self.status is not None else NO_END
 
     @property
     def status(self) -> int | None:

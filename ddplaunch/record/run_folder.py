@@ -221,7 +221,9 @@ def folder_of_run(
         needed_by = f"--log-dir {spec.log_dir}" if plan.workers else ""
         return RunFolder(files, root, name, runs=None, torchrun_layout=True, needed_by=needed_by)
     if (runs := runs_folder(env)) is None:
-        return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
+        home = env.get("HOME")
+        why = f"HOME={home} is no absolute path" if home else "HOME is not set, and this user has no home folder"
+        return RunFolder.none(files, f"no logs are kept: {why}")
     root, name = runs, plan.run_id
     if plan.workers and len(plan.agents) > plan.nnodes:
         root, name = f"{runs}/{plan.run_id}", f"rank-{plan.workers[0].rank}"  # a command was started for each rank

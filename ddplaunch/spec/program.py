@@ -108,6 +108,8 @@ def _missing_hint(target: str, path: str | None) -> str | None:
     """
     if os.path.islink(target):  # the error names the file that is missing
         return None
+    if not target:
+        return "a variable of the shell that is not set leaves an empty name"
     folder, name = os.path.split(target)
     try:
         names = [entry for entry in os.listdir(folder or ".") if not entry.startswith(".")]

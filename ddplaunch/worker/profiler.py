@@ -32,6 +32,7 @@ CLIENT_TIMEOUT = 120.0  # seconds after which a client that says nothing is give
 COLLECTING_TIMEOUT = 3600.0  # seconds for the client to fetch what others have recorded
 START_TIMEOUT = 20.0  # seconds in which the main thread has to come by for the start
 LONGEST_PROFILE = 900.0  # seconds of a profile
+INCOMPLETE_STEPS = 2  # of a record: its first had begun before it, and another rank may begin its record a step later
 SAMPLE_INTERVAL = 0.02  # seconds between two looks at the main thread
 READ_INTERVAL = 0.5  # seconds between two readings of the recorders, less where collectives are many
 ENTRIES_PER_READING = 250  # entries that a reading should find: recorders keep 500
@@ -257,7 +258,10 @@ class Profile:
         self.send_trace(note, memory)
 
     def record(self, steps: int) -> str:
-        """Record until the client ends the profile or `steps` (0: no limit) are done; return why it ended earlier, else ""."""
+        """Record until the client ends the profile or `steps` (0: no limit) are recorded; return why it ended earlier, else "".
+
+        More steps than that have to end, so that all ranks together have recorded as many whole ones.
+        """
         began = read_at = time.monotonic()
         pause, memory_before = READ_INTERVAL, resident()
         while True:
@@ -267,7 +271,7 @@ class Profile:
                 message = {}
             if message.get("type") == "ping":
                 self.pong(message)
-            elif message.get("type") == "end" or (steps and self.steps_done() >= steps):
+            elif message.get("type") == "end" or (steps and self.steps_done() >= steps + INCOMPLETE_STEPS):
                 return ""
             now = time.monotonic()
             if now - began >= LONGEST_PROFILE:

@@ -34,6 +34,7 @@ class Shell:
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ddplaunch "$@"\n')
         command.chmod(0o755)
         (home / "train.py").touch()
+        (home / "profit.py").touch()
         (home / "logs").mkdir()
         (home / "lab").mkdir()
         (home / "lab/fit.py").touch()
@@ -95,7 +96,8 @@ def test_runs_are_offered_with_the_newest_first_also_where_two_are_described_ali
 
 
 def test_tab_completes_verbs_files_options_and_values(shell: Shell) -> None:
-    assert shell.listed("ddplaunch ") >= {"run", "plan", "submit", "completion"}
+    assert shell.listed("ddplaunch ") >= {"run", "plan", "submit", "completion", "train.py"}
+    assert shell.listed("ddplaunch profi") >= {"profile", "profit.py"}  # a verb does not hide a script
     for typed, completed in [
         ("ddplaunch sub", "ddplaunch submit"),
         ("ddplaunch tr", "ddplaunch train.py"),

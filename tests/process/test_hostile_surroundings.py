@@ -158,6 +158,8 @@ def test_a_state_home_that_is_no_absolute_path_is_ignored_as_the_standard_says(j
     job.run("--nproc-per-node", 2, program("behave"), "all=done", env=env).expect(0)
     assert not (job.home / "x").exists()
     assert list((job.home / ".local/state/ddplaunch/runs").iterdir())
+    relative = job.run("--no-python", "true", env={"XDG_STATE_HOME": "x", "HOME": "y"}).expect(0)
+    assert "warning: no logs are kept: HOME=y is no absolute path\n" in relative.err
 
 
 @root_only

@@ -140,6 +140,11 @@ def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path)
     assert re.search(rf"^{interpreter} .* preloaded +2 ", keep.job.run("warm").out, re.MULTILINE)
 
 
+def test_of_several_modules_the_note_says_that_they_stay(keep):
+    first, _, _ = keep.run(WORKER, "--preload", "preloaded,json")
+    assert "ddplaunch: preloaded, json stay imported when this run has ended, " in first.err
+
+
 def test_a_package_that_takes_long_to_import_is_named_with_its_seconds_until_it_is_preloaded(keep, tmp_path):
     installed = tmp_path / "site-packages"
     (installed / "heavy").mkdir(parents=True)

@@ -58,7 +58,8 @@ def test_a_job_that_runs_has_a_page_too(job, report, tmp_path):
 def test_what_cannot_be_shown_or_written_is_one_error(job, program, report, tmp_path):
     job.run(program("behave"), "all=done").expect(0)
     assert "error: there is no run no-such-run here" in report("no-such-run")[2]
-    assert "holds no events of a run" in report(f"{tmp_path}/.")[2]
+    without = report(f"{tmp_path}/.")[2]
+    assert "holds no events of a run\n\nhint: `ddplaunch ps --all` lists your runs\n" in without
     status, _, err = report(job.folder.name, "--out", "/no/such/folder/page.html")
     assert status == 2
     assert err == (

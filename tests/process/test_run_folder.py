@@ -346,6 +346,22 @@ def test_the_nodes_of_a_second_run_of_one_name_do_not_lay_their_folders_into_the
     assert len(list(job.home.glob("logs/baseline_*"))) == len(list(job.home.glob("logs/baseline.1_*"))) == 1
 
 
+def test_a_second_run_of_one_name_is_called_by_the_name_of_its_folder(tmp_path, job, program, runs):
+    (tmp_path / "other").mkdir()
+    other, env = Job(tmp_path / "other"), {"XDG_STATE_HOME": str(job.home / "state")}
+    alone = ("--run-id", "baseline", "--nproc-per-node", 1, program("behave"))
+    job.run(*alone, "all=done").expect(0)
+    job.start(*alone, "all=default")
+    job.sign("ready-0")
+    by_first_name = other.run("stop", "baseline", env=env)
+    assert by_first_name.err.endswith("hint: baseline.1 runs: type `ddplaunch stop baseline.1`\n")
+    assert by_first_name.status == 2
+    assert "ddplaunch: baseline.1 has ended" in other.run("stop", "baseline.1", env=env).err
+    second = job.wait()
+    assert "ddplaunch: baseline.1: 1 worker, " in second.err
+    assert f"ddplaunch: logs in {runs / 'baseline.1'}\n" in second.err
+
+
 def test_the_run_of_a_job_goes_once_it_is_old_and_its_logs_are_said_to_be_removed(tmp_path, job, program, runs):
     assert job.run("--run-id", "single", "--nproc-per-node", 2, program("writes"), "both").status == 0
     assert job.run("--run-id", "simulated", "--simulate", "--nnodes", 2, program("writes"), "both").status == 0

@@ -49,8 +49,21 @@ def test_the_logs_of_a_run_that_was_killed_say_so_below_what_they_hold(job, prog
     job.wait()
     until(lambda: not job.left(), "all to be gone")
     shown = verb("logs", name).err.splitlines()
-    assert shown[0].endswith("; was killed")
-    assert shown[-1] == f"ddplaunch: {short(name)} was killed; its logs end here"
+    assert shown[0].endswith("; was killed, or its record ends early")
+    assert shown[-1] == f"ddplaunch: {short(name)} was killed, or its record ends early; its logs end here"
+
+
+def test_the_folder_of_log_dir_leads_to_the_newest_run_in_it(job, program, verb):
+    logs = job.home / "logs"
+    for name in ("first", "second"):
+        job.run("--run-id", name, "--log-dir", logs, "--no-python", "true").expect(0)
+    (newest,) = logs.glob("second_*")
+    said = verb("logs", "-n", "3", str(logs))
+    assert said.err == (
+        f"error: {logs} is no folder of a run, but holds 2 runs\n\nhint: type `ddplaunch logs {newest} -n 3`\n"
+    )
+    assert said.status == 2
+    assert verb("logs", str(newest), "-n", "3").status == 0
 
 
 def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, verb, tmp_path):

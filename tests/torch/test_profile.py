@@ -83,6 +83,14 @@ def test_a_rank_is_profiled_between_two_calls_of_backward_where_it_spends_its_ti
     digests(job)
 
 
+def test_one_step_that_is_asked_for_is_recorded_as_a_whole_by_all_ranks(job, program, profile):
+    begin(job, program, "plain", 60)
+    shown = profile("--steps", "1")
+    assert "profiling 2 ranks for 1 step\n" in shown.err
+    assert len(re.findall(r"^ +[01] +\S+ +[12] ", shown.out, re.MULTILINE)) == 2, shown
+    digests(job)
+
+
 def test_a_program_that_profiles_itself_is_left_alone(job, program, profile):
     begin(job, program, "profiles", 20)
     assert "each of ranks 0-1 is being profiled by its own program" in profile("--seconds", "1").err

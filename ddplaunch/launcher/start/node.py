@@ -244,8 +244,10 @@ def _note_of_new(draft: Plan, interpreter: Interpreter, why_older_ends: str) -> 
     """Return a note that this run has started an interpreter, which stays after it."""
     if why_older_ends:
         return f"the interpreter that was kept warm is not used, and a new one is started: {why_older_ends}"
+    modules = draft.preload or ("python",)
+    stay = "stays" if len(modules) == 1 else "stay"
     return (
-        f"{', '.join(draft.preload or ()) or 'python'} stays imported when this run has ended, for "
+        f"{', '.join(modules)} {stay} imported when this run has ended, for "
         f"{duration(interpreter.seconds)} after the last that uses it; `ddplaunch warm --stop` ends it"
     )
 

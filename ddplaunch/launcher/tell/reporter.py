@@ -231,7 +231,7 @@ class Reporter:
             no_token = "" if plan.authenticated else ", no token"
             backend = f"{plan.backend} ({plan.reasons['backend']})"
             # two lines, since one would not fit a terminal of 80 columns
-            self.print(f"{short(plan.run_id)}: {count(plan.world_size, 'worker')}{on}{no_token}, {backend}")
+            self.print(f"{self._name_of_run(plan)}: {count(plan.world_size, 'worker')}{on}{no_token}, {backend}")
             if logs := self._where_output_goes(plan, folder):
                 self.print(logs)
             if not plan.authenticated and 0 in plan.ranks:  # once for the job, where its users look
@@ -267,12 +267,21 @@ class Reporter:
     def to_be_typed(self, verb: str) -> str:
         """Return the command that looks into this run from the host of its user: in Slurm that is mostly another one."""
         plan = self.story.plan
-        name = short(plan.run_id) if plan is not None else ""
+        name = self._name_of_run(plan) if plan is not None else ""
         if plan is None or not self.around.srun_job:
             return f"ddplaunch {verb} {name}"
         from ddplaunch.reach import other_host  # few jobs need it
 
         return other_host.line(self.around.host, self.around.srun_job, (verb, name))
+
+    def _name_of_run(self, plan: Plan) -> str:
+        """Return the name by which `ps` shows this run: "a.1" for --run-id a, where an earlier run has the folder."""
+        folder = self._folder
+        if folder is not None and folder.path is not None and folder.is_made and not self.spec.log_dir:
+            name = os.path.basename(folder.path)
+            if name.startswith(f"{plan.run_id}."):
+                return short(name)
+        return short(plan.run_id)
 
     def _on_host_of(self, rank: int) -> str:
         """Return " on HOST" for a rank of a job of several nodes; "" for one node."""

@@ -188,7 +188,9 @@ def refuse_workers_of_all_nodes(spec: JobSpec, nnodes: int) -> None:
         return
     raise LaunchError(
         f"{spec.typed('nproc_per_node', workers)} would count the workers of all {nnodes} nodes; here they are counted on each",
-        hint=f"type `--nproc-per-node {workers // nnodes}`" if workers % nnodes == 0 else "--nproc-per-node N",
+        hint=f"type `--nproc-per-node {workers // nnodes}`"
+        if workers % nnodes == 0
+        else "type `--nproc-per-node N`, with the workers of one node",
     )
 
 

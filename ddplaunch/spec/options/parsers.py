@@ -283,7 +283,8 @@ def variable(value: str) -> tuple[str, str]:
     if not re.fullmatch(VARIABLE, name) or "\0" in content:
         raise BadValue("expected NAME=VALUE")
     if not equals:
-        raise BadValue("expected NAME=VALUE", hint=f"type `{name}=...`; workers inherit the environment anyway")
+        inherited = "expected NAME=VALUE; workers inherit the variables of this shell anyway"
+        raise BadValue(inherited, example=f"{name}=...")
     return name, content
 
 
@@ -346,7 +347,7 @@ def nnodes(value: str) -> tuple[int, int]:
     if max_nodes > MOST:
         raise BadValue(f"a job has at most {MOST} nodes")
     if min_nodes > max_nodes:
-        raise BadValue("MIN exceeds MAX", hint=f"type {max_nodes}:{min_nodes}")
+        raise BadValue("MIN exceeds MAX", example=f"{max_nodes}:{min_nodes}")
     return min_nodes, max_nodes
 
 

@@ -267,7 +267,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="metrics_file", group=_OUTPUT, metavar="FILE", parse=parsers.path, path="file", example="job.prom",
            help="Write figures of the job for Prometheus to this file every 15 s, on the coordinator's host."),
     Option(name="run_id", group=_OUTPUT, metavar="NAME", parse=parsers.name, example="baseline-1",
-           help="Name of this run and of its folder. Default: date, time and four characters."),
+           help="Name of this run and of its folder, which gets a number if an earlier run has the name: NAME.1. Default: date, "
+                "time and four characters."),
     Option(name="quiet", short="-q", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",
            help="ddplaunch itself prints errors only."),
     Option(name="verbose", short="-v", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",

@@ -29,15 +29,7 @@ from ddplaunch.tools.page.samples import Curve, SampleRow, curves
 
 _WITHIN = 60.0  # seconds that an event may wait until it is written
 _TAIL = 1 << 20  # bytes of samples in which the last one is looked for
-_NOTED_EVENTS = (
-    "notice",
-    "node_joined",
-    "node_stopping",
-    "node_left",
-    "signal_received",
-    "left_after_notice",
-    "front_lost",
-)
+_NOTED_EVENTS = ("notice", "node_joined", "node_stopping", "node_left", "signal_received", "left_after_notice")
 
 _TEXTS = (
     "program",
@@ -252,6 +244,8 @@ def _in_words(row: EventRow) -> str:
             return f"rank {row.rank} could not be started: {row.reason}"
         case "job_suspended":
             return "the job was suspended"
+        case "front_lost":
+            return "the ddplaunch that had started the job was killed"
         case "job_resumed":
             return "the job continues"
         case "paused":
@@ -301,7 +295,7 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     if is_going_on:
         ended = max(time.time(), last_event)
     elif job_ended is None:
-        problems.append("The run has no end: ddplaunch itself was killed, or its machine was lost.")
+        problems.append("The run has no end: ddplaunch itself was killed, its machine was lost, or its disk was full.")
         ended = max(last_event, min(_last_sign(folder, nodes), time.time()))
     damaged = Counter[str]()  # by file: lines, counted while they are read
     offsets = [node.offset for node in nodes]

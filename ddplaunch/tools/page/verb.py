@@ -47,7 +47,7 @@ def write(
     known, _ = choice.choose_kept(env, named, "report", [*typed, *flags])
     redactor = Redactor(literals(env))
     if (run := read(known.folder, _POINTS if trace_file is None else _POINTS_OF_TRACE, redactor)) is None:
-        raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch logs` names your latest run")
+        raise LaunchError(f"{known.folder} holds no events of a run", hint="`ddplaunch ps --all` lists your runs")
     for problem in run.problems:
         say(f"warning: {problem[:1].lower()}{problem[1:].rstrip('.')}")
     if trace_file is not None:

@@ -285,7 +285,7 @@ def record(path: SocketPath, wanted: Collection[int], wish: Wish, folder: str, s
     profile.begin()
     recording = [rank for rank in profile.ranks if rank.phase == "recording"]
     if recording:
-        what = f"until {wish.steps} steps are done" if wish.steps else f"for {duration(wish.seconds)}"
+        what = f"for {count(wish.steps, 'step')}" if wish.steps else f"for {duration(wish.seconds)}"
         say(f"profiling {count(len(recording), 'rank')} {what}")
         profile.end()
         profile.fetch()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.record import old_runs, run_socket
-from ddplaunch.record.folders import runs_folder, short
+from ddplaunch.record.folders import NODE_FOLDER_PREFIXES, node_folders_of, runs_folder, short
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.questions import AskStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply
@@ -22,7 +22,7 @@ from ddplaunch.spec.options.parsers import BadValue
 from ddplaunch.spec.options.parsers import ranks as parse_ranks
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import line
-from ddplaunch.system.words import did_you_mean, these_ranks, why_failed
+from ddplaunch.system.words import count, did_you_mean, these_ranks, why_failed
 from ddplaunch.tools.runs.client import ask
 from ddplaunch.tools.runs.find import (
     ANSWER_WITHIN,
@@ -143,7 +143,9 @@ def choose_running(env: Mapping[str, str], named: str | None, verb: str, *option
     if on_other_hosts := [run for run in elsewhere if run.host]:
         raise _none_here(f"there is no run {line(named)} here", on_other_hosts, typed)
     if elsewhere:
-        raise _has_ended(newest_first(elsewhere)[0])
+        # later runs that asked for the same name got a number behind it
+        later = [run for run in here if run.run_id.startswith(f"{named}.")]
+        raise _has_ended(newest_first(elsewhere)[0], later, typed)
     raise removed or removed_run(env, named) or no_such_run(env, named, here, typed)
 
 
@@ -185,11 +187,7 @@ def choose_kept(
     """
     _check_name(named)
     if named is not None and os.sep in named:
-        try:
-            os.listdir(named)
-        except OSError as error:
-            raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
-        return of_folder(os.path.abspath(named)), []
+        return _in_folder(named, Typed(verb, options)), []
     here = [of_running(replies) for replies in running(env) if replies.run is not None]
     ids = {run.run_id for run in here}
     runs = [*here, *(of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in ids)]
@@ -211,6 +209,30 @@ def choose_kept(
     return found[0], []
 
 
+def _in_folder(named: str, typed: Typed) -> Known:
+    """Return the run in the folder `named`.
+
+    Raises:
+        LaunchError: it cannot be read, or holds the folders of runs, as that of --log-dir does.
+    """
+    folder = os.path.abspath(named)
+    try:
+        inside = [f"{folder}/{name}" for name in os.listdir(folder) if not name.startswith(NODE_FOLDER_PREFIXES)]
+    except OSError as error:
+        raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
+    if not _holds_events(folder) and (runs := [of_folder(each) for each in inside if _holds_events(each)]):
+        line_of_newest = shlex.join(("ddplaunch", *typed.words(newest_first(runs)[0].folder)))
+        raise LaunchError(
+            f"{named} is no folder of a run, but holds {count(len(runs), 'run')}", hint=f"type `{line_of_newest}`"
+        )
+    return of_folder(folder)
+
+
+def _holds_events(folder: str) -> bool:
+    """Whether this is the folder of a run, or of one of its nodes."""
+    return any(os.path.isfile(f"{part}/events.jsonl") for part in node_folders_of(folder))
+
+
 def _latest(runs: Sequence[Known], verb: str, *, follow: bool) -> Known:
     """Return the run that began last; with `follow`, one that still runs comes before all that have ended."""
     if not runs:
@@ -218,9 +240,14 @@ def _latest(runs: Sequence[Known], verb: str, *, follow: bool) -> Known:
     return newest_first(runs)[0] if follow else max(runs, key=lambda run: run.began)
 
 
-def _has_ended(run: Known) -> LaunchError:
+def _has_ended(run: Known, later: Sequence[Known], typed: Typed) -> LaunchError:
+    """Return the error that this run has ended; its hint leads to the newest of the `later` runs of its name, if one runs."""
     facts = ", ".join(filter(None, (run.program, run.age(time.time()))))
-    return LaunchError(f"run {run.name} has ended: {facts}", hint=f"`ddplaunch logs {run.name}` shows its output")
+    hint = f"`ddplaunch logs {run.name}` shows its output"
+    if later:
+        name = newest_first(later)[0].name
+        hint = f"{name} runs: type `{shlex.join(('ddplaunch', *typed.words(name)))}`"
+    return LaunchError(f"run {run.name} has ended: {facts}", hint=hint)
 
 
 def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], typed: Typed) -> LaunchError:

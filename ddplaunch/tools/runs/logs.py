@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from ddplaunch.record.folders import goes_on, node_folders_of
 from ddplaunch.record.log_reader import LogFile, LogReader, logs_of
-from ddplaunch.record.run import KILLED, LONGEST, EventRow, Run, lines_of
+from ddplaunch.record.run import LONGEST, NO_END, EventRow, Run, lines_of
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import NodeStatus
 from ddplaunch.spec.options.parsers import BadValue, duration
@@ -133,8 +133,8 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted) -> int:
     raise_open_files()  # logs that are followed stay open, and there may be thousands
     are_all_read = _write_logs(run.folder, logs, want)
     how = Run(run.folder).how_it_ended
-    if want.follow or (how == KILLED and not goes_on(run.folder)):
-        say(f"{run.name} {how}" + ("; its logs end here" if how == KILLED else ""))
+    if want.follow or (how == NO_END and not goes_on(run.folder)):
+        say(f"{run.name} {how}" + ("; its logs end here" if how == NO_END else ""))
     return OK if are_all_read else NOT_WRITTEN
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from ddplaunch.record.folders import goes_on
-from ddplaunch.record.run import Run
+from ddplaunch.record.run import NO_END, Run
 from ddplaunch.system.console.tables import BAD, GOOD, NAME, ODD, Block, Look, Words, line, table, written
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.fields import line as printable
@@ -20,6 +20,7 @@ from ddplaunch.tools.runs import choice, find
 from ddplaunch.tools.runs.find import Known
 
 _OF_SIGNAL = of_signal(0)  # what the status of a signal is greater than
+_IN_WORDS = {"front_lost": "ddplaunch was killed"}  # where the reason as it stands in the summary says it to nobody
 _HEADER = ("run", "script", "began", "took", "size", "how it ended")
 
 
@@ -74,10 +75,11 @@ def _end_of(run: Known) -> _End:
     status = record.status
     if status is None:
         # the folder of a run that goes on is locked, though nobody answers for it here
-        return _End("does not answer" if goes_on(run.folder) else "was killed", ODD)
+        return _End("does not answer" if goes_on(run.folder) else NO_END, ODD)
     if status == OK:
         return _End("finished", status=status, seconds=record.seconds)
-    why = str(record.summary.get("why", "")).replace("_", " ")
+    why = str(record.summary.get("why", ""))
+    why = _IN_WORDS.get(why, why.replace("_", " "))
     if why == "signalled" and status > _OF_SIGNAL:
         why = signal_name(status - _OF_SIGNAL)
     because = printable(record.first_failure or why)

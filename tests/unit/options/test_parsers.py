@@ -128,7 +128,7 @@ WRONG = [
     (parsers.path, "", "expected a path"),
     (parsers.switch, "maybe", "expected 1 or 0"),
     (parsers.one_of("a", "b", "c"), "d", 'expected "a", "b" or "c"'),
-    (parsers.variable, "FOO", "expected NAME=VALUE"),
+    (parsers.variable, "FOO", "expected NAME=VALUE; workers inherit the variables of this shell anyway"),
     (parsers.variable, "1A=x", "expected NAME=VALUE"),
     (parsers.nnodes, "0", "expected a number of nodes, or MIN:MAX"),
     (parsers.nnodes, "1:2:3", "expected a number of nodes, or MIN:MAX"),

@@ -144,6 +144,12 @@ def test_the_end_of_a_job_is_that_of_its_last_generation_whichever_node_has_left
     assert "It had 1 worker on 1 node" in page(run, BEGAN + 10)
 
 
+def test_a_command_that_was_killed_is_named_as_people_know_it(tmp_path: Path) -> None:
+    run = read(recorded(tmp_path / "run", started(), generation(0, 0), worker(0, 0), event(2, "front_lost"), ended(3)))
+    assert run is not None
+    assert [mark.text for mark in run.marks] == ["the ddplaunch that had started the job was killed"]
+
+
 def test_a_suspension_is_a_gap(tmp_path: Path) -> None:
     lines = [worker(0, 0), event(2, "job_suspended"), event(4, "job_resumed"), exited(5, 0), ended(5)]
     run = read(recorded(tmp_path / "run", started(), generation(0, 0), *lines))

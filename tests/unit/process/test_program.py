@@ -83,7 +83,7 @@ SCRIPTS = [
     ("bad.zip", "bad.zip is a zip file without __main__.py\n\nhint: python runs a zip file by the __main__.py in it"),
     ("pipe", "pipe is not a file that every worker can read from its beginning\n\nhint: write it to a file"),
     ("-", "a script cannot come from standard input: every worker would need all of it\n\nhint: write it to a file"),
-    ("", "the name of the script is empty\n\nhint: looked in {folder}"),
+    ("", "the name of the script is empty\n\nhint: a variable of the shell that is not set leaves an empty name"),
     ("a" * 300, "cannot read " + "a" * 300 + ": file name too long"),
     ("a\0b", "cannot read a\\x00b: embedded null byte"),
 ]

@@ -47,16 +47,18 @@ def test_runs_are_listed_newest_first_with_how_they_ended(tmp_path, env):
     left(tmp_path, "c", 200.0, "new.py", {"status": 143, "why": "signalled"})
     left(tmp_path, "d", 150.0, "new.py", {"status": 124, "why": "timed_out"})
     left(tmp_path, "e", 50.0, "killed.py", None)
+    left(tmp_path, "f", 60.0, "lost.py", {"status": 137, "why": "front_lost"})
     assert listed(env) == [
         ["b", "new.py", "status 1: rank 3 failed: KeyError: 'x'"],
         ["c", "new.py", "status 143: SIGTERM"],
         ["d", "new.py", "status 124: timed out"],
         ["a", "old.py", "finished"],
-        ["e", "killed.py", "was killed"],
+        ["f", "lost.py", "status 137: ddplaunch was killed"],
+        ["e", "killed.py", "was killed, or its record ends early"],
     ]
     assert [row[0] for row in listed(env, "new.py")] == ["b", "c", "d"]
     table = past.show(env, None, as_json=False)
-    assert [line.split()[0] for line in table.splitlines()] == ["run", "b", "c", "d", "a", "e"]
+    assert [line.split()[0] for line in table.splitlines()] == ["run", "b", "c", "d", "a", "f", "e"]
 
 
 def test_a_run_that_goes_on_is_not_said_to_have_ended(tmp_path, env):
