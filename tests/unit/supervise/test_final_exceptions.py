@@ -129,12 +129,40 @@ def test_an_interpreter_that_hangs_is_stopped_after_its_time_and_killed_after_th
     assert state.failure.rank == 1
 
 
-def test_it_has_no_longer_than_the_others_where_their_grace_period_is_short():
-    hangs = (*FINAL, DeadlineReached(DUE.at + 1.0))
-    *_, stops = one_node(*hangs, policy=replace(POLICY, grace_period=1.0))[1]
+def test_it_has_its_time_also_where_the_grace_period_of_the_others_is_over():
+    """No interpreter with torch ends within a --grace-period of 0, which is for those that are asked to end."""
+    policy = replace(POLICY, grace_period=0.0)
+    over = (*FINAL, DUE)
+    assert one_node(*over, policy=policy)[1] == [KillWorkers(OTHERS)]
+    again = DUE.at + node.KILL_TIMEOUT
+    assert one_node(*over, DeadlineReached(again), policy=policy)[1] == [KillWorkers(OTHERS)]
+    assert one_node(*over, *ENDED, ended(1, 1.6, code=1, error=OWN_ERROR), NOTHING_LEFT, policy=policy)[1] == [Exit(1)]
+    *_, stops = one_node(*over, DeadlineReached(1.0 + node.END_TIMEOUT), policy=policy)[1]
     assert stops == StopWorkers(SIGTERM, frozenset({1}))
-    killed = (*hangs, DeadlineReached(DUE.at + 2.0))
-    assert one_node(*killed, policy=replace(POLICY, grace_period=1.0))[1] == [KillWorkers(ALL)]
+    # one that SIGKILL does not end holds nobody up once it has ended
+    state, actions = one_node(*over, ended(1, 1.6, code=1), DeadlineReached(again), policy=policy)
+    assert (state.phase, actions) == (Phase.KILLING, [KillWorkers(ALL)])
+
+
+def test_it_has_its_time_from_when_its_exception_was_final_whoever_raised_before():
+    history = (*STARTED, ErrorRecorded(0.1), *final(1, 10.0), DeadlineReached(10.0 + node.LIKEWISE_TIMEOUT))
+    assert one_node(*history)[1] == [StopWorkers(SIGTERM, OTHERS)]
+    assert one_node(*history, DeadlineReached(10.2))[1] == []
+
+
+def test_who_raises_when_asked_to_end_is_not_said_to_hang():
+    policy = replace(POLICY, grace_period=20.0)
+    saved = (*FINAL, ended(1, 1.6, code=1, error=OWN_ERROR), *final(2, 10.9), DeadlineReached(1.0 + node.END_TIMEOUT))
+    assert one_node(*saved, policy=policy)[1] == [NameRunning(OTHERS, 20.1 - 10.0)]
+
+
+def test_an_interpreter_that_hangs_is_stopped_too_where_it_was_the_last():
+    history = (*STARTED, ended(0), ended(2), *final(1), DeadlineReached(1.0 + node.END_TIMEOUT))
+    assert one_node(*history)[1] == [FindRaised()]
+    assert one_node(*history, WorkerRaised(1, replace(OWN_ERROR, at=1.0), 11.0, lingers=True))[1] == [
+        Print("rank 1 has raised ValueError and does not end: its interpreter hangs"),
+        StopWorkers(SIGTERM, ALL),
+    ]
 
 
 def test_only_workers_that_were_asked_to_end_are_named_as_those_that_still_run():
