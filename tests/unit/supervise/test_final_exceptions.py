@@ -209,11 +209,16 @@ def test_its_stack_is_not_asked_for_since_the_signal_would_kill_an_interpreter_t
     assert one_node(*captured, policy=policy)[1] == [StopWorkers(SIGTERM, OTHERS)]
 
 
-@pytest.mark.parametrize("holder", [0, 1])
-def test_a_debugger_that_has_the_terminal_keeps_its_worker(holder):
+def test_a_debugger_that_has_the_terminal_keeps_its_worker():
+    assert one_node(*STARTED, *final(1), DUE, policy=replace(POLICY, debug_rank=0))[1] == [
+        StopWorkers(SIGTERM, frozenset({2})),
+        Print("rank 1 failed (ValueError); rank 0 stays in the debugger"),
+    ]
+
+
+def test_the_debugged_worker_itself_stays_in_no_debugger_once_its_exception_is_final():
     history = (*STARTED, *final(1), DUE)
-    stops = one_node(*history, policy=replace(POLICY, debug_rank=holder))[1][0]
-    assert stops == StopWorkers(SIGTERM, ALL - {holder, 1})
+    assert one_node(*history, policy=replace(POLICY, debug_rank=1))[1] == [StopWorkers(SIGTERM, OTHERS)]
 
 
 def test_a_restart_waits_for_its_end():

@@ -228,8 +228,8 @@ class State(Struct, frozen=True, kw_only=True):
 
     @property
     def terminal_holder(self) -> frozenset[int]:
-        """The rank whose debugger has the terminal, while the worker lives: a set of one rank, or of none."""
-        return self.alive & {
+        """The rank whose debugger has the terminal, while the worker's program runs: a set of one rank, or of none."""
+        return (self.alive - self.raised.final) & {
             self.policy.debug_rank,
             None if self.debugging.was_debugged else self.debugging.at_terminal,
         }
