@@ -202,6 +202,19 @@ def test_the_other_nodes_are_told_as_soon_as_the_others_here():
     assert (lease.phase, kills[0]) == (Phase.KILLING, KillWorkers(ALL))
 
 
+@pytest.mark.parametrize(("why", "ranks"), [(Why.FAILED, OTHERS), (Why.SIGNALLED, ALL), (Why.NODE_LOST, ALL)])
+def test_where_workers_of_all_nodes_fail_likewise_each_keeps_its_own_end(why, ranks):
+    state = node.State(policy=POLICY)
+    for event in (GenerationBegun(0, ALL, 0.05), *STARTED, *final(1)):
+        state, _ = node_step(state, event)
+    state, actions = node_step(state, StopOrdered(SIGTERM, 1.05, why))
+    assert actions == (StopWorkers(SIGTERM, ranks),)
+    for end in ENDED:
+        state, _ = node_step(state, end)
+    actions = node_step(state, DeadlineReached(1.0 + node.END_TIMEOUT))[1]
+    assert (StopWorkers(SIGTERM, frozenset({1})) in actions) is (ranks == OTHERS)
+
+
 def test_its_stack_is_not_asked_for_since_the_signal_would_kill_an_interpreter_that_has_lost_its_handlers():
     policy = replace(POLICY, stacks_timeout=2.0)
     assert one_node(*FINAL, policy=policy)[1] == [CaptureStacks(2.0, if_in_group=True, but=frozenset({1}))]

@@ -246,8 +246,8 @@ class State(Struct, frozen=True, kw_only=True):
 
     @property
     def ends_by_itself(self) -> frozenset[int]:
-        """The ranks that have failed and are about to end, which the stop for their failure leaves alone for now."""
-        return self.alive & self.raised.final if self.why is Why.FAILED else frozenset()
+        """The ranks that have failed and are about to end, which a stop for a failure anywhere leaves alone for now."""
+        return self.alive & self.raised.final if self.why in (Why.FAILED, Why.COORDINATOR) else frozenset()
 
     @property
     def failure(self) -> WorkerExit | None:

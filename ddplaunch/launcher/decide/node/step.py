@@ -135,8 +135,9 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     shows_stacks = event.signum != SIGINT or event.silent >= teardown.SILENCE
     hang_timeout_is_over = event.why is Why.HUNG
     begun = replace(state.teardown, job_stands_still=event.hangs, hang_timeout_is_over=hang_timeout_is_over)
+    raised = state.raised if event.why is Why.FAILED else replace(state.raised, final=frozenset())
     return teardown.stop(
-        replace(state, teardown=begun),
+        replace(state, teardown=begun, raised=raised),
         why,
         event.signum,
         event.at,
