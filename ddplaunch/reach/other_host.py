@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ddplaunch.spec.options.parsers import is_numeric
+from ddplaunch.system.errors import LaunchError
 
 _NEED_A_TERMINAL = ("attach", "top")
 
@@ -20,17 +21,21 @@ def job_in_slurm(env: Mapping[str, str]) -> str:
 def job_of_srun(env: Mapping[str, str], host: str) -> str:
     """Return the job by which srun reaches this host: 84, of a heterogeneous job 84+1 with its component, as squeue has it.
 
-    Return "" outside of Slurm, and for a host that is none of the job's nodes, as a login node on which salloc was typed.
+    Return "" outside of Slurm, and for a host that is none of the job's nodes, as a login node on which salloc was typed. Where
+    the nodes are not known, as in a step whose variables name its own alone, the host counts as one of them.
     """
     from ddplaunch.plan.cluster import slurm  # few jobs need it
 
     job = job_in_slurm(env)
     if not job:
         return ""
-    if slurm.components(env):
-        component = slurm.component_of(env, host)
-        return "" if component is None else f"{job}+{component}"
-    return job if slurm.is_among(host, slurm.job_hosts(env)) else ""
+    try:
+        if slurm.components(env):
+            component = slurm.component_of(env, host)
+            return "" if component is None else f"{job}+{component}"
+        return job if slurm.is_among(host, slurm.job_hosts(env)) else ""
+    except LaunchError:  # a job needs no such variable for a hint
+        return job
 
 
 def are_pods(env: Mapping[str, str]) -> bool:

@@ -34,6 +34,14 @@ def test_an_interpreter_that_does_not_end_is_stopped_too(job):
     job.nothing_left()
 
 
+def test_an_interpreter_that_does_not_end_is_stopped_where_no_other_worker_runs(job):
+    job.behave("0=raises_and_never_ends", workers=1)
+    result = job.wait().expect(1)
+    assert "ddplaunch: rank 0 has raised ValueError and does not end: its interpreter hangs\n" in result.err
+    assert ends(job) == {0: ("killed by SIGTERM", 15)}
+    job.nothing_left()
+
+
 def test_a_worker_that_its_hook_ends_has_the_status_of_that(job):
     job.behave("1=raises_and_leaves_by_its_hook")
     result = job.wait().expect(7)

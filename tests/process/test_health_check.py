@@ -47,12 +47,14 @@ def test_nodes_that_look_for_a_node_0_that_is_not_fit_learn_why_and_end_at_once(
         assert node.err.endswith(f"error: node 0 does not take part: {asked}\n\nhint: {SHOULD_MOVE}\n")
 
 
-def test_where_the_first_node_on_a_host_is_node_0_it_tells_the_others_too(nodes, program):
-    bad = nodes.node(*nodes.c10d(2), "--health-check", BAD, program("restarts"), "stays")
+@pytest.mark.parametrize("nnodes", [2, "1:2"])
+def test_where_the_first_node_on_a_host_is_node_0_it_tells_the_others_too(nodes, program, nnodes):
+    bad = nodes.node(*nodes.c10d(nnodes), "--health-check", BAD, program("restarts"), "stays")
     bad.says("is not fit for the job")
-    other = nodes.node(*nodes.c10d(2), program("restarts"), "stays")
+    other = nodes.node(*nodes.c10d(nnodes), program("restarts"), "stays")
     assert nodes.statuses(bad, other) == [122, 122]
     assert "error: node 0 does not take part: " in other.err
+    assert other.err.endswith(f"\n\nhint: {SHOULD_MOVE}\n")
 
 
 def test_a_node_that_is_not_fit_leaves_the_others_to_a_node_0_on_its_host_that_is(nodes, program):

@@ -312,3 +312,13 @@ def test_a_signal_that_comes_twice_at_once_is_no_second_one(job, start):
     assert len(job.events("signal_received")) == 2
     assert "killing" not in result.err
     assert not job.events("kill_sent")
+
+
+@pytest.mark.parametrize("signum", [SIGINT, SIGTERM])
+def test_a_program_that_asks_first_while_a_failure_ends_the_job_reads_of_no_kill(job, signum):
+    process = job.behave("0=slow", "1=exit3")
+    job.sign("saving-0")
+    process.send_signal(signum)
+    until(lambda: job.events("signal_received"), "the signal")
+    (job.home / "signs" / "saved").touch()
+    assert "killing the workers at once" not in job.wait().expect(3).err

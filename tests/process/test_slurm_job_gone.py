@@ -56,3 +56,11 @@ def test_a_controller_that_does_not_answer_delays_a_job_by_seconds_and_leaves_a_
     process.send_signal(signal.SIGTERM)
     job.wait().expect(143)
     assert "(scontrol timed out after 5 s): if it has ended, add --cluster local" in said.read_text()
+
+
+@pytest.mark.parametrize("nodes", [{}, {"SLURM_JOB_NODELIST": "gpu[1-"}], ids=["missing", "malformed"])
+def test_a_step_needs_no_variable_about_the_nodes_of_its_whole_job(job: Job, nodes: dict[str, str]) -> None:
+    alone = {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    env = {**STEP, "SLURM_JOB_NODELIST": "", **alone, "SLURM_STEP_NODELIST": HERE, **nodes}
+    job.start("--nproc-per-node", 1, "--no-python", "true", env=env)
+    job.wait().expect(0)

@@ -120,6 +120,9 @@ class Warned(Struct, frozen=True, tag="warned"):
     is_warning: bool = True
 
 
+HINT_WITHOUT_NODE_0 = "no job begins without node 0: make another node the first one"
+
+
 class Unfit(Struct, frozen=True, tag="unfit"):
     """This node has failed its health check before a restart, and leaves the job."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.connections import Connections
-from ddplaunch.launcher.job.orders import JobEnd
+from ddplaunch.launcher.job.orders import HINT_WITHOUT_NODE_0, JobEnd
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.loop.loop import Loop
@@ -42,7 +42,7 @@ class TurnAway:
     connections: Connections
 
     def __init__(self, why: LaunchError, reason: str, others: int) -> None:
-        said = LaunchError(f"node 0 does not take part: {why.message}", hint=why.hint)
+        said = LaunchError(f"node 0 does not take part: {why.message}", hint=HINT_WITHOUT_NODE_0)
         self._end = messages.fitted(JobEnd(exitcodes.NODE_LOST, "unfit", said.render()))
         self._left = messages.LeftByNode0(0, reason)
         self._missing = others

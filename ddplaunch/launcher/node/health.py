@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
-from ddplaunch.launcher.job.orders import Generation, JobEnd, Unfit
+from ddplaunch.launcher.job.orders import HINT_WITHOUT_NODE_0, Generation, JobEnd, Unfit
 from ddplaunch.launcher.node.events import HealthChecked
 from ddplaunch.launcher.node.job import JobInputs
 from ddplaunch.plan.cluster import Allocation
@@ -74,7 +74,7 @@ def _hint_without_node(allocation: Allocation) -> str | None:
     # where a command leads, any node may be the first
     is_first = allocation.node_rank == 0 and not allocation.has_front
     if is_first:
-        return "no job begins without node 0: make another node the first one"
+        return HINT_WITHOUT_NODE_0
     if least == most:
         return "with --spares or --nnodes MIN:MAX a job goes on without a node that is not fit"
     may_be_node_0 = allocation.node_rank is None

@@ -7,6 +7,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -220,15 +221,19 @@ class Workers:
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
         """Return the exceptions that workers have recorded since this was last asked, each with the rank."""
-        written = self._setup.error_files.written(self._setup.generation) & self.running.keys()
-        for rank in sorted(written - self._raised_ranks):
-            if (error := error_file.read(self._setup.error_file(rank))) is not None:
-                self._raised_ranks.add(rank)
-                yield rank, error
+        for rank, error in self._raised(self.running.keys() - self._raised_ranks):
+            self._raised_ranks.add(rank)
+            yield rank, error
 
     def lingering(self) -> Iterable[tuple[int, WorkerError]]:
-        """Return the exceptions, of those newly raised, of workers that have not ended since."""
-        return [(rank, error) for rank, error in self.newly_raised() if self.running[rank].look() is None]
+        """Return the exceptions that workers have recorded, and not ended since, each with the rank."""
+        return self._raised({rank for rank, worker in self.running.items() if worker.look() is None})
+
+    def _raised(self, ranks: AbstractSet[int]) -> Iterable[tuple[int, WorkerError]]:
+        """Return the exceptions that those of these ranks have recorded which have recorded any."""
+        for rank in sorted(self._setup.error_files.written(self._setup.generation) & ranks):
+            if (error := error_file.read(self._setup.error_file(rank))) is not None:
+                yield rank, error
 
     # --- signals
 

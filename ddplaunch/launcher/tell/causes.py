@@ -124,8 +124,16 @@ def _search(pattern: str, text: str, without: str = "") -> Found | None:
 
 
 def killed_by(*signals: int) -> Predicate:
-    """Return a predicate that fits an end by one of these signals, unless ddplaunch sent it."""
-    return lambda end, _: {} if end.signal in signals and end.signal != end.stopped_with else None
+    """Return a predicate that fits an end by one of these signals, unless ddplaunch sent it.
+
+    Only the last signal of a stop is known: before SIGKILL it was SIGTERM, mostly.
+    """
+
+    def fits(end: WorkerExit, _: Evidence) -> Found | None:
+        sent = (SIGTERM, SIGKILL) if end.stopped_with == SIGKILL else (end.stopped_with,)
+        return {} if end.signal in signals and end.signal not in sent else None
+
+    return fits
 
 
 def all_of(*predicates: Predicate) -> Predicate:

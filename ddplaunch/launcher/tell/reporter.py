@@ -185,7 +185,8 @@ class Reporter:
         is_the_reported = before.why is Why.COORDINATOR and not before.end.stop_signal
         # Ctrl-C at a debugger's prompt goes to that worker, and stops nothing
         is_for_debugger = event.signum == signal.SIGINT and before.terminal_holder
-        if is_the_reported or is_for_debugger:
+        leaves_time_to_save = event.asks_first and before.phase is node.Phase.STOPPING  # as the decision has it
+        if is_the_reported or is_for_debugger or leaves_time_to_save:
             return
         if before.phase is node.Phase.STOPPING:
             self.print("killing the workers at once")

@@ -1,7 +1,7 @@
 """Each row of the table, with a text that the thing itself has written."""
 
 import re
-from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGUSR1
 from typing import Any
 
 import pytest
@@ -273,6 +273,14 @@ def test_an_exception_is_not_explained_by_an_abort_on_the_way_out() -> None:
     error = WorkerError(type="ValueError", message="boom", traceback="ValueError: boom\n")
     worker = end(signal=SIGABRT, error=error, tail="terminate called without an active exception\n")
     assert classify(worker, Evidence()) is None
+
+
+def test_a_stop_that_sigkill_has_followed_at_once_did_not_come_from_outside() -> None:
+    boom = WorkerError(type="ValueError", message="boom", traceback="")
+    assert classify(end(signal=SIGTERM, error=boom, stopped_with=SIGKILL), Evidence()) is None
+    found = classify(end(signal=SIGTERM, stopped_with=SIGUSR1), Evidence())
+    assert found is not None
+    assert "SIGTERM came from outside" in found.advice
 
 
 def test_an_exception_is_not_explained_by_a_preemption() -> None:

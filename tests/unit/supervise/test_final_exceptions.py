@@ -129,12 +129,40 @@ def test_an_interpreter_that_hangs_is_stopped_after_its_time_and_killed_after_th
     assert state.failure.rank == 1
 
 
-def test_it_has_no_longer_than_the_others_where_their_grace_period_is_short():
-    hangs = (*FINAL, DeadlineReached(DUE.at + 1.0))
-    *_, stops = one_node(*hangs, policy=replace(POLICY, grace_period=1.0))[1]
+def test_it_has_its_time_also_where_the_grace_period_of_the_others_is_over():
+    """No interpreter with torch ends within a --grace-period of 0, which is for those that are asked to end."""
+    policy = replace(POLICY, grace_period=0.0)
+    over = (*FINAL, DUE)
+    assert one_node(*over, policy=policy)[1] == [KillWorkers(OTHERS)]
+    again = DUE.at + node.KILL_TIMEOUT
+    assert one_node(*over, DeadlineReached(again), policy=policy)[1] == [KillWorkers(OTHERS)]
+    assert one_node(*over, *ENDED, ended(1, 1.6, code=1, error=OWN_ERROR), NOTHING_LEFT, policy=policy)[1] == [Exit(1)]
+    *_, stops = one_node(*over, DeadlineReached(1.0 + node.END_TIMEOUT), policy=policy)[1]
     assert stops == StopWorkers(SIGTERM, frozenset({1}))
-    killed = (*hangs, DeadlineReached(DUE.at + 2.0))
-    assert one_node(*killed, policy=replace(POLICY, grace_period=1.0))[1] == [KillWorkers(ALL)]
+    # one that SIGKILL does not end holds nobody up once it has ended
+    state, actions = one_node(*over, ended(1, 1.6, code=1), DeadlineReached(again), policy=policy)
+    assert (state.phase, actions) == (Phase.KILLING, [KillWorkers(ALL)])
+
+
+def test_it_has_its_time_from_when_its_exception_was_final_whoever_raised_before():
+    history = (*STARTED, ErrorRecorded(0.1), *final(1, 10.0), DeadlineReached(10.0 + node.LIKEWISE_TIMEOUT))
+    assert one_node(*history)[1] == [StopWorkers(SIGTERM, OTHERS)]
+    assert one_node(*history, DeadlineReached(10.2))[1] == []
+
+
+def test_who_raises_when_asked_to_end_is_not_said_to_hang():
+    policy = replace(POLICY, grace_period=20.0)
+    saved = (*FINAL, ended(1, 1.6, code=1, error=OWN_ERROR), *final(2, 10.9), DeadlineReached(1.0 + node.END_TIMEOUT))
+    assert one_node(*saved, policy=policy)[1] == [NameRunning(OTHERS, 20.1 - 10.0)]
+
+
+def test_an_interpreter_that_hangs_is_stopped_too_where_it_was_the_last():
+    history = (*STARTED, ended(0), ended(2), *final(1), DeadlineReached(1.0 + node.END_TIMEOUT))
+    assert one_node(*history)[1] == [FindRaised()]
+    assert one_node(*history, WorkerRaised(1, replace(OWN_ERROR, at=1.0), 11.0, lingers=True))[1] == [
+        Print("rank 1 has raised ValueError and does not end: its interpreter hangs"),
+        StopWorkers(SIGTERM, ALL),
+    ]
 
 
 def test_only_workers_that_were_asked_to_end_are_named_as_those_that_still_run():
@@ -174,6 +202,19 @@ def test_the_other_nodes_are_told_as_soon_as_the_others_here():
     assert (lease.phase, kills[0]) == (Phase.KILLING, KillWorkers(ALL))
 
 
+@pytest.mark.parametrize(("why", "ranks"), [(Why.FAILED, OTHERS), (Why.SIGNALLED, ALL), (Why.NODE_LOST, ALL)])
+def test_where_workers_of_all_nodes_fail_likewise_each_keeps_its_own_end(why, ranks):
+    state = node.State(policy=POLICY)
+    for event in (GenerationBegun(0, ALL, 0.05), *STARTED, *final(1)):
+        state, _ = node_step(state, event)
+    state, actions = node_step(state, StopOrdered(SIGTERM, 1.05, why))
+    assert actions == (StopWorkers(SIGTERM, ranks),)
+    for end in ENDED:
+        state, _ = node_step(state, end)
+    actions = node_step(state, DeadlineReached(1.0 + node.END_TIMEOUT))[1]
+    assert (StopWorkers(SIGTERM, frozenset({1})) in actions) is (ranks == OTHERS)
+
+
 def test_its_stack_is_not_asked_for_since_the_signal_would_kill_an_interpreter_that_has_lost_its_handlers():
     policy = replace(POLICY, stacks_timeout=2.0)
     assert one_node(*FINAL, policy=policy)[1] == [CaptureStacks(2.0, if_in_group=True, but=frozenset({1}))]
@@ -181,11 +222,16 @@ def test_its_stack_is_not_asked_for_since_the_signal_would_kill_an_interpreter_t
     assert one_node(*captured, policy=policy)[1] == [StopWorkers(SIGTERM, OTHERS)]
 
 
-@pytest.mark.parametrize("holder", [0, 1])
-def test_a_debugger_that_has_the_terminal_keeps_its_worker(holder):
+def test_a_debugger_that_has_the_terminal_keeps_its_worker():
+    assert one_node(*STARTED, *final(1), DUE, policy=replace(POLICY, debug_rank=0))[1] == [
+        StopWorkers(SIGTERM, frozenset({2})),
+        Print("rank 1 failed (ValueError); rank 0 stays in the debugger"),
+    ]
+
+
+def test_the_debugged_worker_itself_stays_in_no_debugger_once_its_exception_is_final():
     history = (*STARTED, *final(1), DUE)
-    stops = one_node(*history, policy=replace(POLICY, debug_rank=holder))[1][0]
-    assert stops == StopWorkers(SIGTERM, ALL - {holder, 1})
+    assert one_node(*history, policy=replace(POLICY, debug_rank=1))[1] == [StopWorkers(SIGTERM, OTHERS)]
 
 
 def test_a_restart_waits_for_its_end():

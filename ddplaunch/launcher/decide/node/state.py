@@ -228,8 +228,8 @@ class State(Struct, frozen=True, kw_only=True):
 
     @property
     def terminal_holder(self) -> frozenset[int]:
-        """The rank whose debugger has the terminal, while the worker lives: a set of one rank, or of none."""
-        return self.alive & {
+        """The rank whose debugger has the terminal, while the worker's program runs: a set of one rank, or of none."""
+        return (self.alive - self.raised.final) & {
             self.policy.debug_rank,
             None if self.debugging.was_debugged else self.debugging.at_terminal,
         }
@@ -246,8 +246,8 @@ class State(Struct, frozen=True, kw_only=True):
 
     @property
     def ends_by_itself(self) -> frozenset[int]:
-        """The ranks that have failed and are about to end, which the stop for their failure leaves alone for now."""
-        return self.alive & self.raised.final if self.why is Why.FAILED else frozenset()
+        """The ranks that have failed and are about to end, which a stop for a failure anywhere leaves alone for now."""
+        return self.alive & self.raised.final if self.why in (Why.FAILED, Why.COORDINATOR) else frozenset()
 
     @property
     def failure(self) -> WorkerExit | None:

@@ -135,8 +135,9 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     shows_stacks = event.signum != SIGINT or event.silent >= teardown.SILENCE
     hang_timeout_is_over = event.why is Why.HUNG
     begun = replace(state.teardown, job_stands_still=event.hangs, hang_timeout_is_over=hang_timeout_is_over)
+    raised = state.raised if event.why is Why.FAILED else replace(state.raised, final=frozenset())
     return teardown.stop(
-        replace(state, teardown=begun),
+        replace(state, teardown=begun, raised=raised),
         why,
         event.signum,
         event.at,
@@ -301,6 +302,9 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     raised = replace(state.raised, errors=(*state.raised.errors, (rank, error)))
     if not follows_another(error):
         raised = replace(raised, causes=raised.causes | {rank})
+    what_lasts = "its interpreter hangs" if rank in raised.final else "a thread of it, or an exit handler, still runs"
+    if event.lingers:
+        raised = replace(raised, final=raised.final - {rank})  # it does not end by itself
     state = replace(state, raised=raised)
     # the rank whose debugger has the terminal, and those that wait for it
     held_for_debugger = state.terminal_holder.union(state.debugging.queued)
@@ -309,7 +313,7 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     may_be_handled = error.at is None
     if not should_have_ended or may_be_handled:
         return state, ()
-    line = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
+    line = f"rank {rank} has raised {error.type} and does not end: {what_lasts}"
     state, then = teardown.stop(state, Why.FAILED, SIGTERM, event.at)
     return state, (actions.Print(line), *then)
 
@@ -318,14 +322,16 @@ def _on_exception_final(state: State, rank: int, at: float) -> State:
     """Have the other workers stopped soon, though this one still ends its interpreter: half a second with torch.
 
     A worker that may not be the cause, or that a restart would not help, is judged at its end, as one whose program still runs.
+    So is one that was asked to end before.
     """
     error = dict(state.raised.errors).get(rank)
     is_own = rank in state.alive & state.raised.causes - state.raised.final
-    if error is None or error.at is None or not is_own:
+    if error is None or error.at is None or not (is_own and state.workers_go_on):
         return state
-    state = replace(state, raised=replace(state.raised, final=state.raised.final | {rank}))
-    others_run = bool((state.alive | state.pending) - state.raised.final) or not state.is_only_node
-    if not (state.workers_go_on and others_run) or import_failure(error):
+    final = state.raised.final | {rank}
+    state = replace(state, raised=replace(state.raised, final=final, end_by=at + END_TIMEOUT))
+    others_run = bool((state.alive | state.pending) - final) or not state.is_only_node
+    if not others_run or import_failure(error):
         return state
     deadline = soonest(state.phase_deadline, at + LIKEWISE_TIMEOUT)
     return replace(state, phase=Phase.SETTLING, phase_deadline=deadline)

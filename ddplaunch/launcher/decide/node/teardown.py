@@ -196,12 +196,16 @@ def on_deadline(state: State, at: float, *, warning_is_due: bool) -> Result:
         return stop_with_stacks(state, at) if delayed.for_stacks else send_stop(state)
     if is_due(state.teardown.stuck_deadline, at):
         return find_stuck(state, at)
-    if state.ends_by_itself and (is_due(state.raised.end_by, at) or seconds_left <= 0):
+    if state.ends_by_itself and is_due(state.raised.end_by, at):
         return _stop_the_rest(state, at)
     if warning_is_due and seconds_left > 0:
         asked = state.alive - state.ends_by_itself
         names = (actions.NameRunning(asked, seconds_left),) if asked else ()
         return replace(state, warning_deadline=at + NAMES_EVERY), names
+    if state.ends_by_itself:
+        # the grace period is over for those that were asked to end, and again for those that SIGKILL does not end
+        kills = actions.KillWorkers(state.policy.ranks - state.ends_by_itself - state.terminal_holder)
+        return replace(state, phase_deadline=at + KILL_TIMEOUT, warning_deadline=None), (kills,)
     if state.terminal_holder and state.why is Why.FAILED:
         # the grace period is over for all but the rank in the debugger, which may stay there for as long as the user likes
         kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
