@@ -86,7 +86,7 @@ _PAGE_OF = {
     "profile": "guides/profile.md",
     "attach": "guides/debugging.md#look-into-a-running-worker",
     "stop": "guides/running-jobs.md#stop-it",
-    "report": "guides/report.md",
+    "report": "guides/report.md#the-report",
     "warm": "concepts/start-methods.md#import-once-for-several-runs---keep-warm",
     "shim": "guides/from-torchrun.md#programs-that-start-torchrun-themselves",
     "completion": "guides/configuration.md#complete-options-in-your-shell",
