@@ -341,7 +341,8 @@ def _variables() -> str:
         _table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in _READ.items()]),
         "## Where the nodes are",
         "The first of these that ddplaunch finds counts, except that an mpirun inside a Slurm job comes before Slurm. "
-        "`--cluster` names one. Inside a worker only options count. [Several nodes](../guides/several-nodes.md) explains each.",
+        "`--cluster` names one. Inside a worker, the variables in this table do not count. "
+        "[Several nodes](../guides/several-nodes.md) explains each.",
         _table(["cluster", "found by"], [[f"`{name}`", kind.needs] for name, kind in KINDS.items()]),
     )
 
