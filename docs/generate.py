@@ -86,7 +86,7 @@ _PAGE_OF = {
     "profile": "guides/profile.md",
     "attach": "guides/debugging.md#look-into-a-running-worker",
     "stop": "guides/running-jobs.md#stop-it",
-    "report": "guides/report.md",
+    "report": "guides/report.md#the-report",
     "warm": "concepts/start-methods.md#import-once-for-several-runs---keep-warm",
     "shim": "guides/from-torchrun.md#programs-that-start-torchrun-themselves",
     "completion": "guides/configuration.md#complete-options-in-your-shell",
@@ -341,7 +341,8 @@ def _variables() -> str:
         _table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in _READ.items()]),
         "## Where the nodes are",
         "The first of these that ddplaunch finds counts, except that an mpirun inside a Slurm job comes before Slurm. "
-        "`--cluster` names one. Inside a worker only options count. [Several nodes](../guides/several-nodes.md) explains each.",
+        "`--cluster` names one. Inside a worker, the variables in this table do not count. "
+        "[Several nodes](../guides/several-nodes.md) explains each.",
         _table(["cluster", "found by"], [[f"`{name}`", kind.needs] for name, kind in KINDS.items()]),
     )
 

@@ -21,14 +21,15 @@ BAD_NODES = "the list of nodes that have failed"  # what an error calls `bad_nod
 NODE_FOLDER_PREFIXES = ("node-", "rank-")  # what the names of such folders begin with
 
 _BEGAN = "%Y%m%d-%H%M%S"
-# no vowel, so that no name is a word; none of 0, 1, l, which look like others. The first is a letter: a number is a rank
-_LETTERS, _LENGTH = "bcdfghjkmnpqrstvwxz", 4
+# no vowel, so that no name is a word; no w, so that none ends in `pw`, beside which a value is taken for a password; none of
+# 0, 1, l, which look like others. The first is a letter: a number is a rank
+_LETTERS, _LENGTH = "bcdfghjkmnpqrstvxz", 4
 _CHARACTERS = f"{_LETTERS}23456789"
 _MADE = re.compile(r"\d{8}-\d{6}-(?P<short>[a-z0-9]{3,4}(?:\.\d+)?)")
 
 
 def run_id_of(spec: JobSpec) -> str:
-    """Return the name of this run: as was asked, or "20261123-194501-k7qx", in which one of 374,000 short names is drawn."""
+    """Return the name of this run: as was asked, or "20261123-194501-k7qx", in which one of 316,000 short names is drawn."""
     first, *others = os.urandom(_LENGTH)
     drawn = _LETTERS[first % len(_LETTERS)] + "".join(_CHARACTERS[byte % len(_CHARACTERS)] for byte in others)
     return spec.run_id or f"{time.strftime(_BEGAN)}-{drawn}"

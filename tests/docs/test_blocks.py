@@ -47,6 +47,10 @@ def is_whole(module: ast.Module) -> bool:
     return imports and not leaves_out and all(node.id in made for node in names)
 
 
+def test_no_block_begins_or_ends_with_an_empty_line() -> None:
+    assert [str(block) for block in BLOCKS if not (block.lines[0].strip() and block.lines[-1].strip())] == []
+
+
 @pytest.mark.parametrize("block", in_language("python"), ids=str)
 def test_python_can_be_compiled(block: Block) -> None:
     if is_whole(module := tree(block)):

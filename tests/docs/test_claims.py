@@ -185,6 +185,16 @@ def test_the_page_of_the_run_folder_says_when_a_young_run_goes() -> None:
     assert f"less than {_FREE >> 30} GiB free, or less than a twentieth of its size if that is smaller" in text
 
 
+# --- logs
+
+
+@each_page
+def test_a_page_that_says_the_only_worker_has_no_log_says_that_this_is_so_on_a_terminal(page: Path) -> None:
+    for _, text in paragraphs(page.read_text(encoding="utf-8")):
+        if re.search(r"\b(only|one|single) worker\b.*\bno logs?\b", text, re.IGNORECASE):
+            assert "terminal" in text
+
+
 # --- the plan
 
 

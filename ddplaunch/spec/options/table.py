@@ -315,7 +315,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="include", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts"), example="a,b", reach=Reach.HERE,
            help="Of those hosts, use only these: a,b, or a@b:0,2 for two of the accelerators of b."),
     Option(name="exclude", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts"), example="b", reach=Reach.HERE,
-           help="Of those hosts, use all but these, written the same way."),
+           help="Of those hosts, leave out these: a,b, or a@b:0,2 for all of a and two of the accelerators of b."),
     Option(name="avoid_bad_nodes", group=_NODES, is_flag=True, parse=parsers.switch, reach=Reach.HERE,
            help="Leave out the listed hosts on which the machine has failed in the last 7 days, as `ddplaunch doctor --nodes` "
                 "shows them. With `ddplaunch submit`, exclude such nodes of Slurm."),

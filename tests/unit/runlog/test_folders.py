@@ -5,11 +5,14 @@ import os
 import pwd
 import threading
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.record.folders import first_that_goes_on, make, runs_folder
+from ddplaunch.record.folders import first_that_goes_on, make, run_id_of, runs_folder, short
+from ddplaunch.spec.job import JobSpec, Program, ProgramKind
+from ddplaunch.system.redaction import Redactor
 
 OF_USER = f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/state/ddplaunch/runs"
 
@@ -27,6 +30,16 @@ OF_USER = f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/state/ddplaunch/runs"
 )
 def test_the_folder_of_runs(env, folder):
     assert runs_folder(env) == folder
+
+
+def test_no_short_name_of_a_run_hides_what_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `h5pw: 4 workers` would be taken for a password."""
+    spec = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))
+    for last in product(range(30), repeat=2):
+        for second in (0, 25):  # a letter, a digit
+            monkeypatch.setattr(os, "urandom", lambda _, drawn=bytes((0, second, *last)): drawn)
+            line = f"ddplaunch: {short(run_id_of(spec))}: 4 workers"
+            assert Redactor().text(line) == line
 
 
 def test_the_node_that_answers_for_a_run_is_the_first_by_number(tmp_path: Path) -> None:
