@@ -1,12 +1,15 @@
-"""Forks past a debugger around this command, and says whether there is one. Imports no debugger.
+"""Forks past a debugger or a profiler around this command, and says whether there is a debugger. Imports neither.
 
 VS Code and PyCharm run a program under pydevd, which replaces `os.fork`, `os.exec...` and what `subprocess` calls, so that it
 gets into each process that the program starts. A worker is one process to it by its exec, and a second one by a fork before
 that; and no other process of ours is to be slowed or held by it. So they are forked by the function that `os.fork` was.
+
+`memray run --follow-fork` goes on in each fork, with a file of its own, whose descriptor processes of ours close.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import posix
 import sys
@@ -14,15 +17,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+_left_trackers: list[object] = []  # memray's, in this process or in one from which it was forked
 _ORIGINAL_PREFIX = "original_"  # how the name begins under which it keeps a function that it has replaced
 
 
 def fork() -> int:
-    """Fork; a debugger in this process is not in the child."""
+    """Fork; neither a debugger nor a memory profiler in this process is in the child."""
     pid = posix.fork()
     if pid == 0 and "pydevd" in sys.modules:
         with suppress(Exception):  # a version of it that we do not know
             _leave_debugger()
+    if pid == 0 and "memray" in sys.modules:
+        with suppress(Exception):
+            _leave_profiler()
     return pid
 
 
@@ -75,3 +82,12 @@ def _leave_debugger() -> None:
             with suppress(ValueError):  # an event that can have no callback
                 monitoring.register_callback(monitoring.DEBUGGER_ID, event, None)
         monitoring.free_tool_id(monitoring.DEBUGGER_ID)
+
+
+def _leave_profiler() -> None:
+    """Have memray record nothing in this forked process: it would end the process once it cannot write any more."""
+    profiler: Any = sys.modules["memray"]
+    for found in gc.get_objects():  # nothing else leads to the trackers
+        if type(found) is profiler.Tracker and found not in _left_trackers:
+            _left_trackers.append(found)
+            found.__exit__(None, None, None)
