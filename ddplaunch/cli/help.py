@@ -45,9 +45,8 @@ def _completions(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     cls=HelpCommand,
     takes="one verb or topic",
     examples=(("ddplaunch help logs", "the options of a verb"), ("ddplaunch help exit-codes", "a topic")),
-    context_settings={
-        "ignore_unknown_options": True
-    },  # of what looks like an option, the error says where it is explained
+    # of what looks like an option, the error says where it is explained
+    context_settings={"ignore_unknown_options": True},
 )
 @click.argument("about", metavar="[VERB|TOPIC]", required=False, shell_complete=_completions)
 @click.pass_context

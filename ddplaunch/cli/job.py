@@ -350,7 +350,7 @@ def checked(ctx: click.Context) -> JobSpec:
 
 
 def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:
-    """Check that the program exists, and the file of the token. `before` are the words before the program, for hints.
+    """Check that the program and the file of the token exist. Hints repeat `before`, the words before the program.
 
     Raises:
         LaunchError: one of them does not exist; if possible the hint is the line that was meant.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-_WITHIN = (
-    1.0  # seconds for `ssh -G`, which connects to no host; a command in the configuration (`Match exec`) may take long
-)
+# seconds for `ssh -G`, which connects to no host; a command in the configuration (`Match exec`) may take long
+_WITHIN = 1.0
 _THROUGH_ANOTHER = ("proxyjump", "proxycommand")  # as `ssh -G` writes them
 
 

@@ -183,9 +183,8 @@ class BoundedLog:
 TIMES = "log-times"
 INTERVAL = 10.0  # seconds between two lines about one log, at first
 _LARGEST_TIMES = 64 << 20  # bytes that are read: far more than a run of months has
-_DOUBLES_EVERY = (
-    4 << 20
-)  # bytes: the interval doubles each time the file has grown by so many, so it stays small in a run of months
+# bytes: the interval doubles each time the file has grown by so many, so it stays small in a run of months
+_DOUBLES_EVERY = 4 << 20
 
 
 class LogTimes:

@@ -29,9 +29,8 @@ _GAP_NOTE = b"[ddplaunch: a part is left out here: the log had reached its limit
 _OUR_NAME = re.compile(r"rank-(\d{1,9})\.(out|err)")
 _ATTEMPT = re.compile(r"attempt_(\d{1,9})")
 _TORCHRUN_NAMES = {"stdout.log": "out", "stderr.log": "err"}
-_SETTLED_AFTER = (
-    2.0  # seconds after which a change of a folder has another time than the one before, on any file system
-)
+# seconds after which a change of a folder has another time than the one before, on any file system
+_SETTLED_AFTER = 2.0
 _LONGEST_EXCEPTION = 1 << 18  # characters
 
 

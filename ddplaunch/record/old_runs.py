@@ -74,9 +74,8 @@ class Looks(Struct, frozen=True):
     """When jobs have looked here, by the clock of the disk, in seconds since 1970: what the marker file holds."""
 
     last_at: float = 0.0  # 0: never
-    leapt_at: float = (
-        0.0  # the first look after a leap of the clock, which one on a later day confirms; 0: there was none
-    )
+    # the first look after a leap of the clock, which one on a later day confirms; 0: there was none
+    leapt_at: float = 0.0
 
 
 def why_clocks_are_doubted(now: float, of_disk: float, looks: Looks) -> tuple[str, Looks]:

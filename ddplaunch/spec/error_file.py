@@ -34,9 +34,8 @@ _LONGEST = 40  # characters of the name of a metric
 _MOST_METRICS = 16
 _PROGRESS_LIMIT = 16 << 10  # bytes; worker/progress.py writes 6 KiB at most
 _LONGEST_RUN = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
-_REMOVED_WITHIN = (
-    1.0  # seconds for removing folders: a program may have put a million files there; the next job continues
-)
+# seconds for removing folders: a program may have put a million files there; the next job continues
+_REMOVED_WITHIN = 1.0
 _LOCKED_WITHIN = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-NODE_0_HOSTS_WITHIN = (
-    2.0  # seconds that workers of node 0, which need time to import torch, have to host the store by themselves
-)
+# seconds that workers of node 0, which need time to import torch, have to host the store by themselves
+NODE_0_HOSTS_WITHIN = 2.0
 RANK_0_TIMEOUT = 5.0  # seconds that a client waits here for rank 0; after that torch waits in its own way
 _SHORTEST, _LONGEST = 0.001, 0.05  # seconds from one try to the next
 _SHARE = 10  # a client waits here for at most one 10th of its timeout, and leaves at least one 10th to torch

@@ -1,4 +1,4 @@
-"""The agents of the other nodes (one on each, parent of its workers): what they have in common, and the orders to them."""
+"""The other nodes' agents, as the coordinator sees them: what they have in common, and the orders to them."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class Coordinator:
             self.say(warning, is_warning=True)
 
     def _warn(self, member: Member, warned: Warned) -> None:
-        """Print what an agent warns of, a second later with the names of all that say it; not if it was said of this process."""
+        """Print a warning of an agent a second later, with the names of all that have it; not if this process has said it."""
         if warned in self._said_of_this_process:
             return
         if self._warnings is None:

@@ -132,7 +132,7 @@ def _terms(request: JoinRequest, max_nodes: int, ports: Sequence[int]) -> Terms:
 
 
 def turn_others_away(request: JoinRequest, why: LaunchError, reason: str) -> bool:
-    """Tell the other nodes, if this one is node 0, that it is not fit; return whether it is node 0.
+    """Return whether this node is node 0. If so, tell the other nodes first that it is not fit.
 
     `why` is the error of this node, `reason` what its health check has found. Where the first agent on this host is node 0, the
     others look for it at the first port first. Raises LaunchError: no port is free, as where another agent here is node 0.

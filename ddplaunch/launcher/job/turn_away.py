@@ -1,4 +1,4 @@
-"""A node 0 that is not fit: for a short time it tells the nodes that look for it why, with which they end. No job begins."""
+"""Tells the nodes that look for a node 0 which is not fit, for a short time, why it is not: they end, and no job begins."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from ddplaunch.system.loop.loop import Loop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WITHIN = (
-    10.0  # seconds in which other nodes are awaited: they were started at the same time, and run their checks as well
-)
+# seconds in which other nodes are awaited: they were started at the same time, and run their checks as well
+WITHIN = 10.0
 
 
 def turn_away(listen: Callable[[Loop, TurnAway], Connections], why: LaunchError, reason: str, others: int) -> None:

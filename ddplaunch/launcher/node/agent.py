@@ -345,9 +345,8 @@ class Agent(BehindFront):
     def _exit(self, status: int) -> None:
         """Conclude the job on this node, where nothing is left: settle how it ended, report that, and tell waiting clients."""
         assert self._link is not None
-        self._reporter.tell_all = (
-            None  # what holds for all nodes is printed here from now on: the coordinator prints no more
-        )
+        # what holds for all nodes is printed here from now on: the coordinator prints no more
+        self._reporter.tell_all = None
         self._exits = self._generations.reap(self._state) or self._exits
         self._reporter.report_dropped_output(self._generations.output.dropped)
         if self._state.why is Why.SIGNALLED:

@@ -375,9 +375,8 @@ class Generations:
         inputs, folder = self._context.inputs, self._context.folder
         assert folder is not None
         program, devices = inputs.spec.program, inputs.node.devices
-        is_script = (
-            program.kind is ProgramKind.SCRIPT and program.target != RUNNER
-        )  # else a function of `launch()`, say
+        # else a function of `launch()`, say
+        is_script = program.kind is ProgramKind.SCRIPT and program.target != RUNNER
         code = os.path.dirname(os.path.abspath(program.target)) if is_script else "."
 
         def keep(found: dict[str, Any]) -> None:

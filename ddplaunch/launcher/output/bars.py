@@ -21,9 +21,8 @@ INTERVAL = 0.1  # seconds between two redraws; faster is not seen
 LONGEST = 500  # characters of a bar that are passed on: no terminal is wider
 MOST_KINDS = 16
 PROMPT_ROW = 1 << 10  # the row of a prompt, a line that has not ended: it stands below all bars, and has no progress
-ANSWERED = (
-    PROMPT_ROW + 1
-)  # in a message of its own: what was typed behind that line stays, and the next line begins below it
+# in a message of its own: what was typed behind that line stays, and the next line begins below it
+ANSWERED = PROMPT_ROW + 1
 _AT_ONCE = 128  # bars that are read each time; more would take more than a fortieth of a core
 _MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
 _ROOM = 60_000  # bytes of all bars: they fit into one message

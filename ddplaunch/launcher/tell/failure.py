@@ -73,9 +73,8 @@ def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
         _indented(_process_lines(report)),
         *hints,
     ]
-    host = (
-        "" if report.is_simulated else report.first.host
-    )  # whose files the lines link to in a terminal; "": of this one
+    # whose files the lines link to in a terminal; "": of this one
+    host = "" if report.is_simulated else report.first.host
     written = [[indented(paint.line(line, host)) for line in section] for section in sections if section]
     return "\n\n".join(map("\n".join, written)) + "\n"
 

@@ -16,9 +16,8 @@ from ddplaunch.spec.outcome import Frame
 from ddplaunch.system.fields import MAX_RANKS, Duration, Line, Number, Piece, Size, Text
 from ddplaunch.system.words import ranges_of
 
-NOT_BEGUN = (
-    "no Python, or it has not begun to run its program"  # the state of a process without our handler; it may be ending
-)
+# the state of a process without our handler; it may be ending
+NOT_BEGUN = "no Python, or it has not begun to run its program"
 MAX_THREADS = 256  # of a process
 MAX_FRAMES = 256  # of a thread
 MAX_GROUPS = 256  # of a process
@@ -29,9 +28,8 @@ LONGEST_REPEATED_MEMBERS = 4096  # where each node sends them with each reading
 MAX_ENTRIES = 2000  # of a worker: its recorders keep 500 each, unless its user wants more
 
 _RANGE = "[0-9]{1,9}(?:-[0-9]{1,9})?"
-_RANKS = (
-    rf"\A(?:{_RANGE}(?:,{_RANGE})*)?\Z"  # as ranges: "0-8191", which is as short as they are regular; "": not known
-)
+# as ranges: "0-8191", which is as short as they are regular; "": not known
+_RANKS = rf"\A(?:{_RANGE}(?:,{_RANGE})*)?\Z"
 Stack = Annotated[tuple[Frame, ...], Meta(max_length=MAX_FRAMES)]  # innermost frame first
 Gaps = Annotated[tuple[Size, ...], Meta(max_length=MAX_ENTRIES)]  # each from the one before, the first one from zero
 

@@ -27,9 +27,8 @@ _MOST_TIMES = 512  # times in a line: the last collectives, but
 _LEAST_TIMES = 4  # of those at least
 
 _Group: TypeAlias = "tuple[str, str]"  # its name and its ranks
-_Came: TypeAlias = (
-    "dict[_Group, dict[int, dict[int, int]]]"  # by group, number and rank: nanoseconds of CLOCK_MONOTONIC
-)
+# by group, number and rank: nanoseconds of CLOCK_MONOTONIC
+_Came: TypeAlias = "dict[_Group, dict[int, dict[int, int]]]"
 
 
 class _Call(NamedTuple):

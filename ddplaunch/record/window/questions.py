@@ -26,9 +26,8 @@ class AskArrivals(Struct, frozen=True, tag="arrivals"):
     """When the workers came to their last collectives."""
 
     within: Annotated[float, Meta(ge=0, le=30)] = 2.0  # seconds that they have to say so
-    every: Annotated[int, Meta(ge=1, le=MAX_MEMBERS)] = (
-        1  # of the steps only every so many, as far as so many are known
-    )
+    # of the steps only every so many, as far as so many are known
+    every: Annotated[int, Meta(ge=1, le=MAX_MEMBERS)] = 1
 
 
 class NodeArrivals(Struct, frozen=True, tag="arrivals"):

@@ -62,9 +62,8 @@ class RedrawnRows:
         self._at_start = False  # the cursor is at the start of its row: the next text replaces the row
         self._depth = depth  # how many rows above the last one are held, since the cursor may go up to them
         self._depth_is_guessed = depth > 0  # until the cursor shows where the bars begin
-        self._next_row_is_first_bar = (
-            False  # with a guess: the cursor has gone up to that row, and nothing was written there yet
-        )
+        # with a guess: the cursor has gone up to that row, and nothing was written there yet
+        self._next_row_is_first_bar = False
         self._rows_climbed = 0  # rows up since the last newline
         self.goes_up = False  # the cursor has gone up since rows settled last
         self.redrawn = False  # the cursor has gone up in the last piece

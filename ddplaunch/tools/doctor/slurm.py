@@ -31,9 +31,8 @@ class Cluster(Struct, frozen=True, kw_only=True):
     is_missing: bool = False  # scontrol is not installed, or knows no cluster
     settings: Mapping[str, str] = {}
     job_id: str = ""  # SLURM_JOB_ID
-    states: frozenset[str] | None = (
-        None  # of that job, in Slurm's words; None: Slurm knows no such job, or was not asked
-    )
+    # of that job, in Slurm's words; None: Slurm knows no such job, or was not asked
+    states: frozenset[str] | None = None
 
 
 def read(subject: Subject) -> Cluster:

@@ -128,9 +128,8 @@ def _verdict(run: History) -> Html:
 
 def _whose_files(run: History) -> str:
     """Say of which nodes this page tells, where the others have left their files on disks of their own; "" if it tells of all."""
-    here = [
-        node.host or "a node" for node in run.nodes if node.plan.get("workers") != []
-    ]  # without the command that started all
+    nodes = [node for node in run.nodes if node.plan.get("workers") != []]  # without the command that started all
+    here = [node.host or "a node" for node in nodes]
     missing = run.planned_size[1] - len(here)
     if not here or missing <= 0:
         return ""

@@ -48,9 +48,8 @@ class Known(Struct, frozen=True, kw_only=True):
     folder: str = ""  # of the whole run; "": nothing is kept
     replies: RunReplies | None = None  # None: it does not run here
     host: str = ""  # where it is to be asked about; "": here
-    srun_job: str = (
-        ""  # by which srun reaches that host, as `other_host.job_of_srun` has it; "" for none, or not known yet
-    )
+    # by which srun reaches that host, as `other_host.job_of_srun` has it; "" for none, or not known yet
+    srun_job: str = ""
     is_pod: bool = False  # another host of it is a pod of Kubernetes
     is_indexed: bool = False  # ... of an Indexed Job, where a pod's name is not that of its host
 

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from ddplaunch.tools.runs.find import Known
 
 _LOOK_EVERY = 0.5  # seconds from one look to the next
-_SHARE_OF_CORE = (
-    0.02  # of a core for this command, and for the agent: it looks less often where the job has many workers
-)
+# of a core for this command, and for the agent: it looks less often where the job has many workers
+_SHARE_OF_CORE = 0.02
 _ANSWER_WITHIN = 0.5  # seconds that the nodes of the job have to answer
 _KEYS = {
     b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down",

@@ -33,7 +33,7 @@ class StopNodes(Struct, frozen=True):
 
 
 class TellAllStacksRead(Struct, frozen=True):
-    """Tell these agents that the stacks on all nodes were read, for which they have waited: they stop their workers now."""
+    """Tell agents that the stacks on all nodes are read: they have waited for that, and stop their workers now."""
 
     ids: tuple[int, ...]
 

@@ -280,7 +280,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
 
 
 def _on_node_ended_unstopped(state: State, member: Member, event: events.NodeEnded) -> Result:
-    """Decide on a node that has ended although nobody has stopped the job: it has finished, or it counts as lost.
+    """Decide whether a node has finished or is lost: all of its workers have ended, and nobody has stopped the job.
 
     If all its workers have ended with status 0, the other nodes run on, and a line names the node after a minute. Else its agent
     has stopped the workers by itself, as at the end of its lease. (A failure of a worker is reported before, by `NodeStopping`.)

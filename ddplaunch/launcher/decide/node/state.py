@@ -87,9 +87,8 @@ class Raised(Struct, frozen=True, kw_only=True):
     errors: tuple[tuple[int, WorkerError], ...] = ()  # by rank
     causes: frozenset[int] = frozenset()  # ranks whose errors do not merely follow another worker's end
     end_by: float | None = None  # when a worker that has recorded an exception should have ended; None: none has
-    final: frozenset[int] = (
-        frozenset()
-    )  # ranks of `causes` whose program is over, so that only their interpreter still ends
+    # ranks of `causes` whose program is over, so that only their interpreter still ends
+    final: frozenset[int] = frozenset()
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -180,9 +179,8 @@ class State(Struct, frozen=True, kw_only=True):
         """When the agent must feed `DeadlineReached` at the latest; None: at no time. While suspended, no deadline runs."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        must_check = (
-            self.idleness_counts and self.policy.progress_interval > 0
-        )  # checks without --hang-timeout may come late: `quiet_deadline`
+        # checks without --hang-timeout may come late: `quiet_deadline`
+        must_check = self.idleness_counts and self.policy.progress_interval > 0
         # a debugger may hold the worker at the very exception that is to end it
         is_awaited = self.workers_go_on and not self.debugger_may_hold_any
         should_end = is_awaited or bool(self.phase is Phase.STOPPING and self.ends_by_itself)

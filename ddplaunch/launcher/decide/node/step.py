@@ -408,10 +408,7 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
 
 
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
-    """Go on with a stop that has waited for the stacks of the workers here, unless it waits for those of other nodes, too.
-
-    Then report to the coordinator that the stacks of this node are read.
-    """
+    """Stop the workers, whose stacks are read now, or report that these are read if the stop waits for all nodes."""
     delayed = state.teardown.delayed_stop
     if delayed is None or not delayed.for_stacks:
         return state, ()  # the time for them was up, and the workers have been asked to end
@@ -429,7 +426,7 @@ def _on_all_stacks_read(state: State, at: float) -> Result:
 
 
 def _stop_unless_suspended(state: State, at: float) -> Result:
-    """Ask the workers to end. If Ctrl-Z suspends them, that waits until the user resumes them: the signal would wake them."""
+    """Ask the workers to end; those that Ctrl-Z suspends only when the user resumes them, as the signal would wake them."""
     delayed = state.teardown.delayed_stop
     if delayed is None or state.suspended_at is None:
         return teardown.stop_with_stacks(state, at)

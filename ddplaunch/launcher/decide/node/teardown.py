@@ -176,7 +176,7 @@ def find_stuck(state: State, at: float) -> Result:
 
 
 def on_stuck_found(state: State, ranks: frozenset[int]) -> Result:
-    """Kill workers that were found to stand where they stood when they were asked to end.
+    """Kill the stuck workers: their stacks are the same as when they were asked to end.
 
     Nothing is done once the stop is over, or while Ctrl-Z suspends the workers, which then cannot move.
     """

@@ -98,7 +98,7 @@ class TaskEnds:
         self._line = b""  # the beginning of the last line, whose end has not come yet
 
     def feed(self, data: bytes) -> Iterator[TaskEnd]:
-        """Give the ends that are complete with this piece."""
+        """Yield the ends of tasks whose lines are complete with this piece."""
         first, *more = data.split(b"\n")
         self._line = (self._line + first)[:_LONGEST_LINE]
         for following in more:
