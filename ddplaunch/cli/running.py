@@ -192,7 +192,7 @@ def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows
 @click.pass_obj
 def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: bool, as_json: bool) -> int:
     """Show where the workers are."""
-    from ddplaunch.tools.runs import stacks as verb
+    from ddplaunch.tools.runs import talk as verb
 
     return show(verb.show(env, run, verb.Wanted(ranks=ranks, threads=threads, native=native, as_json=as_json)))
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from ddplaunch.reach import messages
+from ddplaunch.reach import protocol
 from ddplaunch.reach.order import Orders
 from ddplaunch.reach.pipes import MESSAGE
 from ddplaunch.reach.protocol import (
@@ -49,7 +49,7 @@ class AgentStart(Struct, frozen=True, kw_only=True):
 
     def order(self) -> bytes:
         """Write the first frame to the agent: only now, since it names all hosts, and all frames would take much memory."""
-        return messages.encode(self.orders.for_host(self.node_rank))
+        return protocol.encode(self.orders.for_host(self.node_rank))
 
 
 class RemoteJob(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ddplaunch.plan.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.cluster.hostlist import Host
-from ddplaunch.reach.messages import HostOrder
+from ddplaunch.reach.protocol import HostOrder
 from ddplaunch.spec.job import Fault, Given, JobSpec
 from ddplaunch.spec.options.resolve import sent
 from ddplaunch.spec.options.table import OPTIONS, Reach

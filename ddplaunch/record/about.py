@@ -19,8 +19,7 @@ from ddplaunch.plan.devices.interpreter import packages
 from ddplaunch.record.events import VERSION
 from ddplaunch.system.fields import line, piece
 from ddplaunch.system.process.command import run
-from ddplaunch.system.redaction import Redactor
-from ddplaunch.system.redaction.diffs import diff
+from ddplaunch.system.redaction import Redactor, diff
 
 WITHIN = 15.0  # seconds for all of it; the commands have less
 _GIT_TIMEOUT = 5.0  # seconds; `git status` reads every file of a large repository

@@ -23,7 +23,7 @@ from ddplaunch.record.folders import BAD_NODES, make_all
 from ddplaunch.record.run import lines_of
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Host, Piece
-from ddplaunch.system.net.resolver import leads_to
+from ddplaunch.system.net.addresses import leads_to
 from ddplaunch.system.process.files import ask_disk, open_regular, time_of_disk
 from ddplaunch.system.words import count, duration, some, why_failed
 

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 
-from ddplaunch.system.net.acceptor import PAUSE, Acceptor
+from ddplaunch.system.loop.loop import PAUSE, Acceptor
 from tests.loops import FakeLoop
 
 

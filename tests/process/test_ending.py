@@ -7,7 +7,7 @@ import sys
 
 CLEANS_UP = """
 import signal
-from ddplaunch.system.process.ending import after_cleanup
+from ddplaunch.system.process.command import after_cleanup
 with after_cleanup():
     try:
         print("ready", flush=True)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddplaunch.launcher.workers import inherited
+from ddplaunch.launcher.workers import warm
 from ddplaunch.launcher.workers.servers import ServerLost
 
 
@@ -17,18 +17,18 @@ def test_what_differs_is_named_as_people_name_it() -> None:
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft - 1}, {hard})); print(flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE) as same:
-        inherited.check_same(same.pid)
+        warm.check_same(same.pid)
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-Sc", waits], stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"\n"
         with pytest.raises(ServerLost) as lost:
-            inherited.check_same(other.pid)
+            warm.check_same(other.pid)
     assert str(lost.value) == "it has other resource limits (ulimit)"
 
 
 def test_all_that_is_compared_has_words() -> None:
-    names = inherited.shown_by_proc(os.getpid())
-    assert [name for name in names if " " not in inherited.WORDS[name]] == []
-    assert inherited.WORDS["ns/pid_for_children"] == "another pid namespace"
-    assert inherited.WORDS["attr/current"] == "another security context (AppArmor profile, SELinux label)"
+    names = warm.shown_by_proc(os.getpid())
+    assert [name for name in names if " " not in warm.WORDS[name]] == []
+    assert warm.WORDS["ns/pid_for_children"] == "another pid namespace"
+    assert warm.WORDS["attr/current"] == "another security context (AppArmor profile, SELinux label)"

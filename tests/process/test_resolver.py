@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pytest
 
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.resolver import Answer, Resolver
+from ddplaunch.system.net.addresses import Answer, Resolver
 from ddplaunch.system.process.tree import children, ends_within, look, reap
 from tests.conftest import PATIENCE, descriptors, until
 
@@ -29,7 +29,7 @@ def hang(host, *args, flags=0, **more):
     signal.pause()
 socket.getaddrinfo = hang
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.resolver import Resolver
+from ddplaunch.system.net.addresses import Resolver
 loop = Loop()
 resolver = Resolver(loop, "localhost", print)
 print(*loop.asked_pids, flush=True)
@@ -319,7 +319,7 @@ def hang(host, *args, flags=0, **more):
         open(sys.argv[1]).read()
     return real(host, *args, flags=flags, **more)
 socket.getaddrinfo = hang
-from ddplaunch.system.net.resolver import look_up
+from ddplaunch.system.net.addresses import look_up
 print(look_up("localhost", lambda: print("slow", flush=True)).targets)
 """
 

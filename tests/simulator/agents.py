@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.node import Phase
-from ddplaunch.launcher.job.lease import Lease
-from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.job.link import Lease, Link
 from ddplaunch.launcher.job.messages import Hello, NodeFacts
 from ddplaunch.launcher.job.orders import Generation, JobEnd, LookingForCoordinator, NodeEnd, SentReport, Waits
 from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink

@@ -13,9 +13,9 @@ from ddplaunch.launcher.output.bars import Bar, BarFeed, unpack
 from ddplaunch.reach.connections import HostConnection
 from ddplaunch.reach.pipes import BARS, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
 from ddplaunch.system.errors import visible
-from ddplaunch.system.loop.deadline import soonest
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
+from ddplaunch.system.process.clock import soonest
 
 REMEMBERED = 100  # messages of ours; hosts send equal ones at about the same time
 

@@ -31,7 +31,7 @@ from ddplaunch.launcher.node.events import ChildEnded
 from ddplaunch.launcher.node.signals import passed_on
 from ddplaunch.plan.cluster import AllocatedJob
 from ddplaunch.plan.cluster.endpoints import job_name
-from ddplaunch.reach import diagnose, messages
+from ddplaunch.reach import diagnose, protocol
 from ddplaunch.reach.agents import agents
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.streams import Chunk, Streams
@@ -138,7 +138,7 @@ class _Agent:
         self.id: int | None = None  # as the coordinator knows it, once it has proven the key
         self._host = host
         self._incoming = incoming
-        self._streams = Streams(loop, lambda chunk: host.send(STREAM, messages.encode(chunk)))
+        self._streams = Streams(loop, lambda chunk: host.send(STREAM, protocol.encode(chunk)))
         ours, its = socket.socketpair()
         self._streams.add(CHANNEL, its)
         incoming.agents.connections.adopt(ours, str(host), self._on_opened, self._on_failed)
@@ -276,19 +276,19 @@ class Dispatcher(Lead):
     def report_received(self, host: HostConnection, data: bytes) -> None:
         """Handle a host's report. Raises FrameError: it is malformed."""
         try:
-            report = messages.report(data)
+            report = protocol.report(data)
         except Malformed as error:
             raise FrameError(f"sent a malformed message ({error})") from None
         match report:
-            case messages.Ready():
+            case protocol.Ready():
                 host.is_ready = True
-            case messages.Worker(rank, pid) if self._spec.chaos:  # which alone needs to know the workers
+            case protocol.Worker(rank, pid) if self._spec.chaos:  # which alone needs to know the workers
                 self._chaos.started(rank, pid)
-            case messages.OrderRefused(message, hint, status):
+            case protocol.OrderRefused(message, hint, status):
                 # what was typed is right here, and does not fit that host: no error of usage
                 status = exitcodes.RENDEZVOUS if status == exitcodes.USAGE else status
                 self._host_failed(host, HostError(message, hint, status))
-            case messages.AgentEnded(status, spared):  # `spared`: processes of workers that are to outlive the job
+            case protocol.AgentEnded(status, spared):  # `spared`: processes of workers that are to outlive the job
                 if self._remote.starter == "simulate":  # then they are processes of this host, below this one
                     for pid, started in spared:
                         self._spare(pid, started)
@@ -298,7 +298,7 @@ class Dispatcher(Lead):
     def chunk_received(self, host: HostConnection, data: bytes) -> None:
         """Take what a host's agent sends to the coordinator. Raises FrameError: it is malformed."""
         try:
-            chunk = messages.chunk(data)
+            chunk = protocol.chunk(data)
         except Malformed as error:
             raise FrameError(f"sent a malformed piece of a stream ({error})") from None
         if host in self._agents:

@@ -16,11 +16,21 @@ from functools import partial
 
 from ddplaunch.launcher.node import child
 from ddplaunch.launcher.node.signals import passed_on
-from ddplaunch.reach import messages
+from ddplaunch.reach import protocol
 from ddplaunch.reach.channel.streams import Streams
-from ddplaunch.reach.messages import Report
 from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, FrontPipes
-from ddplaunch.reach.protocol import AHEAD, CHANNEL, HEARTBEAT, HOLD, STREAM, TAKEN, TAKEN_STEP, InputPipe, OutputPipe
+from ddplaunch.reach.protocol import (
+    AHEAD,
+    CHANNEL,
+    HEARTBEAT,
+    HOLD,
+    STREAM,
+    TAKEN,
+    TAKEN_STEP,
+    InputPipe,
+    OutputPipe,
+    Report,
+)
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import NODE_LOST, of_signal
 from ddplaunch.system.fields import Malformed
@@ -60,7 +70,7 @@ class HostFront:
         self._is_held = False  # the dispatcher has asked for no more output at present
         self._unacknowledged = 0  # bytes of output that were sent, but the dispatcher has not said that it has them
         self._lost = False  # the dispatcher is
-        self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, messages.encode(chunk)))
+        self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, protocol.encode(chunk)))
         # the agent's end of its connection to the coordinator, and ours, whose bytes become frames
         self.channel, self._carried = socket.socketpair()
         self._streams.add(CHANNEL, self._carried)
@@ -72,7 +82,7 @@ class HostFront:
 
     def report(self, report: Report) -> None:
         """Send a report to the dispatcher."""
-        self._output.put(CONTROL, messages.encode(report))
+        self._output.put(CONTROL, protocol.encode(report))
 
     def serve(
         self,
@@ -246,7 +256,7 @@ class HostFront:
             self._unacknowledged -= TAKEN_STEP
         elif tag == STREAM:
             try:
-                self._streams.take(messages.chunk(data))
+                self._streams.take(protocol.chunk(data))
             except Malformed:
                 self._on_dispatcher_lost()
 
@@ -277,6 +287,6 @@ class HostFront:
 def _send_error(error: LaunchError, pipes: FrontPipes) -> None:
     """Send this error as the last message of the agent: to the dispatcher, which names the host, unless the job has begun."""
     begun = not child.decide_start(pipes)
-    last = (OURS, error.render().encode()) if begun else (CONTROL, messages.encode(messages.refusal(error)))
+    last = (OURS, error.render().encode()) if begun else (CONTROL, protocol.encode(protocol.refusal(error)))
     with suppress(OSError):  # the front has ended, or does not read
         pipes.output[1].sendmsg(last)

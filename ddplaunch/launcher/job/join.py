@@ -121,7 +121,7 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
 
 def _remote_link(request: JoinRequest, hello: messages.Hello, loop: Loop) -> RemoteLink:
     """Return a link to a coordinator elsewhere, which is not looked for yet."""
-    from ddplaunch.launcher.job.lease import Lease
+    from ddplaunch.launcher.job.link import Lease
     from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink
 
     spec, allocation, node_0 = request.spec, request.allocation, request.rendezvous.addresses[0]
@@ -173,8 +173,7 @@ def _is_here(address: str, *, quiet: bool) -> bool:
     """Whether a name or address belongs to this host; False for a name that does not resolve yet."""
     with own_imports():
         # only where the cluster does not say which node is the coordinator
-        from ddplaunch.system.net.addresses import is_own
-        from ddplaunch.system.net.resolver import look_up
+        from ddplaunch.system.net.addresses import is_own, look_up
 
     def say_that_it_takes_long() -> None:
         if not quiet:

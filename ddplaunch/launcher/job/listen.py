@@ -30,8 +30,7 @@ from ddplaunch.spec.job import Source
 from ddplaunch.spec.options.table import BY_NAME
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.addresses import is_own
-from ddplaunch.system.net.resolver import Answer, Resolver
+from ddplaunch.system.net.addresses import Answer, Resolver, is_own
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.link import JoinRequest, Link

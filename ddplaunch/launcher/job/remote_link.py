@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
-from ddplaunch.launcher.job.lease import Lease
-from ddplaunch.launcher.job.link import Link
+from ddplaunch.launcher.job.link import Lease, Link
 from ddplaunch.launcher.job.messages import OrderSequence
 from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Leased, LookingForCoordinator, NodeEnd, Reach, Waits
 from ddplaunch.launcher.job.search import Search

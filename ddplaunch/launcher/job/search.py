@@ -9,8 +9,7 @@ from ddplaunch.reach.channel.dialer import Dialer, Target
 from ddplaunch.reach.channel.handshake import UNPROVEN, WRONG_KEY, Key
 from ddplaunch.reach.channel.peer import Peer
 from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.addresses import is_numeric
-from ddplaunch.system.net.resolver import Answer, Resolver
+from ddplaunch.system.net.addresses import Answer, Resolver, is_numeric
 
 LOOK_UP_AGAIN_AFTER = 1.0  # seconds until a name that was not known is looked up again
 # seconds until the addresses that are known are dialed, if a name is still being looked up: it may be the better one

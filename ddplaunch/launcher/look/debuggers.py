@@ -23,8 +23,7 @@ from ddplaunch.launcher.look.stacks import has_our_handler, read_status
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.record.window.requests import Attach, Attached, Profile, Reply, Unreached, reached_within
 from ddplaunch.system.errors import indented
-from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.acceptor import Acceptor
+from ddplaunch.system.loop.loop import Acceptor, Loop
 from ddplaunch.system.process.child import ATTACH_SIGNAL, RunningWorker
 from ddplaunch.system.words import compress
 

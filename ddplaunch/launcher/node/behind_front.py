@@ -273,28 +273,28 @@ class BehindFront(ABC):
     def _read_progress(self, coordinator: Coordinator) -> None:
         """Tell the coordinator, once the disk has answered, how far the job had come when it was requeued."""
         from ddplaunch.launcher.decide import job  # imported with the coordinator
-        from ddplaunch.record import requeued
+        from ddplaunch.reach.slurm.job import Requeued, read_requeued
 
         assert self._requeue is not None
         start = self._requeue.restarted
 
-        def on_answer(known: requeued.Requeued | None) -> None:
+        def on_answer(known: Requeued | None) -> None:
             if known is not None:
                 without_new_step = known.count_at(start)  # generations in a row, up to this start of the job
                 coordinator.feed(job.ProgressKnown(known.best_step, without_new_step))
 
-        self._loop.ask(partial(requeued.read, self._progress_file), None, on_answer, within=DISK_WITHIN)
+        self._loop.ask(partial(read_requeued, self._progress_file), None, on_answer, within=DISK_WITHIN)
 
     def _keep_progress(self) -> None:
         """Keep for --max-no-progress, for the next start of the job, how far this one has come."""
         # a coordinator that was lost cannot say it
         if self._progress_file and self._coordinator is not None and self._requeue is not None:
-            from ddplaunch.record import requeued
+            from ddplaunch.reach.slurm.job import Requeued, keep_requeued
 
             known = self._coordinator.state.restarts
             start = self._requeue.restarted
-            now = requeued.Requeued(start=start, best_step=known.best_step, without_new_step=known.without_new_step)
-            keep = partial(requeued.keep, self._progress_file, now)
+            now = Requeued(start=start, best_step=known.best_step, without_new_step=known.without_new_step)
+            keep = partial(keep_requeued, self._progress_file, now)
             self._signals.wait_for(self._loop.ask(keep, None, within=DISK_WITHIN))
 
     @property
@@ -303,9 +303,9 @@ class BehindFront(ABC):
         spec, state = self._context.inputs.spec, state_folder(self._context.inputs.env)
         if spec.max_no_progress is None or self._requeue is None or state is None:
             return ""
-        from ddplaunch.record import requeued
+        from ddplaunch.reach.slurm.job import requeued_file
 
-        return requeued.file_of(state, self._requeue.job, "\0".join((spec.program.target, *spec.program.args)))
+        return requeued_file(state, self._requeue.job, "\0".join((spec.program.target, *spec.program.args)))
 
     def _ask_cluster(self, requeue: Requeue, question: Callable[[], Reply], if_unanswered: Reply) -> Reply:
         """Return the reply of the cluster, however long that takes, or `if_unanswered` if the user does not wait."""

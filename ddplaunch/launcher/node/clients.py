@@ -28,9 +28,8 @@ from ddplaunch.record.window.questions import Answer
 from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.fields import Malformed, bounded_pace, bounded_size, line, piece
 from ddplaunch.system.fields import host as host_name
-from ddplaunch.system.loop.loop import READ, WRITE, Loop
+from ddplaunch.system.loop.loop import READ, WRITE, Acceptor, Loop
 from ddplaunch.system.loop.stream import FrameError, SendBuffer
-from ddplaunch.system.net.acceptor import Acceptor
 from ddplaunch.system.redaction import Redactor
 
 REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ddplaunch.system.console.streams import Stream
 from ddplaunch.system.fields import COLOUR
-from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.process.clock import soonest
 from ddplaunch.system.words import compress
 
 INTERVAL = 0.1  # seconds between two redraws; faster is not seen

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.system.console.lines import Lines, LoneLines
 from ddplaunch.system.console.streams import Chunks, Prefix, Prefixes, Screen, ShownWorker, Stream, without_torchs
-from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.process.clock import soonest
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.output.bars import Bar, Block, FinishedBars

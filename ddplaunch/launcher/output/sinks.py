@@ -12,7 +12,7 @@ from ddplaunch.record.file_queue import Log
 from ddplaunch.system.console.lines import MAX_LINE, Lines
 from ddplaunch.system.console.streams import Prefix, Stream
 from ddplaunch.system.fields import TERMINAL_ESCAPE
-from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.process.clock import soonest
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.output.bars import Bar, BarFeed

@@ -279,7 +279,7 @@ def _doubt_about_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
 
 
 def _read(path: str) -> str:
-    from ddplaunch.system.process.user_files import read_text  # few jobs have a file
+    from ddplaunch.system.process.files import read_text  # few jobs have a file
 
     return read_text(path, _LONGEST_HOST_FILE, errors="surrogateescape")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch.reach import messages
+from ddplaunch.reach import protocol
 from ddplaunch.reach.pipes import CONTROL
 from ddplaunch.reach.protocol import ORDER, reserve_stdio
 from ddplaunch.system.errors import LaunchError, own_imports
@@ -41,7 +41,7 @@ def main() -> int:
         return NODE_LOST
     tag, data = frame
     try:
-        order = messages.order(data) if tag == ORDER else None
+        order = protocol.order(data) if tag == ORDER else None
     except Malformed:
         order = None
     if order is None:
@@ -50,19 +50,19 @@ def main() -> int:
         with own_imports():
             from ddplaunch.launcher.elsewhere.host_front import HostFront
     except LaunchError as error:  # there is no front to send it; the pipe has room
-        output_pipe.put(CONTROL, messages.encode(messages.refusal(error)))
+        output_pipe.put(CONTROL, protocol.encode(protocol.refusal(error)))
         return error.status
     front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, order.hosts[order.node_rank])
     try:
         status = _run(order, front)
     except LaunchError as error:
-        front.finish(messages.refusal(error))
+        front.finish(protocol.refusal(error))
         return error.status
-    front.finish(messages.AgentEnded(status, front.spared))
+    front.finish(protocol.AgentEnded(status, front.spared))
     return status
 
 
-def _run(order: messages.HostOrder, front: HostFront) -> int:
+def _run(order: protocol.HostOrder, front: HostFront) -> int:
     """Run the part of the job that an order gives to this host, behind `front`; return the exit status.
 
     Raises LaunchError: the job cannot be run here.
@@ -87,7 +87,7 @@ def _run(order: messages.HostOrder, front: HostFront) -> int:
     nodes = len(order.hosts)
     here = inspect(spec, env, divided_by=nodes if order.simulated else 1)
     node = simulated(here, order.node_rank, nodes, order.simulated)  # with its share of the devices, if it is simulated
-    front.report(messages.Ready())
+    front.report(protocol.Ready())
     allocated = AllocatedJob(
         # a report on a failure has to know of faults and simulation, for which the agent itself does nothing
         spec=replace(spec, chaos=orders.faults(order), simulate=order.simulated),

@@ -23,7 +23,7 @@ if _IS_NOT_FIRST_NODE:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the agent takes signals
 
 from ddplaunch.launcher.start import dispatch  # noqa: E402
-from ddplaunch.reach.slurm import stdin  # noqa: E402
+from ddplaunch.reach.slurm import srun  # noqa: E402
 from ddplaunch.spec import order, program  # noqa: E402
 from ddplaunch.spec.options.token import ORDER, SCREEN, STDIN  # noqa: E402
 from ddplaunch.system.console.streams import Screen  # noqa: E402
@@ -39,7 +39,7 @@ def main() -> int:
         screen = Screen.of_text(os.environ[SCREEN])
         env = dict(os.environ)
         if name := env.get(STDIN):  # set for a job whose worker reads the command's stdin, where that is on this host
-            stdin.take(name)
+            srun.take(name)
         try:
             spec = order.from_variables(env).spec()
         except Malformed as error:

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options.parsers import digits, write_nnodes
+from ddplaunch.spec.options.sources import is_link
 from ddplaunch.spec.options.table import ALIAS_OF
-from ddplaunch.spec.service_links import is_link
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count, why_failed
 

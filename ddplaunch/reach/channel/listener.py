@@ -13,8 +13,7 @@ from itertools import takewhile
 from ddplaunch.reach.channel.handshake import Key, Server
 from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, RESET, Greeting, Peer, Sockaddr, describe, prepare
 from ddplaunch.spec.outcome import CLOSED
-from ddplaunch.system.loop.loop import Loop
-from ddplaunch.system.net.acceptor import Acceptor
+from ddplaunch.system.loop.loop import Acceptor, Loop
 from ddplaunch.system.net.addresses import is_own
 
 MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log

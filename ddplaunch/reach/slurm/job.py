@@ -1,4 +1,4 @@
-"""The job of Slurm that we run in: its id, what Slurm does with it and why, and how it goes back into the queue.
+"""The job of Slurm that we run in: its id, what Slurm does with it and why, how it is requeued, and how far it had come.
 
 The output of `scontrol show job` when the tasks had got SIGTERM (Slurm 22.05; "COMPLETING" hides the final state):
 
@@ -32,13 +32,16 @@ Nodes on which nothing of the job is left disappear from the list as well.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
+from hashlib import sha256
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from ddplaunch.plan.cluster import hostlist
@@ -51,9 +54,11 @@ from ddplaunch.reach.slurm.scontrol import (
     scontrol,
     show_jobs,
 )
+from ddplaunch.record.folders import make_all
 from ddplaunch.spec.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding, Intent
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError
+from ddplaunch.system.process.files import open_regular, replaced
 
 ANSWER_TIMEOUT = 20.0  # seconds for one reply; slurmctld's own MessageTimeout is 10
 CONTROLLER_TIMEOUT = 5.0  # seconds for a reply of slurmctld while the other nodes of the job wait
@@ -296,3 +301,56 @@ class SlurmRequeue(Struct, frozen=True):
                 return ask()
             except Unreachable:
                 time.sleep(self.retry_after)
+
+
+REQUEUED_KEPT = 30 * 86400.0  # seconds, after which the file of a job is removed
+_LARGEST_REQUEUED = 1 << 10  # bytes
+
+
+class Requeued(Struct, frozen=True, kw_only=True):
+    """What a job that was requeued had reached, over all its starts."""
+
+    start: int  # of the job, which has written this, counted from 0
+    best_step: int
+    without_new_step: int  # generations in a row
+
+    def count_at(self, start: int) -> int:
+        """Return how many generations in a row had made no new step before this start of the job.
+
+        What an earlier start has left was not in a row with this one: Slurm has requeued the job itself in between.
+        """
+        return self.without_new_step if self.start == start - 1 else 0
+
+
+def requeued_file(state_folder: str, job: str, program: str) -> str:
+    """Return the path of the file for a program of a job: a batch script may have several."""
+    name = sha256(f"{job}\0{program}".encode(errors="surrogateescape")).hexdigest()[:16]
+    return f"{state_folder}/ddplaunch/requeued/{name}.json"
+
+
+def read_requeued(path: str) -> Requeued | None:
+    """Return what was kept; None if there is nothing that can be read."""
+    with suppress(OSError, msgspec.DecodeError), open_regular(path) as file:
+        if os.fstat(file.fileno()).st_uid == os.getuid():
+            return msgspec.json.decode(file.read(_LARGEST_REQUEUED), type=Requeued)
+    return None
+
+
+def keep_requeued(path: str, requeued: Requeued) -> None:
+    """Keep this for the next start, if that is possible, and remove what is old. Nothing is done in a folder of another user."""
+    above, own = os.path.split(path)
+    with suppress(OSError):
+        make_all(above)
+        folder = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(folder).st_uid != os.getuid():
+                return
+            with replaced(path, 0o600) as file:
+                file.write(msgspec.json.encode(requeued))
+            for name in os.listdir(folder):
+                with suppress(OSError):  # it is gone, or a folder
+                    is_old = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < time.time() - REQUEUED_KEPT
+                    if is_old and name != own:
+                        os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)

@@ -1,24 +1,35 @@
-"""Starts srun for a step of agents (one on each node of a Slurm job), for the watcher: the process that looks after the step.
+"""A step of agents (one on each node of a Slurm job): srun's options, its start for the watcher that looks after it, its stdin.
 
 srun gets a parent of its own, which has left the tree of processes that Slurm has started: where Slurm signals all that descends
 from a batch script (`proctrack/linuxproc`), srun would kill the workers at the first SIGTERM, in the time that they have to save.
 The watcher and that parent are connected by a socket: signals for srun go one way, the report of its end the other.
+
+srun would read all of the command's stdin ahead, although no worker asks for it: a loop of the shell over the lines of a file
+would end after one round. So srun's parent offers the descriptor at a socket, and the agent of the step on this host takes it:
+a worker takes what it reads, and nobody takes the rest.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import signal
 import socket
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import NoReturn
 
 from msgspec import Struct
 
-from ddplaunch.reach.slurm import stdin
+from ddplaunch.plan.cluster import hostlist
+from ddplaunch.reach.slurm.job import ANSWER_TIMEOUT, job_id
+from ddplaunch.reach.slurm.scontrol import JobRecord, ScontrolError, show_jobs
+from ddplaunch.record.run_socket import uid_of
+from ddplaunch.spec.options import token as secret
 from ddplaunch.spec.options.token import STDIN
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
@@ -106,7 +117,7 @@ def start_step(job: StepJob) -> Srun:
             read_output[stream], its_output[stream] = os.pipe()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told, tells = socket.socketpair()  # the child hands over a pidfd of the grandchild by it
-        offered = stdin.offer() if job.reads_stdin else None
+        offered = offer() if job.reads_stdin else None
         pid = fork()
     except OSError as error:
         raise not_started(StartError(error.errno or errno.EAGAIN, _FORK)) from None
@@ -174,7 +185,7 @@ class _Parent(Struct, frozen=True):
         """
         job = self.job
         # an agent of the step that serves rank 0 asks for our stdin at this socket, by its name
-        env = job.env if self.offered is None else {**job.env, STDIN: stdin.name_of(self.offered)}
+        env = job.env if self.offered is None else {**job.env, STDIN: name_of(self.offered)}
         try:
             nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             stdio = Stdio(nothing, *self.its_output)
@@ -201,10 +212,137 @@ class _Parent(Struct, frozen=True):
             if child.pidfd in ready:
                 break
             if offered is not None and offered.fileno() in ready:
-                stdin.hand_over(offered)
+                hand_over(offered)
             if connection.fileno() in ready:
                 signum = connection.recv(1)
                 if not signum:
                     poll.unregister(connection)  # it stays readable, and srun may not end at once
                 signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
         return os.waitpid(child.pid, 0)[1]
+
+
+_HANDED_OVER_WITHIN = 5.0  # seconds that the agent waits: srun's parent hands it over at once, unless it was stopped
+
+
+def offer() -> socket.socket:
+    """Return a socket, without a name in any folder, at which `hand_over` is to be called once it is readable."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    listener.bind(f"\0ddplaunch-stdin-{os.urandom(16).hex()}")
+    listener.listen(1)
+    return listener
+
+
+def name_of(listener: socket.socket) -> str:
+    """Return the name by which `take` finds this socket, for a variable."""
+    name: bytes = listener.getsockname()
+    return name[1:].decode()
+
+
+def hand_over(listener: socket.socket) -> None:
+    """Send our stdin to whoever has connected, if that is a process of this user."""
+    with suppress(OSError):  # the other side has ended already
+        connection, _ = listener.accept()
+        with connection:
+            if uid_of(connection) == os.getuid():
+                socket.send_fds(connection, [b"."], [0])
+
+
+def take(name: str) -> None:
+    """Make the descriptor that is offered under this name our stdin; where there is none, stdin stays as it is."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_HANDED_OVER_WITHIN)
+        connection.connect(f"\0{name}")
+        if uid_of(connection) != os.getuid():
+            return
+        _, received, _, _ = socket.recv_fds(connection, 1, 1)  # a byte, and at most one descriptor
+        for fd in received:
+            os.dup2(fd, 0)
+            os.close(fd)
+
+
+# Of the variables that srun reads, or that describe a job, those that a step of agents gets: what names the job, its nodes and
+# what it was granted. All others of Slurm's are options, of the script, of a task in which it was submitted or of the user:
+# SLURM_NTASKS, SLURM_STDOUTMODE, SLURM_DEBUG, SRUN_EXPORT_ENV. The tasks are given theirs by Slurm.
+_FOR_THE_STEP = re.compile(
+    r"SLURM_(JOB_.*|JOBID|ARRAY_.*|HET_.*|PACK_.*|NODELIST|NNODES|CONF|CONF_SERVER|CLUSTER_NAME|WORKING_CLUSTER|SUBMIT_.*"
+    r"|RESTART_COUNT|MEM_PER_.*|GPUS_PER_NODE|GRES|HINT|NETWORK|THREADS_PER_CORE|CPU_FREQ_REQ|SPANK_.*|TASK_PROLOG|TASK_EPILOG)"
+)
+
+
+_OF_SLURM = re.compile(r"(SLURM|SRUN|SLURMD)_")
+
+
+# the suffix of a variable of one component of a heterogeneous job; PACK until Slurm 20.02
+_OF_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$")
+
+
+Grants = Mapping[str, Counter[str]]  # by node: how many GPUs of each type, "" for those without one
+
+
+_GPUS = re.compile(r"\bgpu:(?:([^:(,]+):)?(\d+)(?=[(,]|$)")
+
+
+# of a job with GPUs; the last one is set for a batch script alone
+_GPU_SIGNS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_JOB_GPUS")
+
+
+def task_options(nodes: Sequence[str], gpus: Grants = MappingProxyType({}), mpi: str = "none") -> list[str]:
+    """Return the options of srun for one task on each of these nodes, with all its CPUs and GPUs; `mpi` as in `mpi_type`."""
+    number = len(nodes)
+    return [
+        *("--quiet", f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1"),
+        *(*gpu_options(nodes, gpus), f"--nodelist={hostlist.compress(nodes)}", "--cpu-bind=none", "--gpu-bind=none"),
+        *("--mem-bind=none", "--kill-on-bad-exit=0", "--wait=0", f"--mpi={mpi}", "--export=ALL"),
+    ]
+
+
+def component_options(number: int | None) -> list[str]:
+    """Return the options of srun for nodes of this component of a heterogeneous job; None: the job is none."""
+    return [] if number is None else [f"--het-group={number}"]
+
+
+def public_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of any step: none that srun takes for its options, and no secret."""
+    return {
+        name: value
+        for name, value in secret.public(env).items()
+        if not _OF_SLURM.match(name) or _FOR_THE_STEP.fullmatch(_OF_COMPONENT.sub("", name))
+    }
+
+
+def are_grants_uncertain(env: Mapping[str, str]) -> bool:
+    """Whether a step of this job may not be given all its GPUs unless it asks for them."""
+    names = {_OF_COMPONENT.sub("", name) for name in env}
+    return "SLURM_GPUS_PER_NODE" not in names and not names.isdisjoint(_GPU_SIGNS)
+
+
+def query_grants(env: Mapping[str, str]) -> Grants:
+    """Query slurmctld about the GPUs of this job; what cannot be learned is left to what srun gives by itself."""
+    with suppress(ScontrolError, LaunchError):
+        return grants_of(show_jobs(env, job_id(env), ANSWER_TIMEOUT, details=True))
+    return {}
+
+
+def grants_of(jobs: Sequence[JobRecord]) -> Grants:
+    """Return the GPUs of each node, from the records of a job with their details; LaunchError if a list of nodes is malformed."""
+    found: dict[str, Counter[str]] = {}
+    for nodes, gres in (grant for job in jobs for grant in job.grants):
+        for node in hostlist.expand(nodes, "Nodes"):
+            each = found.setdefault(node, Counter())
+            for kind, number in _GPUS.findall(gres):
+                each[kind] += int(number)
+    return found
+
+
+def gpu_options(hosts: Sequence[str], grants: Grants) -> tuple[str, ...]:
+    """Return the options of srun for the GPUs of these nodes, and whether the step may overlap with others.
+
+    A number for all nodes is met by what each of them has, but not in a step that overlaps: it counts no GPU as its own.
+    """
+    each = [grants.get(host, Counter[str]()) for host in hosts]
+    if not any(each):
+        return ("--overlap",)
+    are_equal = all(one == each[0] for one in each)
+    counted = sorted((each[0] if are_equal else sum(each, Counter[str]())).items())
+    gpus = ",".join(f"{kind}:{number}" if kind else f"{number}" for kind, number in counted)
+    return ("--overlap", f"--gpus-per-node={gpus}") if are_equal else (f"--gpus={gpus}",)

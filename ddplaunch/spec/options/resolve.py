@@ -176,7 +176,7 @@ def _check_variable(name: str, value: str, given: Given) -> None:
 
 def _read_env_file(given: Given) -> list[tuple[str, str]]:
     """Return the variables in the file of --env-file, in order."""
-    from ddplaunch.system.process.user_files import read_text  # few jobs have one
+    from ddplaunch.system.process.files import read_text  # few jobs have one
 
     try:
         return variables_of_file(read_text(BY_NAME["env_file"].value(given), _LARGEST), given.text)

@@ -1,8 +1,15 @@
-"""Collects the options in variables, configuration files and keywords. Parses no value, resolves no conflict."""
+"""Collects the options in variables, configuration files and keywords. Parses no value, resolves no conflict.
+
+A variable of Kubernetes' service links is no option, even if it has the name of one: for a Service `master` a pod has
+MASTER_SERVICE_HOST, MASTER_SERVICE_PORT, MASTER_SERVICE_PORT_HTTP (a port's name), MASTER_PORT=tcp://10.1.2.3:29500,
+MASTER_PORT_29500_TCP, MASTER_PORT_29500_TCP_ADDR and more (kubernetes.io, "Accessing the Service"). `docker run --link
+CONTAINER:master` sets most of these, MASTER_NAME and MASTER_ENV_NAME.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,7 +18,6 @@ from typing import Any, NamedTuple
 from ddplaunch.spec.job import Given, Source
 from ddplaunch.spec.options import token
 from ddplaunch.spec.options.table import BY_NAME, OPTIONS, Option
-from ddplaunch.spec.service_links import is_link, why_ignored, without_service_links
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.process.files import ask_disk, exists_on_disk
 from ddplaunch.system.words import did_you_mean, why_failed
@@ -258,3 +264,35 @@ def _types(option: Option, names: _TypeNames) -> str:
         return f"{names.true}, a string or a number"
     has_several = option.listed or option.repeatable
     return f"a string, a number or {names.several} of them" if has_several else "a string or a number"
+
+
+_URL = re.compile(r"(?:tcp|udp|sctp)://[^\s/]+:\d+")
+_SUFFIX = r"_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO|START|END))?)?|_NAME|_ENV_.+"
+_PORT = "_PORT"
+
+
+def is_link(name: str, value: str) -> bool:
+    """Return whether a variable with the name of a port holds the address of a Service: MASTER_PORT=tcp://10.1.2.3:29500."""
+    return name.endswith(_PORT) and _URL.fullmatch(value) is not None
+
+
+def without_service_links(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables but for all those of Services and of linked containers."""
+    linked = [name.removesuffix(_PORT) for name, value in env.items() if is_link(name, value)]
+    if not linked:
+        return dict(env)
+    of_link = re.compile(f"(?:{'|'.join(map(re.escape, linked))})(?:{_SUFFIX})")
+    return {name: value for name, value in env.items() if not of_link.fullmatch(name)}
+
+
+def why_ignored(env: Mapping[str, str], name: str) -> str:
+    """Return the sentence that says who has set this link, as the user finds it: by the name of the Service or container."""
+    stem = name.removesuffix(_PORT)
+    service = stem.lower().replace("_", "-")  # whose name has no underscore and no capital
+    if "KUBERNETES_SERVICE_HOST" in env:
+        maker = (
+            f"Kubernetes sets it in each pod for the Service {service} (unless the pod has `enableServiceLinks: false`)"
+        )
+    else:
+        maker = f"Docker sets it for a linked container {service}"
+    return f"{name}={env[name]} is ignored: {maker}"

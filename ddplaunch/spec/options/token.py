@@ -74,7 +74,7 @@ def public(env: Mapping[str, str]) -> dict[str, str]:
 
 def _read(path: str, option: str) -> str:
     """Return the secret in a file; `option` stands in errors as the user wrote it."""
-    from ddplaunch.system.process.user_files import read_text  # few jobs have a file
+    from ddplaunch.system.process.files import read_text  # few jobs have a file
 
     try:
         secret = read_text(path, _MAX_SIZE).strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddplaunch.system.console.screen import HIDE_CURSOR, RedrawnRows, moves, split_unfinished
 from ddplaunch.system.console.streams import RESET, Prefix
-from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.process.clock import soonest
 
 MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
 FIRST_UPDATE = 1.0  # seconds until a progress bar that has not ended is shown at all

@@ -1,4 +1,4 @@
-"""The clock of deadlines: it stands still while this process does not run. Decides nothing.
+"""Deadlines, which are seconds or None, and their clock: it stands still while this process does not run. Decides nothing.
 
 A process that is stopped, frozen, or on a machine that sleeps receives nothing and ends nothing that is due; mostly its workers
 do not run either. So deadlines are times of this clock. A time that is shown, or compared with one of another process, is
@@ -93,3 +93,18 @@ class Clock:
 
 PROCESS_CLOCK = Clock()
 now, wait, paused = PROCESS_CLOCK.now, PROCESS_CLOCK.wait, PROCESS_CLOCK.paused
+
+
+def soonest(*deadlines: float | None) -> float | None:
+    """Return the earliest of these deadlines, None if there is none."""
+    return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+
+def is_due(deadline: float | None, at: float) -> bool:
+    """Whether this deadline has come."""
+    return deadline is not None and at >= deadline
+
+
+def later(deadline: float | None, seconds: float) -> float | None:
+    """Return the deadline moved by so many seconds; None if there is none."""
+    return None if deadline is None else deadline + seconds

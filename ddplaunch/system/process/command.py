@@ -1,4 +1,4 @@
-"""Runs a command with a time limit and bounded output: one of ours by its arguments, one of the user's in a shell.
+"""Runs a command with a time limit and bounded output, and has a signal that ends this one wait until it has cleaned up.
 
 Each call blocks until the command has ended, so make it in a child. The command ends with the process that made the call.
 """
@@ -10,8 +10,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
@@ -19,7 +19,6 @@ from msgspec import Struct, msgpack
 
 from ddplaunch.system.process import tree
 from ddplaunch.system.process.ask import fork_to_answer
-from ddplaunch.system.process.ending import after_cleanup
 from ddplaunch.system.process.fork import unfollowed_by_debugger
 from ddplaunch.system.process.linux import become_subreaper, memory_file, signal_at_end_of
 from ddplaunch.system.process.tree import signal_leftovers
@@ -190,3 +189,39 @@ def _tail_until_end(pid: int, output: int, until: float) -> bytes:
         return tail
     finally:
         os.close(ended)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def do_nothing(signum: int, frame: object) -> None:
+    """Ignore a signal. With SIG_IGN in place of this, Python would print that it drops a signal which came just before."""
+
+
+class _Ended(BaseException):
+    """A signal has come; raised by its handler in the block."""
+
+
+@contextmanager
+def after_cleanup() -> Iterator[None]:
+    """Let a signal end this process only after the `finally` of the block. Signals that are handled or ignored stay so."""
+    ending = [signum for signum in _ENDING if signal.getsignal(signum) is signal.SIG_DFL]
+    received: list[int] = []
+
+    def leave_block(signum: int, _frame: object) -> None:
+        for each in ending:
+            signal.signal(each, do_nothing)  # a second one would cut the cleanup short
+        received.append(signum)
+        raise _Ended
+
+    for signum in ending:
+        signal.signal(signum, leave_block)
+    try:
+        yield
+    except _Ended:
+        pass
+    finally:
+        for signum in ending:
+            signal.signal(signum, signal.SIG_DFL)
+    if received:
+        os.kill(os.getpid(), received[0])  # ends this process

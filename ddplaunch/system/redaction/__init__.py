@@ -1,7 +1,8 @@
 """Hides secrets in what is written down or shown: variables, arguments, source text, messages. Nothing that must run passes here.
 
 `names` knows the names of secrets, `assigned` finds secrets by what stands beside them, `shapes` finds secrets that need no
-name, `diffs` goes through a diff. No rule finds everything: a word that is a secret, beside a name that says nothing, is missed.
+name. In a diff of git each file is read by its syntax, and all of a file that is a secret as a whole is hidden. No rule finds
+everything: a word that is a secret, beside a name that says nothing, is missed.
 """
 
 from __future__ import annotations
@@ -154,3 +155,56 @@ def _without(text: str, spans: Iterable[Span]) -> str:
         pieces += [text[at:start], HIDDEN]
         at = end
     return "".join([*pieces, text[at:]])
+
+
+_HEADER = "diff --git "
+_READ_AHEAD = 4  # so many times the characters that are wanted are read of a file
+_SECRET_FILES = re.compile(
+    r"(?:^|[/ \"])(?:\.env[^/\"]*|[^/\"]*\.env|\.?_?netrc|\.npmrc|\.pypirc|\.pgpass|\.htpasswd|\.git-credentials|\.dockercfg"
+    r"|\.s3cfg|\.boto|\.vault-token|\.my\.cnf|\.docker/config\.json|\.kube/config|kubeconfig[^/\"]*|id_[a-z0-9_]+"
+    r"|[^/\"]*(?:credential|secret|password)[^/\"]*|[^/\"]*\.(?:pem|key|p12|pfx|jks|keystore|ppk|kdbx|asc|gpg|tfstate|tfvars)"
+    r"|service[-_]account[^/\"]*\.json|\.?tokens?(?:\.txt)?)\"?$",
+    re.IGNORECASE,
+)
+_SETTINGS = re.compile(
+    r"(?:\.(?:ya?ml|toml|ini|cfg|conf|config|env|properties|json|jsonl|sh|bash|zsh|fish|sbatch|slurm|xml|tf|hcl)"
+    r"|(?:^|/)(?:Dockerfile|Containerfile|Makefile|\.[\w-]*rc)[^/]*)\"?$",
+    re.IGNORECASE,
+)
+_CODE = re.compile(
+    r"\.(?:pyi?|pyx|c|cc|cpp|cu|cuh|h|hpp|js|jsx|ts|tsx|go|rs|java|kt|scala|rb|lua|jl|ipynb|swift|cs)\"?$",
+    re.IGNORECASE,
+)
+
+
+def diff(text: str, redactor: Redactor, most: int) -> str:
+    """Return the diff without secrets, of a long one at most the first `most` characters.
+
+    What stands before the first file is left out: it is the rest of a file whose name is not known.
+    """
+    at = 0 if text.startswith(_HEADER) else text.find(f"\n{_HEADER}") + 1
+    if at == 0 and not text.startswith(_HEADER):  # no file begins
+        return ""
+    pieces: list[str] = []
+    length = 0
+    while at < len(text) and length < most:
+        following = text.find(f"\n{_HEADER}", at)
+        end = len(text) if following < 0 else following + 1
+        # more than is wanted, since secrets become shorter
+        piece = _file(text[at : min(end, at + _READ_AHEAD * most)], redactor)
+        pieces.append(piece)
+        length += len(piece)
+        at = end
+    return "".join(pieces)[:most]
+
+
+def _file(text: str, redactor: Redactor) -> str:
+    """Return what is changed in one file, from the line `diff --git a/OLD b/NEW`, without secrets."""
+    header, newline, changes = text.partition("\n")
+    names = header.removeprefix(_HEADER)  # which end with the new one
+    old_name = re.split(r"\"? \"?b/", names, maxsplit=1)[0]
+    if _SECRET_FILES.search(names) or _SECRET_FILES.search(old_name):
+        redactor.hidden += 1
+        return f"{header}\n{HIDDEN}\n"
+    syntax = Syntax.CODE if _CODE.search(names) else Syntax.SETTINGS if _SETTINGS.search(names) else Syntax.ANY
+    return f"{header}{newline}{redactor.text(changes, syntax)}"

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ddplaunch.plan import variables
 from ddplaunch.plan.devices.node import Node
 from ddplaunch.plan.make import argv
-from ddplaunch.plan.other_places import without_other_places
+from ddplaunch.plan.variables import without_other_places
 from ddplaunch.record.seen.dump import parse_dump
 from ddplaunch.spec.error_file import content, parse
 from ddplaunch.spec.job import JobSpec

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import Struct
 
 from ddplaunch.plan.devices.choose import HIDES_ALL
-from ddplaunch.spec.service_links import without_service_links
+from ddplaunch.spec.options.sources import without_service_links
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import some
 from ddplaunch.tools.doctor import Check, Finding, Severity, Subject, Verdict, note, slow

@@ -20,13 +20,11 @@ from ddplaunch.record.folders import short
 from ddplaunch.record.run import Reached
 from ddplaunch.record.time_spent import Spent, attempt, time_spent
 from ddplaunch.system.fields import Duration, Size, clean
-from ddplaunch.system.redaction import Redactor
-from ddplaunch.system.redaction.diffs import diff
+from ddplaunch.system.redaction import Redactor, diff
 from ddplaunch.system.words import compress, count, duration, size, some
 from ddplaunch.tools.page.collectives import waits
 from ddplaunch.tools.page.history import History, Life, NodeHistory
-from ddplaunch.tools.page.markup import Html, join, scrolling, styles, table, tag, unfolding
-from ddplaunch.tools.page.pictures import charts, timeline
+from ddplaunch.tools.page.pictures import Html, charts, join, scrolling, styles, table, tag, timeline, unfolding
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
 # bytes of the page that a text takes at most, escaped characters counted as they are written

@@ -14,8 +14,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ddplaunch.record.folders import short
-from ddplaunch.record.spans import Spans, difference, union
-from ddplaunch.record.trace import Entry, Track, arrow, moment, named, point, span
+from ddplaunch.record.trace import Entry, Spans, Track, arrow, difference, moment, named, point, span, union
 from ddplaunch.system.words import ranks_of
 from ddplaunch.tools.page.collectives import Collective
 from ddplaunch.tools.page.history import History, Life, read

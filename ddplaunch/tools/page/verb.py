@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ddplaunch.record import trace
 from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.process.apart import disk_watch_paused
-from ddplaunch.system.process.user_files import result_file
+from ddplaunch.system.process.files import result_file
 from ddplaunch.system.redaction import Redactor, literals
 from ddplaunch.system.words import count
 from ddplaunch.tools.page.history import read

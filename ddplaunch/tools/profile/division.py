@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddplaunch.record.seen.stragglers import LEAST_LAST_IN, middle
-from ddplaunch.record.spans import Span, Spans, difference, intersection, total_length, union
+from ddplaunch.record.trace import Span, Spans, difference, intersection, total_length, union
 from ddplaunch.tools.profile.recorded import Collective, Recorded
 
 _MOST_LINES = 3  # of the program that are named

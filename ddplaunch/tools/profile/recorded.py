@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.record.seen.recorder import call_of, title_of
-from ddplaunch.record.spans import Span, Spans, difference, union
+from ddplaunch.record.trace import Span, Spans, difference, union
 from ddplaunch.system.fields import Malformed, Number, Piece, Size, check_density, decoder
 
 _MOST = 100_000  # samples, and entries of recorders

@@ -18,9 +18,8 @@ from ddplaunch.system.errors import LaunchError, indented, say
 from ddplaunch.system.exitcodes import NODE_LOST
 from ddplaunch.system.fields import Malformed
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.process.ending import after_cleanup
-from ddplaunch.system.process.files import replaced
-from ddplaunch.system.process.user_files import result_file
+from ddplaunch.system.process.command import after_cleanup
+from ddplaunch.system.process.files import replaced, result_file
 from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.page.trace import entries_of
 from ddplaunch.tools.profile.division import Division, Joined, Last, divide, join_collectives

@@ -21,7 +21,7 @@ from ddplaunch.system.console.tables import Look, section, written
 from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK, of_signal
 from ddplaunch.system.process.apart import disk_watch_paused
-from ddplaunch.tools.runs import choice, client, logs, stacks, talk
+from ddplaunch.tools.runs import choice, client, logs, talk
 from ddplaunch.tools.runs.board import Board
 from ddplaunch.tools.runs.find import heading, of_running
 
@@ -187,7 +187,7 @@ class _Top:
                 self._asks_to_stop = True
             case "s":
                 look = Look.of_stdout(self._env)
-                self._off_screen(screen, lambda: print(stacks.text_of(self._run, stacks.Wanted(), look)))
+                self._off_screen(screen, lambda: print(talk.text_of(self._run, talk.Wanted(), look)))
             case "l" if rank is not None:
                 self._off_screen(screen, lambda: _logs(self._env, self._run, rank))
             case "a" if rank is not None:

@@ -17,8 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.plan.cluster.checks import has_nnodes_given, nnodes_as_typed
-from ddplaunch.plan.other_places import without_other_places
-from ddplaunch.plan.variables import without_worker_place
+from ddplaunch.plan.variables import without_other_places, without_worker_place
 from ddplaunch.record.folders import BAD_NODES, bad_nodes_file
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.program import check as check_program

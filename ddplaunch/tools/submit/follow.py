@@ -19,7 +19,7 @@ from ddplaunch.reach.slurm.scontrol import JobRecord, ScontrolError, UnknownJob,
 from ddplaunch.system.errors import indented, tell, write_stderr
 from ddplaunch.system.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
 from ddplaunch.system.process.apart import disk_watch_paused
-from ddplaunch.system.process.ending import do_nothing
+from ddplaunch.system.process.command import do_nothing
 from ddplaunch.system.words import why_failed
 from ddplaunch.tools.submit.output import Tail, output_files
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.launcher.job.lease import Lease
+from ddplaunch.launcher.job.link import Lease
 from ddplaunch.system.fields import Malformed
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
-from ddplaunch.launcher.job.lease import Lease
+from ddplaunch.launcher.job.link import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
 from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordinator, NodeEnd, Waits
 from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink

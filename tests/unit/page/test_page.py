@@ -15,8 +15,8 @@ from hypothesis import strategies as some
 from ddplaunch.system.fields import clean
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.tools.page.history import read
-from ddplaunch.tools.page.markup import tag
 from ddplaunch.tools.page.page import page
+from ddplaunch.tools.page.pictures import tag
 from ddplaunch.tools.page.trace import about, entries
 from tests.recorded import (
     BEGAN,

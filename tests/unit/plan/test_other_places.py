@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddplaunch.plan.other_places import without_other_places
+from ddplaunch.plan.variables import without_other_places
 from tests.unit.environments import captured
 
 SETTINGS = {

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system.process import user_files
+from ddplaunch.system.process import files
 
 
 def read(path: object) -> str:
-    return user_files.read_text(str(path), 10)
+    return files.read_text(str(path), 10)
 
 
 @pytest.mark.parametrize("text", ["A=1\n", ""])
@@ -38,7 +38,7 @@ def test_a_pipe_that_nobody_writes_to_is_named_and_waited_for(tmp_path: Path, mo
             threading.Thread(target=path.write_text, args=("A=1\n",)).start()
             return len(text)
 
-    monkeypatch.setattr(user_files, "_SLOW", 0.01)
+    monkeypatch.setattr(files, "_SLOW", 0.01)
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert read(path) == "A=1\n"
     assert said == [f"ddplaunch: waiting for {path}: it is a pipe, and nothing was written to it yet\n"]

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.record.spans import difference, intersection, total_length, union
+from ddplaunch.record.trace import difference, intersection, total_length, union
 from ddplaunch.system.console.tables import Look, written
 from ddplaunch.tools.profile.division import Division, Last, divide, join_collectives
 from ddplaunch.tools.profile.recorded import Collective, Recorded, Sample

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from ddplaunch.system.redaction import Redactor
-from ddplaunch.system.redaction.diffs import diff
+from ddplaunch.system.redaction import Redactor, diff
 
 
 def changed(name: str, *lines: str, before: str = "") -> str:

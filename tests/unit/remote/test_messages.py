@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.reach import messages
 from ddplaunch.reach import order as orders
+from ddplaunch.reach import protocol
 from ddplaunch.system.fields import Malformed
 from tests.unit.hostile import altered, taken
 
@@ -49,26 +49,26 @@ ORDER = {
     "killed": [3],
 }
 CASES: list[tuple[Callable[[bytes], Any], dict[str, Any]]] = [
-    *((messages.report, report) for report in REPORTS),
-    (messages.order, ORDER),
-    (messages.chunk, {"type": "chunk", "number": 1, "data": TEXT, "taken": 2}),
+    *((protocol.report, report) for report in REPORTS),
+    (protocol.order, ORDER),
+    (protocol.chunk, {"type": "chunk", "number": 1, "data": TEXT, "taken": 2}),
 ]
 
 
 @pytest.mark.parametrize(("decode", "message"), CASES, ids=[str(message.get("type")) for _, message in CASES])
 def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harmless(decode, message) -> None:
-    assert json.loads(messages.encode(decode(json.dumps(message).encode()))) == message
+    assert json.loads(protocol.encode(decode(json.dumps(message).encode()))) == message
     for payload in altered(message):
         match taken(decode, payload):
-            case messages.Worker(_, pid):
+            case protocol.Worker(_, pid):
                 assert pid > 1  # nobody signals init, or all processes
-            case messages.HostOrder() as order:
+            case protocol.HostOrder() as order:
                 assert order.node_rank < len(order.hosts)
                 orders.allocation(order)
 
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
-    for decode in (messages.report, messages.order, messages.chunk):
+    for decode in (protocol.report, protocol.order, protocol.chunk):
         with suppress(Malformed):  # of text that happens to be a message nothing is refused
             decode(payload)

@@ -10,8 +10,8 @@ from ddplaunch.cli.job import parse, resolve
 from ddplaunch.launcher.start import dispatch
 from ddplaunch.plan.cluster import Allocation, Endpoint
 from ddplaunch.plan.cluster.hostlist import Host
-from ddplaunch.reach import messages
 from ddplaunch.reach import order as orders
+from ddplaunch.reach import protocol
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.console.streams import Screen, Stream
 
@@ -23,7 +23,7 @@ def spec_of(*arguments: str) -> JobSpec:
     return resolve(parse(arguments), {}, None)
 
 
-def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, str] | None = None) -> messages.HostOrder:
+def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, str] | None = None) -> protocol.HostOrder:
     allocation = Allocation(
         cluster="ssh",
         nnodes=(1, len(hosts)),
@@ -35,10 +35,10 @@ def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, st
     written = orders.Orders(
         spec=spec, allocation=allocation, env=env or {}, cwd="/work", run_id="r-1", token="t", screen=SCREEN
     )
-    return messages.order(messages.encode(written.for_host(node_rank)))
+    return protocol.order(protocol.encode(written.for_host(node_rank)))
 
 
-def there(order: messages.HostOrder) -> JobSpec:
+def there(order: protocol.HostOrder) -> JobSpec:
     return order.job.spec()
 
 

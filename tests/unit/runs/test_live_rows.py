@@ -16,7 +16,7 @@ from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply, Run
 from ddplaunch.spec.outcome import Progress
 from ddplaunch.tools.runs.client import RunReplies
-from ddplaunch.tools.runs.live_rows import LiveRows
+from ddplaunch.tools.runs.live import LiveRows
 from tests.unit.runs.test_find import RUN, WORKER
 
 FRESH = replace(RUN, restarts=0, seconds=60.0)

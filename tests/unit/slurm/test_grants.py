@@ -3,7 +3,7 @@
 import pytest
 
 from ddplaunch.reach.slurm.scontrol import parse_jobs
-from ddplaunch.reach.slurm.step import are_grants_uncertain, gpu_options, grants_of
+from ddplaunch.reach.slurm.srun import are_grants_uncertain, gpu_options, grants_of
 
 UNEVEN = (
     "JobId=14 JobState=RUNNING JobName=train TRES=cpu=3,gres/gpu=6 JOB_GRES=gpu:6 "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddplaunch.launcher.elsewhere.slurm.step_output import TaskEnd, TaskEnds, parse
+from ddplaunch.launcher.elsewhere.slurm.watcher import TaskEnd, TaskEnds, parse
 
 STDERR = (
     b"slurmstepd: error: execve(): /opt/venv/bin/python: No such file or directory\n"

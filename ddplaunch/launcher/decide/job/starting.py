@@ -14,7 +14,7 @@ from ddplaunch.launcher.decide.job.rendezvous import NEXT_LINE_AFTER, Rendezvous
 from ddplaunch.launcher.decide.job.restarts import Generation
 from ddplaunch.launcher.decide.job.state import Phase, State
 from ddplaunch.spec.outcome import Why
-from ddplaunch.system.loop.deadline import is_due
+from ddplaunch.system.process.clock import is_due
 
 IS_A_SPARE = "{} is a spare: it waits until a node is lost or leaves"
 _PORT_TRIED_EVERY = 0.1  # seconds from one try to have the port to the next

@@ -12,7 +12,7 @@ from ddplaunch.launcher.decide.job.members import Member, Members, Policy
 from ddplaunch.launcher.decide.job.rendezvous import Rendezvous, have_all_workers
 from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.spec.outcome import Why
-from ddplaunch.system.loop.deadline import soonest
+from ddplaunch.system.process.clock import soonest
 
 REPORTED_WITHIN = 2.0  # seconds from the first report that the first node is not heard: others are on their way
 

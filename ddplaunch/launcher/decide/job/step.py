@@ -24,12 +24,15 @@ from ddplaunch.launcher.decide.job.node_loss import (
     is_ending,
     leaves_job,
     on_agent_lost,
+    on_left_behind_ended,
     on_node_0_leaving,
     on_node_leaving,
     on_own_unfit,
+    on_partition_due,
+    on_unheard,
+    on_unreached,
     others_would_wait,
 )
-from ddplaunch.launcher.decide.job.partition import on_left_behind_ended, on_partition_due, on_unheard, on_unreached
 from ddplaunch.launcher.decide.job.starting import (
     IS_A_SPARE,
     on_rendezvous_due,
@@ -44,7 +47,7 @@ from ddplaunch.launcher.decide.job.starting import (
 from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
 from ddplaunch.spec.outcome import OWN_END, Why
 from ddplaunch.system import exitcodes
-from ddplaunch.system.loop.deadline import is_due
+from ddplaunch.system.process.clock import is_due
 
 _ENDED_THERE = "its workers were ended there, as when it is not heard for too long"
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.first_failure import first_failure
 from ddplaunch.launcher.decide.node.actions import Sweep
 from ddplaunch.spec.outcome import StartFailure, Why, WorkerError, WorkerExit
-from ddplaunch.system.loop.deadline import later, soonest
+from ddplaunch.system.process.clock import later, soonest
 
 END_TIMEOUT = 10.0  # seconds that a worker has to end once it has recorded the exception that ends it
 _LEAST_CHECKS = 3  # checks in a row that found no progress, after which a node stands still

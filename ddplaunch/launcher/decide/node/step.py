@@ -17,7 +17,7 @@ from ddplaunch.launcher.decide.node.state import END_TIMEOUT, Phase, Progress, S
 from ddplaunch.launcher.decide.node.teardown import Result
 from ddplaunch.spec.outcome import STOPS_ALL_NODES, StartFailure, Why, WorkerExit
 from ddplaunch.system import exitcodes
-from ddplaunch.system.loop.deadline import is_due, soonest
+from ddplaunch.system.process.clock import is_due, soonest
 
 # seconds to wait for the end of the cause, which may have closed its connections long before, and for the others to fail likewise
 CAUSE_TIMEOUT = 3.0

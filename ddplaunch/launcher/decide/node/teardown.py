@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.node import actions
 from ddplaunch.launcher.decide.node.state import DelayedStop, Phase, State
 from ddplaunch.spec.outcome import Why
-from ddplaunch.system.loop.deadline import is_due
+from ddplaunch.system.process.clock import is_due
 
 SWEEP_GRACE = 1.0  # seconds that processes left behind get after a clean end
 TIDY_TIMEOUT = 3.0  # seconds for processes that clean up: torch's manager of shared memory ends 2 s after its users

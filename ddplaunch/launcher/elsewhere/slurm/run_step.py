@@ -20,7 +20,7 @@ from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.slurm import srun
 from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, SlurmRequeue, time_in_queue, why_ending
-from ddplaunch.reach.slurm.step import (
+from ddplaunch.reach.slurm.srun import (
     Grants,
     are_grants_uncertain,
     component_options,
@@ -160,7 +160,7 @@ def argv(
     """
     hosts = [host.address for host in allocation.start]
     agent = (python, "-P", "-m", "ddplaunch.launcher.start.task")
-    # an agent on this host is handed our stdin, see `reach/slurm/stdin.py`; on others no worker reads
+    # an agent on this host is handed our stdin, see `reach/slurm/srun.py`; on others no worker reads
     no_input = "--input=none"
     # output of one node comes as it is written; of several, Slurm has to keep each line until it ends, or lines would be torn
     unbuffered = ("--unbuffered",) if len(hosts) == 1 and not components else ()

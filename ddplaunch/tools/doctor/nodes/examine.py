@@ -113,15 +113,15 @@ def _agents(
         return agents, token.public(env)
     # imported here, since few have Slurm
     from ddplaunch.plan.cluster.slurm import component_of
-    from ddplaunch.reach.slurm import step
+    from ddplaunch.reach.slurm import srun
 
     # a step for each node: one that does not start keeps no other from it
     command = (python, "-P", "-m", _MODULE)
     steps = []
     for agent in agents:
-        options = [*step.component_options(component_of(env, agent.host)), *step.task_options([agent.host])]
+        options = [*srun.component_options(component_of(env, agent.host)), *srun.task_options([agent.host])]
         steps.append(replace(agent, argv=("srun", *options, "--input=0", "--unbuffered", *command)))
-    return steps, step.public_environment(env)
+    return steps, srun.public_environment(env)
 
 
 class _Replies(Struct, frozen=True, kw_only=True):

@@ -19,10 +19,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal, TypeAlias
 
-from ddplaunch.reach.messages import HostOrder
-from ddplaunch.reach.messages import order as order_in
 from ddplaunch.reach.pipes import CONTROL
-from ddplaunch.reach.protocol import ORDER, REQUEST, InputPipe, reserve_stdio
+from ddplaunch.reach.protocol import ORDER, REQUEST, HostOrder, InputPipe, reserve_stdio
+from ddplaunch.reach.protocol import order as order_in
 from ddplaunch.spec.job import ProgramKind
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.exitcodes import BUG, NODE_LOST, OK

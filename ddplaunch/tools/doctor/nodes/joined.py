@@ -22,10 +22,9 @@ from ddplaunch.reach.channel.handshake import Key, key
 from ddplaunch.reach.channel.listener import MAX_REFUSALS, Listener
 from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, Peer
 from ddplaunch.reach.connections import AgentStart, HostPhase
-from ddplaunch.reach.messages import HostOrder
-from ddplaunch.reach.messages import order as order_in
 from ddplaunch.reach.order import Orders
-from ddplaunch.reach.protocol import PROTOCOL
+from ddplaunch.reach.protocol import PROTOCOL, HostOrder
+from ddplaunch.reach.protocol import order as order_in
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.options import token
 from ddplaunch.system.errors import LaunchError, say
@@ -34,8 +33,8 @@ from ddplaunch.system.fields import Host, Line, Malformed, decoder, line
 from ddplaunch.system.fields import host as host_name
 from ddplaunch.system.loop.loop import Loop, Timer
 from ddplaunch.system.loop.stream import FrameError
+from ddplaunch.system.net.addresses import look_up
 from ddplaunch.system.net.port import listen
-from ddplaunch.system.net.resolver import look_up
 from ddplaunch.system.process.apart import disk_watch_paused
 from ddplaunch.system.words import duration, some
 from ddplaunch.tools.doctor.nodes.host import Examinee

@@ -1,6 +1,6 @@
 """The requests of the doctor (on node 0) to the program that examines each node, and the replies. Pure.
 
-The order of a job comes first, see `reach/messages.py`. A node may be under another user's control: a reply that does not
+The order of a job comes first, see `reach/protocol.py`. A node may be under another user's control: a reply that does not
 fit its type is refused, and what is shown of one is filtered where it is shown.
 """
 
