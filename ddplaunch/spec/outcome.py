@@ -5,10 +5,10 @@ They travel from agent to coordinator as they are: a receiver checks the types o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from signal import Signals
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
@@ -147,11 +147,14 @@ class ClusterEnding(Struct, frozen=True):
     queued: float | None = None  # seconds that the job has waited in the queue; None: not known
 
 
-class ClusterQuestions(Struct, frozen=True):
-    """What the cluster can be asked about a job, which may take seconds; None where it cannot be."""
+class ClusterQuestions(Protocol):
+    """What a cluster can be asked about a job that it runs; each answer may take seconds."""
 
-    why_ending: Callable[[], ClusterEnding] | None = None  # why the cluster is ending the job, if it is
-    time_in_queue: Callable[[], ClusterEnding] | None = None  # how long the job has waited there
+    def why_ending(self) -> ClusterEnding:
+        """Find out why the cluster is ending the job, if it is."""
+
+    def time_in_queue(self) -> ClusterEnding:
+        """Find out how long the job has waited in the queue."""
 
 
 class Traces(Struct, frozen=True, kw_only=True):

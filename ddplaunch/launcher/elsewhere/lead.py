@@ -58,7 +58,7 @@ def inputs_of_lead(
     run_id: str,
     python: str,
     reports_to_caller: bool = False,
-    cluster: ClusterQuestions = ClusterQuestions(),  # noqa: B008 - it is frozen
+    cluster: ClusterQuestions | None = None,
 ) -> JobInputs:
     """Return what is known of a job where its agents are started, with `python` of the hosts; no worker runs here.
 

@@ -68,7 +68,7 @@ class JobInputs(Struct, frozen=True, kw_only=True):
     reports_job: bool = True  # the whole of it, not only what happens here
     leads: bool = False  # this process has no workers: it coordinates agents that it has started
     reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
-    cluster: ClusterQuestions = ClusterQuestions()
+    cluster: ClusterQuestions | None = None  # None: there is nobody to ask
     warm: Interpreter | None = None  # the interpreter that was kept, or is to be
     why_cold: str = ""  # why one that was asked for is not used, or another is; or that it is new
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # one node needs none of it, or its agent alone
     from ddplaunch.launcher.node.job import Connect
     from ddplaunch.launcher.workers.warm import Interpreter
     from ddplaunch.reach.slurm.job import SlurmRequeue
-    from ddplaunch.spec.outcome import ClusterEnding
 
 
 _STACKS_WITHIN = 2.0  # seconds that workers have to write their stacks before they are stopped
@@ -252,22 +251,13 @@ def _note_of_new(draft: Plan, interpreter: Interpreter, why_older_ends: str) -> 
     )
 
 
-def _cluster_questions(allocated: AllocatedJob) -> ClusterQuestions:
-    """Return what Slurm can be asked at the end of the job, for whose answer all nodes wait; nothing outside of Slurm."""
+def _cluster_questions(allocated: AllocatedJob) -> ClusterQuestions | None:
+    """Return what Slurm can be asked at the end of the job; None outside of Slurm."""
     if allocated.allocation.cluster != "slurm":
-        return ClusterQuestions()
+        return None
+    from ddplaunch.reach.slurm.job import SlurmQuestions
 
-    def why_ending() -> ClusterEnding:
-        from ddplaunch.reach.slurm import job  # only a signal needs it
-
-        return job.why_ending(allocated.public_env, job.CONTROLLER_TIMEOUT)
-
-    def time_in_queue() -> ClusterEnding:
-        from ddplaunch.reach.slurm import job  # only a restart needs it
-
-        return job.time_in_queue(allocated.public_env, job.CONTROLLER_TIMEOUT)
-
-    return ClusterQuestions(why_ending=why_ending, time_in_queue=time_in_queue)
+    return SlurmQuestions(allocated.public_env)
 
 
 def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | None) -> Connect:

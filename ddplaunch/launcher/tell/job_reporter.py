@@ -172,7 +172,10 @@ class JobReporter:
 
         After a job that has finished with a restart, ask only for the time in the queue; None: the cluster knows nothing of use.
         """
-        cluster, has_finished = self._reporter.around.cluster, state.why is Why.FINISHED and not state.end.requeue
+        cluster = self._reporter.around.cluster
+        if cluster is None:
+            return None
+        has_finished = state.why is Why.FINISHED and not state.end.requeue
         if has_finished and self.story.time_spent(self._reporter.clock()) is not None:
             return cluster.time_in_queue
         failure = state.generation.failure if state.why is Why.FAILED else None

@@ -61,7 +61,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     host: str = ""  # its name
     cwd: str = ""  # paths below it are shown relative to it
     home: str = ""  # the user's folder, for ~
-    cluster: ClusterQuestions = ClusterQuestions()
+    cluster: ClusterQuestions | None = None  # None: there is nobody to ask
     slurm_job: str = ""  # the id of the job in Slurm, "" outside of it
     srun_job: str = ""  # by which srun reaches this host, as `other_host.job_of_srun` has it; "" for none
     bad_nodes: str = ""  # the file that remembers the machines that failed; "": nothing is remembered

@@ -140,27 +140,33 @@ def status_of(job: JobRecord, restarts: int) -> JobStatus:
 # --- how long it waited, and why it ends
 
 
-def time_in_queue(env: Mapping[str, str], timeout: float) -> ClusterEnding:
-    """Return how long a batch job has waited in the queue; a shell of salloc may start many jobs, each long after that."""
-    with suppress(ScontrolError):
-        if (job := query_job(env, timeout)).is_batch:
-            return ClusterEnding(queued=job.queued)
-    return ClusterEnding()
+class SlurmQuestions(Struct, frozen=True):
+    """Asks Slurm about this job, while all its nodes wait for the answer."""
 
+    env: Mapping[str, str]
+    timeout: float = CONTROLLER_TIMEOUT  # seconds for each query
 
-def why_ending(env: Mapping[str, str], timeout: float) -> ClusterEnding:
-    """Return why Slurm is ending this job; empty if Slurm is not, or did not say. `timeout`: seconds for each query."""
-    try:
-        job = query_job(env, timeout)
-    except ScontrolError:
-        # newer versions set the variable when the job starts: the time limit may have been changed since
-        ends_at = env.get("SLURM_JOB_END_TIME", "")
-        is_over = ends_at.isdecimal() and time.time() >= int(ends_at)
-        return ClusterEnding(OUT_OF_WALLTIME) if is_over else ClusterEnding()
-    found = status_of(job, restarts(env))
-    if found is not JobStatus.NODE_LOST:
-        return ClusterEnding(_LABELS.get(found, ""))
-    return ClusterEnding(_describe_lost(env, job.nodes, timeout), outcome=(exitcodes.NODE_LOST, "node_lost"))
+    def time_in_queue(self) -> ClusterEnding:
+        """Return how long a batch job has waited in the queue; a shell of salloc may start many jobs, each long after that."""
+        with suppress(ScontrolError):
+            if (job := query_job(self.env, self.timeout)).is_batch:
+                return ClusterEnding(queued=job.queued)
+        return ClusterEnding()
+
+    def why_ending(self) -> ClusterEnding:
+        """Return why Slurm is ending this job; empty if Slurm is not, or did not say."""
+        try:
+            job = query_job(self.env, self.timeout)
+        except ScontrolError:
+            # newer versions set the variable when the job starts: the time limit may have been changed since
+            ends_at = self.env.get("SLURM_JOB_END_TIME", "")
+            is_over = ends_at.isdecimal() and time.time() >= int(ends_at)
+            return ClusterEnding(OUT_OF_WALLTIME) if is_over else ClusterEnding()
+        found = status_of(job, restarts(self.env))
+        if found is not JobStatus.NODE_LOST:
+            return ClusterEnding(_LABELS.get(found, ""))
+        lost = _describe_lost(self.env, job.nodes, self.timeout)
+        return ClusterEnding(lost, outcome=(exitcodes.NODE_LOST, "node_lost"))
 
 
 def _describe_lost(env: Mapping[str, str], remaining: str, timeout: float) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.reach.slurm.job import time_in_queue, why_ending
+from ddplaunch.reach.slurm.job import SlurmQuestions
 from ddplaunch.spec.outcome import ClusterEnding
 from tests.unit.slurm.test_job import line
 
@@ -35,15 +35,15 @@ def place(tmp_path: Path, job: str, nodes: str = "exit 1", env: dict[str, str] =
 def test_why_slurm_ends_a_job_has_a_name(tmp_path: Path) -> None:
     walltime = ClusterEnding("out of walltime")
     env = place(tmp_path, line("COMPLETING", "TimeLimit"))
-    assert why_ending(env, 20) == walltime
+    assert SlurmQuestions(env, 20).why_ending() == walltime
     env = place(tmp_path, line())
-    assert why_ending(env, 20) == ClusterEnding()
-    assert why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}, 20) == ClusterEnding()
+    assert SlurmQuestions(env, 20).why_ending() == ClusterEnding()
+    assert SlurmQuestions({**env, "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}, 20).why_ending() == ClusterEnding()
     # somebody has given the job more time since it was started
-    assert why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}, 20) == ClusterEnding()
+    assert SlurmQuestions({**env, "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}, 20).why_ending() == ClusterEnding()
     nowhere = {**GIVEN, "PATH": "/nowhere"}
-    assert why_ending(nowhere, 20) == ClusterEnding()
-    assert why_ending({**nowhere, "SLURM_JOB_END_TIME": str(int(time.time()))}, 20) == walltime
+    assert SlurmQuestions(nowhere, 20).why_ending() == ClusterEnding()
+    assert SlurmQuestions({**nowhere, "SLURM_JOB_END_TIME": str(int(time.time()))}, 20).why_ending() == walltime
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_why_slurm_ends_a_job_has_a_name(tmp_path: Path) -> None:
 )
 def test_a_node_that_slurm_has_lost_is_named_and_gives_the_status(tmp_path, left, nodes, words):
     job = line("COMPLETING", "NodeDown", NodeList=left, BatchHost="node1")
-    assert why_ending(place(tmp_path, job, nodes), 20) == ClusterEnding(words, (122, "node_lost"))
+    assert SlurmQuestions(place(tmp_path, job, nodes), 20).why_ending() == ClusterEnding(words, (122, "node_lost"))
 
 
 def test_only_those_nodes_are_asked_about_that_the_job_no_longer_has(tmp_path: Path) -> None:
     job = line("COMPLETING", "NodeDown", NodeList="node[1,3]")
-    why_ending(place(tmp_path, job), 20)
+    SlurmQuestions(place(tmp_path, job), 20).why_ending()
     assert (tmp_path / "asked").read_text().splitlines() == ["show job -o 7", "show nodes -o node2,node4"]
 
 
 def test_a_job_that_does_not_know_its_nodes_lost_one_of_them(tmp_path: Path) -> None:
     env = place(tmp_path, line("COMPLETING", "NodeDown", NodeList="node1"), env={"SLURM_JOB_ID": "7"})
-    assert why_ending(env, 20).text == "a node of the job was lost"
+    assert SlurmQuestions(env, 20).why_ending().text == "a node of the job was lost"
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,7 @@ def test_a_job_that_does_not_know_its_nodes_lost_one_of_them(tmp_path: Path) -> 
     ids=["of a batch job", "not known", "of a shell, which may start many jobs"],
 )
 def test_how_long_the_job_has_waited_in_the_queue(tmp_path: Path, times: str, queued: float | None) -> None:
-    assert time_in_queue(place(tmp_path, f"JobId=7 JobState=RUNNING {times}"), 20) == ClusterEnding(queued=queued)
-    assert time_in_queue({**GIVEN, "PATH": "/nowhere"}, 20) == ClusterEnding()
+    assert SlurmQuestions(place(tmp_path, f"JobId=7 JobState=RUNNING {times}"), 20).time_in_queue() == ClusterEnding(
+        queued=queued
+    )
+    assert SlurmQuestions({**GIVEN, "PATH": "/nowhere"}, 20).time_in_queue() == ClusterEnding()

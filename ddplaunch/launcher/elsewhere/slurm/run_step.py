@@ -19,7 +19,7 @@ from ddplaunch.plan.cluster.slurm import components
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.slurm import srun
-from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, SlurmRequeue, time_in_queue, why_ending
+from ddplaunch.reach.slurm.job import SlurmQuestions, SlurmRequeue
 from ddplaunch.reach.slurm.srun import (
     Grants,
     are_grants_uncertain,
@@ -35,7 +35,6 @@ from ddplaunch.spec.options.parsers import write_nnodes
 from ddplaunch.spec.options.resolve import sent
 from ddplaunch.spec.options.table import Reach
 from ddplaunch.spec.order import Order
-from ddplaunch.spec.outcome import ClusterEnding, ClusterQuestions
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, indented, tell
 from ddplaunch.system.process.linux import raise_open_files
@@ -89,14 +88,11 @@ def _read_by_watcher(spec: JobSpec, allocation: Allocation) -> tuple[int, ...]:
 def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, port: int) -> LeadJob:
     """Return what this command needs to coordinate the agents of the step, which connect to `port` and prove `token`."""
     spec, env = allocated.spec, allocated.public_env
-    cluster = ClusterQuestions(
-        why_ending=_with_time_limit(env, why_ending), time_in_queue=_with_time_limit(env, time_in_queue)
-    )
     run_id = run_id_with_nodes(spec, env)
     # as `endpoints.job_name` makes it of what the agents know
     name_of_job = "\0".join(("", spec.rdzv_id or "", str(port)))
     return LeadJob(
-        inputs=inputs_of_lead(allocated, run_id=run_id, python=sys.executable, cluster=cluster),
+        inputs=inputs_of_lead(allocated, run_id=run_id, python=sys.executable, cluster=SlurmQuestions(env)),
         key=key(token, name_of_job),
         ports=tuple(candidate for candidate in endpoints.ports_from(port) if candidate != spec.master_port),
         python=sys.executable,
@@ -105,12 +101,6 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
         signals_all=True,  # Slurm may signal all processes of a job
         requeue=SlurmRequeue(env, spec.max_requeues) if spec.requeue_on else None,
     )
-
-
-def _with_time_limit(
-    env: Mapping[str, str], query: Callable[[Mapping[str, str], float], ClusterEnding]
-) -> Callable[[], ClusterEnding]:
-    return lambda: query(env, CONTROLLER_TIMEOUT)
 
 
 def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:

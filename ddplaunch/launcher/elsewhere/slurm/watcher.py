@@ -17,7 +17,6 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -27,7 +26,7 @@ from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob
 from ddplaunch.launcher.job.orders import JobEnd
 from ddplaunch.plan.cluster import hostlist
 from ddplaunch.reach.pipes import FULL, MESSAGE, STDERR, STDOUT, FrontPipes, OutputQueue
-from ddplaunch.reach.slurm.job import CONTROLLER_TIMEOUT, why_ending
+from ddplaunch.reach.slurm.job import SlurmQuestions
 from ddplaunch.reach.slurm.srun import Srun, not_started
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.outcome import ClusterEnding
@@ -168,7 +167,7 @@ class Watcher(Lead):
         """
         status = self._wait_status or 0
         if status == 0:
-            question = partial(why_ending, self._context.inputs.env, CONTROLLER_TIMEOUT)
+            question = SlurmQuestions(self._context.inputs.env).why_ending
             ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))
             if ending.outcome is not None:
                 exit_status, *_ = ending.outcome
