@@ -16,10 +16,9 @@ from ddplaunch.spec.options import parsers
 from ddplaunch.spec.options.parsers import BadValue
 from ddplaunch.system.errors import LaunchError, say
 from ddplaunch.system.exitcodes import OK
-from ddplaunch.system.words import count, duration, these_ranks
+from ddplaunch.system.words import these_ranks
 
 if TYPE_CHECKING:
-    from ddplaunch.tools.check.notes import Trace
     from ddplaunch.tools.check.run import Wanted
 
 _STATUS_WRONG = 1  # the exit status if ranks disagree, or one does not get through
@@ -81,14 +80,11 @@ def check(
     first, *others = wanted.ranks
     is_quiet = spec.verbosity < 0
 
-    def on_trace(trace: Trace) -> None:
-        if not is_quiet and os.isatty(2) and trace.rank == first and others:
-            say(f"rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go")
-
     if not is_quiet:
         order = f", rank {first} first" if others else ""
         say(f"checking {these_ranks(wanted.ranks)} of {wanted.world_size}{order}")
-    traces = run.run(spec, env, inspect(spec, env), wanted, on_trace)
+    tells_pace = not is_quiet and os.isatty(2)
+    traces = run.run(spec, env, inspect(spec, env), wanted, tells_pace=tells_pace)
     if isinstance(traces, int):  # the exit status: a signal ended the check
         return traces
     compared, seconds = compare(traces, cwd), time.monotonic() - began

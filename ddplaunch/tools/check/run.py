@@ -8,8 +8,9 @@ import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
 from msgspec import Struct
@@ -22,23 +23,24 @@ from ddplaunch.plan.variables import without_other_places
 from ddplaunch.record.seen.dump import parse_dump
 from ddplaunch.spec.error_file import content, parse
 from ddplaunch.spec.job import JobSpec
+from ddplaunch.system.errors import say
 from ddplaunch.system.exitcodes import of_signal
-from ddplaunch.system.loop.loop import Loop
+from ddplaunch.system.loop.loop import Loop, Timer
 from ddplaunch.system.process import child, tree
 from ddplaunch.system.process.child import Child, End, Stdio
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import become_subreaper, detach
 from ddplaunch.system.process.tree import end_all
-from ddplaunch.system.words import signal_name
+from ddplaunch.system.words import count, duration, signal_name
 from ddplaunch.tools.check.notes import Trace, read_trace
 
 _MOST_AT_ONCE = 4  # each holds a whole model
 # seconds for a rank to end by itself after its deadline, before it is killed, and for a kill to take effect
 _GRACE = 5.0
 _OUTPUT_LIMIT = 64 << 10  # bytes of a rank's output that are kept
-_UNUSED_PORT = "29500"  # as torchrun's default; nobody listens there
+_UNUSED_PORT = "29500"  # torchrun's default
 _LONGEST_STACKS = 4 << 20  # bytes
-_GIVES_UP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -55,17 +57,15 @@ class _Stopped(Exception):
     """A signal has ended the check."""
 
 
-def run(
-    spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted, on_trace: Callable[[Trace], object]
-) -> list[Trace] | int:
+def run(spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted, *, tells_pace: bool) -> list[Trace] | int:
     """Run the ranks, the lowest first and alone, since others may get objects from it; return what they did.
 
-    A number is the exit status, after a signal. `on_trace` is called with what a rank did as soon as it has ended.
+    A number is the exit status, after a signal. `tells_pace`: say how long the first one took, and how many are to go.
     """
     become_subreaper()
     try:
         with _folder() as folder, _stoppable() as stop:
-            return _Runs(spec, env, node, wanted, on_trace, folder).run(stop)
+            return _Runs(spec, env, node, wanted, folder, tells_pace).run(stop)
     except _Stopped as stopped:
         return of_signal(stopped.args[0])
 
@@ -105,7 +105,7 @@ def _stoppable() -> Iterator[int]:
     """Return a descriptor that becomes readable when a signal asks this command to end; the signals' numbers are read from it."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     handlers_before = {
-        signum: signal.signal(signum, lambda *_: None) for signum in _GIVES_UP if not _is_ignored(signum)
+        signum: signal.signal(signum, lambda *_: None) for signum in _ENDING_SIGNALS if not _is_ignored(signum)
     }
     wakeup_fd_before = signal.set_wakeup_fd(writable)  # to which the interpreter writes the number of each signal
     try:
@@ -130,7 +130,7 @@ class _Rank:
         self.process = process
         self.output = output  # descriptor of the pipe to which the rank writes stdout and stderr
         self.began = began  # of the loop's clock
-        self.tail = b""  # the last that came from the pipe
+        self.end_of_output = b""
         self.was_killed = False  # by us
 
 
@@ -143,11 +143,11 @@ class _Runs:
         env: Mapping[str, str],
         node: Node,
         wanted: Wanted,
-        on_trace: Callable[[Trace], object],
         folder: str,
+        tells_pace: bool,
     ) -> None:
         """Prepare; the ranks write their notes into `folder`."""
-        self._on_trace = on_trace
+        self._tells_pace = tells_pace
         self._spec = spec
         self._env = env
         self._node = node
@@ -166,7 +166,7 @@ class _Runs:
 
     def run(self, stop: int) -> list[Trace]:
         """Run all; raise _Stopped if a signal asks to end, whose number is read from `stop`. No process is left in any case."""
-        self._loop.watch(stop, lambda: _stop(stop))
+        self._loop.watch(stop, partial(_stop, stop))
         try:
             while self._not_started or self._running:
                 first_has_ended = bool(self._traces)  # it runs alone, since the others may get objects that it has sent
@@ -179,7 +179,7 @@ class _Runs:
                 self._kill(one)
                 tree.ends_within(one.process.pid, _GRACE)
                 one.process.reap()
-            self._sweep()
+            self._end_leftovers()
             self._loop.close()
         return [self._traces[rank] for rank in self._wanted.ranks]
 
@@ -205,14 +205,10 @@ class _Runs:
         os.set_blocking(readable, False)
         now = self._loop.now()
         one = self._running[rank] = _Rank(rank, process, readable, now)
-        timer = self._loop.timer(now + self._wanted.seconds + _GRACE, lambda: self._kill(one))
-        self._loop.watch(readable, lambda: self._read(one))
-
-        def on_end() -> None:
-            timer.cancel()
-            self._end(one)
-
-        self._loop.watch(process.ended, on_end)
+        deadline = now + self._wanted.seconds  # at which the rank ends itself, if it still can
+        timer = self._loop.timer(deadline + _GRACE, partial(self._kill, one))
+        self._loop.watch(readable, partial(self._read, one))
+        self._loop.watch(process.ended, partial(self._end, one, timer))
 
     def _environment(self, rank: int) -> dict[str, str]:
         """Return the variables that a rank would have in the whole job, and those by which worker/check.py knows what to note.
@@ -222,8 +218,10 @@ class _Runs:
         wanted, usable = self._wanted, self._node.hardware.usable_cpus
         node_rank, local_rank = divmod(rank, wanted.nproc_per_node)
         nnodes = -(-wanted.world_size // wanted.nproc_per_node)  # rounded up
-        omp, _why = variables.threads(self._spec, usable, self._most_running, self._env.get("OMP_NUM_THREADS"))
-        common = variables.common(self._spec, self._env, run_id="check", backend="gloo", address="127.0.0.1", omp=omp)
+        threads, _why = variables.threads(self._spec, usable, self._most_running, self._env.get("OMP_NUM_THREADS"))
+        common = variables.common(
+            self._spec, self._env, run_id="check", backend="gloo", address="127.0.0.1", omp=threads
+        )
         place = variables.of_place(
             rank=rank,
             local_rank=local_rank,
@@ -237,11 +235,12 @@ class _Runs:
         hidden = {} if has_device else {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": ""}
         path = self._notes_path(rank)
         return {
+            # `rank` is None: this command has several
             **without_other_places(self._env, rank=None, world_size=wanted.world_size),
             **hidden,
             **common,
             **place,
-            "MASTER_PORT": _UNUSED_PORT,
+            "MASTER_PORT": _UNUSED_PORT,  # no rank connects to another
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_ERROR_FILE": f"{path}.json",
             "DDPLAUNCH_INIT_METHOD": "env://",
@@ -259,18 +258,19 @@ class _Runs:
         """Read what a rank prints, and keep the end of it."""
         with suppress(BlockingIOError):
             data = os.read(one.output, _OUTPUT_LIMIT)
-            one.tail = (one.tail + data)[-_OUTPUT_LIMIT:]
+            one.end_of_output = (one.end_of_output + data)[-_OUTPUT_LIMIT:]
             if not data:
                 self._loop.unwatch(one.output)
 
     def _kill(self, one: _Rank) -> None:
-        """Kill a rank. Once the rank is gone, `_sweep` ends the processes that the rank has started."""
+        """Kill a rank. Once the rank is gone, `_end_leftovers` ends the processes that the rank has started."""
         one.was_killed = True
         with suppress(ProcessLookupError):
             os.kill(one.process.pid, signal.SIGKILL)
 
-    def _end(self, one: _Rank) -> None:
-        """Read how a rank ended, end what it has left behind, and report its trace. Called when its process has ended."""
+    def _end(self, one: _Rank, timer: Timer) -> None:
+        """Keep the trace of a rank whose process has ended, and end what it has left behind; `timer` would kill it."""
+        timer.cancel()
         ended = one.process.look()
         if ended is None:
             return
@@ -281,9 +281,11 @@ class _Runs:
             self._loop.unwatch(one.output)
         os.close(one.output)
         one.process.reap()
-        self._sweep()
-        self._traces[one.rank] = self._trace(one, ended)
-        self._on_trace(self._traces[one.rank])
+        self._end_leftovers()
+        trace = self._traces[one.rank] = self._trace(one, ended)
+        first, *others = self._wanted.ranks
+        if self._tells_pace and one.rank == first and others:
+            say(f"rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go")
 
     def _trace(self, one: _Rank, ended: End) -> Trace:
         """Return what a rank has noted, and why it ended: by its notes, else late, well, with an exception, or with a status.
@@ -294,7 +296,7 @@ class _Runs:
         trace = replace(
             read_trace(path, one.rank, self._wanted.world_size),
             seconds=self._loop.now() - one.began,
-            output=one.tail.decode(errors="replace"),
+            output=one.end_of_output.decode(errors="replace"),
         )
         if trace.end != "ended":  # the notes say why it ended
             return trace
@@ -308,7 +310,7 @@ class _Runs:
         error = parse(content(f"{path}.json"))
         return replace(trace, end="failed" if error is None else "raised", how=how, error=error)
 
-    def _sweep(self) -> None:
+    def _end_leftovers(self) -> None:
         """End what ranks that have ended left behind, and wait until it is gone."""
         pids = {one.process.pid for one in self._running.values()} | self._children_before
         end_all(list(tree.descendants(os.getpid(), pids)), _GRACE)
