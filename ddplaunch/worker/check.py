@@ -103,19 +103,19 @@ class Notes:
     def write(self, kind: str, **fields: object) -> None:
         """Write one note."""
         if os.getpid() == self._pid:
-            os.write(self._fd, json.dumps({"type": kind, **fields}).encode() + b"\n")
+            os.write(self._fd, json.dumps({kind: fields}).encode() + b"\n")
 
     def call(self, operation: str, group: str, **fields: object) -> None:
         """Note what the program asks of a group, and from where."""
         if os.getpid() != self._pid:
             return
-        self.write("call", operation=operation, group=group, step=self.step, stack=self.stack(), **fields)
+        self.write("call", operation=operation, group=group, step=self.step, **self.stack(), **fields)
         self._calls += 1
         if self._calls == MOST_CALLS:
             self.end("calls")
 
-    def stack(self) -> int:
-        """Return the number of the caller's stack, without our frames; write the stack when it is new."""
+    def stack(self) -> "dict[str, object]":
+        """Return, for a note, the number of the caller's stack, and its frames without ours when it is new."""
         frame = sys._getframe(1)
         frames: list[tuple[str, int, str]] = []
         while frame is not None and len(frames) < MOST_FRAMES:
@@ -124,15 +124,15 @@ class Notes:
                 frames.append((code.co_filename[:LONGEST], frame.f_lineno, code.co_name[:LONGEST]))
             frame = frame.f_back  # type: ignore[assignment]
         stack = tuple(frames)
-        if stack not in self._stacks:
-            self._stacks[stack] = len(self._stacks)
-            self.write("stack", number=self._stacks[stack], frames=stack)
-        return self._stacks[stack]
+        if stack in self._stacks:
+            return {"stack": self._stacks[stack]}
+        self._stacks[stack] = len(self._stacks)
+        return {"stack": self._stacks[stack], "frames": stack}
 
     def end(self, why: str) -> None:
         """End the check of this rank, before the program does anything more."""
         if os.getpid() == self._pid:
-            self.write("end", why=why, stack=self.stack())
+            self.write("progress", steps=self.step - 1, end=why, **self.stack())
             os._exit(0)
 
 
@@ -145,10 +145,10 @@ def stop_at_steps(notes: Notes) -> None:
     def count(optimizer: "Any", *_: object) -> None:
         steps[id(optimizer)] = steps.get(id(optimizer), 0) + 1
         done = max(steps.values())
-        notes.write("step", done=done)
+        notes.step = done + 1
         if done >= notes.steps:
             notes.end("steps")
-        notes.step = done + 1
+        notes.write("progress", steps=done)
 
     register_optimizer_step_post_hook(count)
 
@@ -373,7 +373,7 @@ class Groups:
                 received = pickle.load(file)
         except Exception:  # noqa: BLE001 - it was not sent, or only half
             received = None
-        self._notes.call(operation, name, peer=root, lacks=received is None)
+        self._notes.call(operation, name, peer=root, got_nothing=received is None)
         return received
 
     def _name(self, group: "Any") -> "str | None":

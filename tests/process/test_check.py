@@ -100,7 +100,7 @@ def test_a_check_that_is_killed_leaves_neither_a_rank_nor_its_folder(job):
 def test_notes_that_a_program_damages_are_left_out(check):
     text = (
         "import glob, os\n[path] = glob.glob(os.environ['TORCHELASTIC_ERROR_FILE'][:-5])\n"
-        'open(path, \'ab\').write(b\'[\' * 5000 + b\'\\n\\0\\n{"type":"end","why":"bribed","stack":0}\\n\')\n'
+        'open(path, \'ab\').write(b\'[\' * 5000 + b\'\\n\\0\\n{"progress":{"steps":0,"end":"bribed"}}\\n\')\n'
     )
     check(text, "--ranks", "0").expect(0)
 

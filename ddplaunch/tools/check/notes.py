@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -15,26 +15,27 @@ from ddplaunch.spec.outcome import Frame, WorkerError
 from ddplaunch.system.fields import Number, Piece
 from ddplaunch.system.words import ranks_of
 
+_Frames = Annotated[tuple[Frame, ...], Meta(max_length=MAX_FRAMES)]  # innermost first
+
 P2P = ("send", "recv", "recv_any_source")
 _MAY_DIFFER_IN_SIZE = ("all_to_all", "all_to_all_single")  # from rank to rank
-_LONGEST = 64 << 20  # bytes of the notes of a rank: MOST_CALLS of worker/check.py take a quarter
+_LONGEST_NOTES = 64 << 20  # bytes of the notes of a rank: MOST_CALLS of worker/check.py take a quarter
 
 
-class Call(Struct, frozen=True, kw_only=True, tag="call"):
+class Call(Struct, frozen=True, kw_only=True):
     """What a rank asked of one of its groups, as worker/check.py notes it."""
 
     operation: Piece  # "all_reduce"
     group: Piece  # its name
     step: Number  # that the rank was at, from 1 on
-    stack: Number = 0  # the number of its stack, in a note of a worker
-    # that stack, innermost first; a note has none
-    frames: Annotated[tuple[Frame, ...], Meta(max_length=MAX_FRAMES)] = ()
+    stack: Number = 0  # the number of its stack, in a note
+    frames: _Frames = ()  # of that stack; in a note, only at its first call
     inputs: Piece = ""  # "float32 [4096]"
     outputs: Piece = ""
     peer: int | None = None  # the rank that sends to all, or gets from all; of a send or receive, the other rank
     tag: int = 0
     members: Piece = ""  # of a call that makes a group: the new group's ranks, "0-3,8"
-    lacks: bool = False  # it should have received objects, and got none
+    got_nothing: bool = False  # where it should have received objects
 
     @property
     def text(self) -> str:
@@ -88,27 +89,32 @@ class Trace(Struct, frozen=True, kw_only=True):
 # --- the notes
 
 
-class _Stack(Struct, frozen=True, tag="stack"):
-    number: Number
-    frames: Annotated[tuple[Frame, ...], Meta(max_length=100)]
+class _MadeGroup(Struct, frozen=True):
+    """A group that the rank has made."""
 
-
-class _Group(Struct, frozen=True, tag="group"):
     name: Piece
-    members: Annotated[str, Meta(max_length=1 << 20)]
+    members: Annotated[str, Meta(max_length=1 << 20)]  # "0-3,8"
     title: Piece = ""
 
 
-class _Step(Struct, frozen=True, tag="step"):
-    done: Number
+class _Progress(Struct, frozen=True):
+    """How far the rank is; where its check ends, also why and at which stack."""
+
+    steps: Number  # that are done
+    end: Literal["steps", "saves", "calls"] | None = None
+    stack: Number = 0
+    frames: _Frames = ()  # of that stack, if no call had it before
 
 
-class _End(Struct, frozen=True, tag="end"):
-    why: Piece
-    stack: Number
+class _Note(Struct, frozen=True):
+    """A line of the notes, which has one of these."""
+
+    call: Call | None = None
+    group: _MadeGroup | None = None
+    progress: _Progress | None = None
 
 
-_decoder = msgspec.json.Decoder(_Stack | _Group | Call | _Step | _End)
+_decoder = msgspec.json.Decoder(_Note)
 
 
 def read_trace(path: str, rank: int, world_size: int) -> Trace:
@@ -116,22 +122,24 @@ def read_trace(path: str, rank: int, world_size: int) -> Trace:
     stacks: dict[int, tuple[Frame, ...]] = {}
     groups: dict[str, Group] = {}
     calls: list[Call] = []
-    where: tuple[Frame, ...] = ()
-    end, steps = "ended", 0
-    for line in content(path, _LONGEST).splitlines():
+    progress = _Progress(steps=0)
+    for line in content(path, _LONGEST_NOTES).splitlines():
         try:
             note = _decoder.decode(line)
         except (ValueError, RecursionError):
             continue
-        match note:
-            case _Stack():
-                stacks[note.number] = note.frames
-            case _Group():
-                groups[note.name] = Group(members=tuple(ranks_of(note.members, world_size)), title=note.title)
-            case Call():
-                calls.append(replace(note, frames=stacks.get(note.stack, ())))
-            case _Step():
-                steps = note.done
-            case _End(why="steps" | "saves" | "calls"):
-                end, where = note.why, stacks.get(note.stack, ())
-    return Trace(rank=rank, groups=groups, calls=tuple(calls), end=end, frames=where, steps=steps)
+        if (made := note.group) is not None:
+            groups[made.name] = Group(members=tuple(ranks_of(made.members, world_size)), title=made.title)
+        if (call := note.call) is not None:
+            if call.frames:  # its stack is new
+                stacks[call.stack] = call.frames
+            calls.append(replace(call, frames=stacks.get(call.stack, ())))
+        progress = note.progress or progress
+    return Trace(
+        rank=rank,
+        groups=groups,
+        calls=tuple(calls),
+        end=progress.end or "ended",
+        frames=stacks.get(progress.stack, progress.frames) if progress.end else (),
+        steps=progress.steps,
+    )

@@ -113,7 +113,7 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
     first_line = Redactor().text(error.message.strip().partition("\n")[0][:300])
     exception = f"{error.type}: {first_line}" if first_line else error.type
     hint = ""
-    lacking = next((call for call in trace.calls if call.lacks), None)  # a call that should have received objects
+    lacking = next((call for call in trace.calls if call.got_nothing), None)
     if _NEEDS_GPU.search(error.message):
         hint = (
             "a check runs on the CPU, unless this machine has as many GPUs as a node of the job. Let the script choose: "
