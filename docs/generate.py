@@ -252,7 +252,7 @@ def _submit() -> list[str]:
 def _option(option: Option) -> str:
     names = f"{option.short}, {option.flag}" if option.short else option.flag
     title = names if option.is_flag else f"{names} {option.metavar}"
-    text = f"{option.help} **No effect here**: {option.no_effect}." if option.no_effect else option.help
+    text = f"{option.help} **No effect here**: {option.why_no_effect}." if option.why_no_effect else option.help
     facts = [f"Default: `{option.default}`."] if option.default else []
     usual = f"DDPLAUNCH_{option.name.upper()}"
     variables = [name for name, _ in reversed(option.variables)]

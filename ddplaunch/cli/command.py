@@ -70,7 +70,8 @@ _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose read
 _WIDEST = 100  # longer lines are hard to read
 _HYPHEN = "\u2011"  # at which no line ends; no page shows it
 _NARROWEST = 30
-_NARROW = 78  # below it, examples have their meaning on a line of its own
+_NARROWEST_IN_COLUMNS = 78  # below it, examples have their meaning on a line of its own
+_BLANKS = 4  # that click writes before and between two columns
 
 
 class Page(click.HelpFormatter):
@@ -125,10 +126,10 @@ class Page(click.HelpFormatter):
 
     def examples(self, rows: Rows) -> None:
         """Write commands, which stay whole, and what they do."""
-        fits = max(len(example) + len(meaning) for example, meaning in rows) + 4 <= self.width
+        fits = max(len(example) + len(meaning) for example, meaning in rows) + _BLANKS <= self.width
         coloured = [(styled(example, CODE), meaning) for example, meaning in rows]
         with self.section("Examples"):
-            if fits and self.width >= _NARROW:
+            if fits and self.width >= _NARROWEST_IN_COLUMNS:
                 self.write_dl(coloured, col_max=_WIDEST)
             else:
                 for example, meaning in coloured:
@@ -149,10 +150,7 @@ class Context(click.Context):
 
 
 class Command(click.Command):
-    """A verb. `takes` is what is said where there is an argument too many, `hint` what to type then.
-
-    `run_left_out`: of a verb that takes RUN, which run is meant without it. `keys`: those of a verb that takes the keyboard.
-    """
+    """A verb. `takes` is what is said where there is an argument too many, `hint` what to type then."""
 
     context_class = Context
 
@@ -163,16 +161,20 @@ class Command(click.Command):
         takes: str = "no argument",
         hint: str = "",
         examples: Rows = (),
-        run_left_out: str = "",
+        run_by_default: str = "",
         keys: Rows = (),
         **settings: Any,
     ) -> None:
+        """Make a verb with the settings of click. `run_by_default` says, of a verb that takes RUN, which run is meant without it.
+
+        `keys` are those of a verb that takes the keyboard.
+        """
         settings["context_settings"] = {"max_content_width": _WIDEST, **settings.get("context_settings", {})}
         super().__init__(name, **{"add_help_option": False, **settings})
         self.takes = takes
         self.hint = hint
         self.examples = examples
-        self.run_left_out = run_left_out
+        self.run_by_default = run_by_default
         self.keys = keys
         self.own_options = [param for param in self.params if isinstance(param, click.Option)]
 
@@ -186,7 +188,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, self.prepared(ctx, args))
         except (click.UsageError, LaunchError) as error:
-            help_flag = _asks_about(args)
+            help_flag = _help_or_version_flag(args)
             if help_flag is not None and args != [help_flag] and not ctx.resilient_parsing:
                 # a line is not read for its mistakes where help is asked for
                 return super().parse_args(ctx, [help_flag])
@@ -231,8 +233,8 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write its arguments, its own options, its keys, and examples."""
         assert isinstance(formatter, Page)
-        if self.run_left_out:
-            formatter.rows("Arguments", [("RUN", f"{_RUN} {self.run_left_out}")])
+        if self.run_by_default:
+            formatter.rows("Arguments", [("RUN", f"{_RUN} {self.run_by_default}")])
         if rows := [record for option in self.own_options if (record := option.get_help_record(ctx))]:
             formatter.rows("Options", rows)
         if self.keys:
@@ -259,7 +261,7 @@ class Once(click.Option):
 
     def process_value(self, ctx: click.Context, value: Any) -> str | None:
         """Return the value, None for none; raise LaunchError for two values, or where an option follows in place of one."""
-        values: Sequence[str] = super().process_value(ctx, value)
+        values: Sequence[str] = super().process_value(ctx, value)  # all of them, since `multiple` is set
         if len(values) > 1:
             hint = f"give all in one list: `{self.opts[-1]} 0,4`" if self.metavar == "LIST" else "give it once"
             raise LaunchError(f"{', '.join(self.opts)} is given twice", hint=hint)
@@ -309,8 +311,8 @@ def _about(*names: str, text: str, show_it: Callable[[click.Context], str]) -> c
     return click.Option(names, is_flag=True, is_eager=True, expose_value=False, help=text, callback=callback)
 
 
-def _asks_about(args: Sequence[str]) -> str | None:
-    """Return the first word that asks for help or the version, unless a script or another program stands before it."""
+def _help_or_version_flag(args: Sequence[str]) -> str | None:
+    """Return the first flag that asks for help or the version; None where a script or another program stands before it."""
     before = takewhile(lambda word: (word.startswith("-") and word != "--") or not os.path.lexists(word), args)
     names = {name for option in _ABOUT for name in option.opts}
     return next((word for word in before if word in names), None)

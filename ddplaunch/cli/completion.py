@@ -97,12 +97,13 @@ def answer(application: click.Group) -> int:
     return shell_complete(application, {}, "ddplaunch", VARIABLE, os.environ[VARIABLE])
 
 
-def print_script(ctx: click.Context, shell: str, given: bool) -> int:
-    """Print the script for a shell, which was given or is the user's."""
+def print_script(ctx: click.Context, shell: str, *, is_typed: bool) -> int:
+    """Print the script for a shell, which was typed or is the user's."""
     found = get_completion_class(shell) if shell in SHELLS else None
     if found is None:
         raise LaunchError(
-            f"completion {shell}: expected bash, zsh or fish" if given else "SHELL is not bash, zsh or fish", hint=_HINT
+            f"completion {shell}: expected bash, zsh or fish" if is_typed else "SHELL is not bash, zsh or fish",
+            hint=_HINT,
         )
     return show(found(ctx.find_root().command, {}, "ddplaunch", VARIABLE).source())
 
@@ -126,7 +127,7 @@ def print_script(ctx: click.Context, shell: str, given: bool) -> int:
 @click.pass_context
 def completion(ctx: click.Context, shell: str | None) -> int:
     """Prints the script that makes a shell complete our options. Put the line of your shell into its file."""
-    return print_script(ctx, shell or os.path.basename(ctx.obj.get("SHELL", "")), shell is not None)
+    return print_script(ctx, shell or os.path.basename(ctx.obj.get("SHELL", "")), is_typed=shell is not None)
 
 
 # --- values: modules of the folder, devices, entries of a list

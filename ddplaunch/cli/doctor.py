@@ -84,7 +84,7 @@ class DoctorCommand(job.JobCommand):
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
     "--write-hosts",
-    "good",
+    "good_hosts_file",
     cls=Once,
     metavar="FILE",
     help="Write the hosts about which nothing broken or slow is known into a file for --hostfile.",
@@ -97,7 +97,7 @@ def doctor(
     nodes: bool,
     forget: str | None,
     as_json: bool,
-    good: str | None,
+    good_hosts_file: str | None,
     **_: Any,
 ) -> int:
     """Shows what would make a job fail or crawl on this machine, or on several nodes and between them, the worst first, and what
@@ -121,7 +121,7 @@ def doctor(
     from ddplaunch.system.console.tables import Look, written
     from ddplaunch.tools.doctor import show as shown
 
-    # a job without a script: the options of files and variables hold for this command too
+    # the options of files and variables hold for a line without a script, too: "-" stands for it, and is not looked for
     with_program = line if line.program else replace(line, program=("-",))
     spec = interpreter.with_chosen_interpreter(job.resolve(with_program, env, working_directory()), env)
     if line.program:
@@ -140,7 +140,7 @@ def doctor(
                 tell(f"note: {_UNAUTHENTICATED}\n")
             if not joined.is_coordinator(rendezvous):
                 return joined.be_examined(spec, env, allocation)
-    report = _examined(spec, env, allocation, only, good)
+    report = _examined(spec, env, allocation, only, good_hosts_file)
     verbose = spec.verbosity > 0
     text = shown.as_json(report) if as_json else written(shown.blocks(report, verbose=verbose), Look.of_stdout(env))
     return show(text) or (_STATUS_BROKEN if report.is_broken else OK)
@@ -196,20 +196,25 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
 
 
 def _examined(
-    spec: JobSpec, env: Mapping[str, str], allocation: Allocation | None, only: str | None, good: str | None
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation | None, only: str | None, good_hosts_file: str | None
 ) -> Report:
-    """Examine this machine, or the nodes of an allocation; write the good hosts into the file `good`, if it is named."""
+    """Examine this machine, or the nodes of an allocation; `only` names the checks, None for all.
+
+    The good hosts are written into the file `good_hosts_file`, if it is named.
+    """
     from ddplaunch.tools.doctor.examine import ALL_CHECKS, chosen, examine, subject_of
 
     tests = chosen(ALL_CHECKS, only)
-    if good is not None and (allocation is None or spec.simulate):
+    if good_hosts_file is not None and (allocation is None or spec.simulate):
         what = "simulated nodes are no hosts" if spec.simulate else "there are no hosts: only this machine is examined"
-        raise LaunchError(f"--write-hosts {good}: {what}", hint=f"name hosts: `{BY_NAME['hosts'].flag} a,b,c`")
+        raise LaunchError(
+            f"--write-hosts {good_hosts_file}: {what}", hint=f"name hosts: `{BY_NAME['hosts'].flag} a,b,c`"
+        )
     if allocation is None:
         return examine(tests, subject_of(spec, env))
     from ddplaunch.tools.doctor.nodes import examine as nodes
 
     report, hosts = nodes.examine_nodes(spec, env, allocation, only)
-    if good is not None:
-        nodes.write_hosts(good, hosts)
+    if good_hosts_file is not None:
+        nodes.write_hosts(good_hosts_file, hosts)
     return report

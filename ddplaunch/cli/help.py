@@ -20,7 +20,7 @@ from ddplaunch.system.errors import not_imported
 
 _FOLDER = os.path.join(os.path.dirname(__file__), "topics")
 # topics that end with the options of a group of `ddplaunch --help-all`
-_GROUP_OF = {"output": "Output", "torchrun": "torchrun's own options"}
+_OPTION_GROUP_OF_TOPIC = {"output": "Output", "torchrun": "torchrun's own options"}
 _ITEM = re.compile(r"(?:-|\d+\.) ")  # before each item of a list
 _RULE = re.compile(r"\|( ?:?-+:? ?\|)+")  # below the head of a table
 
@@ -82,7 +82,7 @@ def _topic(ctx: click.Context, topic: str) -> str:
     formatter = ctx.make_formatter()
     assert isinstance(formatter, Page)
     _write(formatter, lines)
-    if group := _GROUP_OF.get(topic):
+    if group := _OPTION_GROUP_OF_TOPIC.get(topic):
         from ddplaunch.cli.job import rows_of_group
 
         formatter.rows(group, rows_of_group(group))

@@ -30,10 +30,11 @@ def end(argv: Sequence[str], env: Mapping[str, str]) -> int:
     These are tried: the paths in the arguments, then the folder of runs if the verb looks into runs, else the working directory.
     """
     named = [os.path.abspath(word) for word in argv[1:] if os.sep in word and not word.startswith("-")]
-    looks_into_runs = VERBS[argv[0]][0] == "running"
+    module, _purpose = VERBS[argv[0]]
+    looks_into_runs = module == "running"
     folder, hint = (runs_folder(env), _HINT_OF_RUNS) if looks_into_runs else (working_directory(), _HINT_OF_FILES)
     places = [*named, folder or os.curdir]
-    # all may answer now: a disk may answer some requests and not others
+    # all may answer by now, since a disk may answer some requests and not others: then the last one is named
     silent = next((place for place in places if not _answers(place)), places[-1])
     error = LaunchError(
         f"`ddplaunch {argv[0]}` has given up: the disk of {silent} does not answer", hint=hint, status=NOT_WRITTEN

@@ -67,8 +67,8 @@ _DEFAULTS = (
     "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
     "Options may be written with _ for -."
 )
-_ABOUT_OPTIONS = (
-    ("-h, --help", "The options used most, in short."),
+_HELP_OF_HELP = ("-h, --help", "The options used most, in short.")
+_OTHER_ABOUT_OPTIONS = (
     ("--help-all", "All options, by group, and the exit codes."),
     ("-V, --version", "The version."),
 )
@@ -100,8 +100,8 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
 
             return completion.complete_devices(incomplete)
         found = [CompletionItem(choice) for choice in option.choices if choice.startswith(incomplete)]
-        if option.path or option.optional is not None:  # without a value, the next argument may be the script
-            found.append(CompletionItem(incomplete, type="dir" if option.path == "folder" else "file"))
+        if option.path_kind or option.implied_value is not None:  # without a value, the next argument may be the script
+            found.append(CompletionItem(incomplete, type="dir" if option.path_kind == "folder" else "file"))
         return found
 
 
@@ -125,7 +125,7 @@ class JobOption(click.Option):
         option = self.option
         names = f"{option.short}, {option.flag}" if option.short else option.flag
         if not text:
-            more = f" No effect here: {option.no_effect}." if option.no_effect else ""
+            more = f" No effect here: {option.why_no_effect}." if option.why_no_effect else ""
             text = option.help + (more or (f" [default: {option.default}]" if option.default else ""))
         return names if option.is_flag else f"{names} {option.metavar}", text
 
@@ -147,7 +147,7 @@ class CommandLine(Struct, frozen=True):
 
     given: tuple[Given, ...]
     program: tuple[str, ...]  # SCRIPT and its arguments
-    before: tuple[str, ...]  # the words before it, as they were typed
+    before_program: tuple[str, ...]  # the words before it, as they were typed
 
 
 class JobCommand(Command):
@@ -179,12 +179,12 @@ class JobCommand(Command):
             if word.partition("=")[0].replace("_", "-") not in known:
                 word = _complete_flag(ctx, word, following)
             option = known.get(word.replace("_", "-"))
-            if isinstance(option, JobOption) and option.option.optional is not None:
+            if isinstance(option, JobOption) and option.option.implied_value is not None:
                 taken = following if following and _is_value(option.option, following[0]) else []
-                result.append(f"{option.flag}={taken[0] if taken else option.option.optional}")
+                result.append(f"{option.flag}={taken[0] if taken else option.option.implied_value}")
             else:
                 taken = following if _takes_next(word, option, known) else []
-                # --output = raw, --output =raw; a value of --env has a = of its own, and its parser says what is wrong there
+                # --output = raw, --output =raw; a value of --env or -env has a = of its own, and its parser says what is wrong
                 if taken and (taken == ["="] or (taken[0].startswith("=") and "-env" not in word)):
                     from ddplaunch.cli.mistakes import error_for_blanks
 
@@ -224,11 +224,12 @@ class JobCommand(Command):
         options = {one.option.name: one for one in self.params if isinstance(one, JobOption) and not one.hidden}
         if not ctx.meta.get(FULL_HELP):
             formatter.examples(EXAMPLES)
+            # where `_COMMON` has no summary
             first_parts = {name: re.split(r"(?<=\.) |[:;] ", BY_NAME[name].help)[0].rstrip(".") for name in _COMMON}
             rows = [options[name].row(summary or f"{first_parts[name]}.") for name, summary in _COMMON.items()]
             formatter.rows("Options", rows)
             formatter.verbs()
-            formatter.rows("More", [_HELP_OF_TOPIC, *_ABOUT_OPTIONS[1:]])
+            formatter.rows("More", [_HELP_OF_TOPIC, *_OTHER_ABOUT_OPTIONS])
             return
         formatter.examples((*EXAMPLES, *_MORE_EXAMPLES))
         for group in GROUPS:
@@ -238,7 +239,7 @@ class JobCommand(Command):
                     formatter.write_text("`ddplaunch help torchrun` explains them.")
             else:
                 formatter.rows(group, rows_of_group(group))
-        formatter.rows("Other options", _ABOUT_OPTIONS)
+        formatter.rows("Other options", [_HELP_OF_HELP, *_OTHER_ABOUT_OPTIONS])
         formatter.verbs()
         formatter.rows("More", [("run", VERBS["run"][1]), _HELP_OF_TOPIC, ("version", "The same as --version.")])
         formatter.paragraph(_DEFAULTS)
@@ -278,7 +279,7 @@ def _is_value(option: Option, argument: str) -> bool:
     """Whether an argument is the optional value of an option: a choice, or a number, or, as in 0,2-3, a list of numbers."""
     if option.choices:
         return argument in option.choices
-    return (re.sub("[,-]", "", argument) if option.listed else argument).isdigit()
+    return (re.sub("[,-]", "", argument) if option.takes_list else argument).isdigit()
 
 
 # --- the job
@@ -305,11 +306,12 @@ def typed(ctx: click.Context) -> CommandLine:
             raise LaunchError(f"{first} and {one} are the same option", hint="leave one out")
     words: Sequence[str] = ctx.meta[WORDS]
     program: tuple[str, ...] = ctx.params.get("program") or ()
-    before = tuple(words[: len(words) - len(program)])
+    before_program = tuple(words[: len(words) - len(program)])
     # torchrun drops the first -- of a line. Before the script click has dropped it; right behind the script it is dropped here
-    if program[1:2] == ("--",) and before[-1:] != ("--",):
+    has_dropped = before_program[-1:] == ("--",)
+    if program[1:2] == ("--",) and not has_dropped:
         program = (program[0], *program[2:])
-    return CommandLine(given, program, before)
+    return CommandLine(given, program, before_program)
 
 
 def resolve(line: CommandLine, env: Mapping[str, str], folder: str | None) -> JobSpec:
@@ -335,7 +337,7 @@ def checked(ctx: click.Context) -> JobSpec:
     assert isinstance(ctx.command, JobCommand)
     verbs_flags = [option.opts[0] for option in ctx.command.own_options]
     is_run = not verbs_flags  # all other verbs with the options of a job have some of their own
-    before = line.before if is_run else (str(ctx.info_name), *line.before)
+    before = line.before_program if is_run else (str(ctx.info_name), *line.before_program)
     try:
         _check(spec, env, before)
     except LaunchError as error:
@@ -358,7 +360,7 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:
         missing = not exists_on_disk([target], "the script")
-        if missing or os.path.basename(target).startswith("python"):
+        if missing or os.path.basename(target).startswith("python"):  # /usr/bin/python3 is there, and is no script
             from ddplaunch.cli import mistakes  # most people name a script
 
             if error := mistakes.in_place_of_script(mistakes.Line(before, target, args)):
@@ -384,7 +386,7 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], verbs_f
     if spec.simulate and most == 1 and not is_typed:
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
     is_run = not verbs_flags
-    if is_run:  # `plan` shows each option without an effect; of these, whoever types one expects restarts
+    if is_run:  # `plan` shows all remarks. Whoever types one of these two expects restarts, and there are none
         yield from (remark for remark in spec.remarks if remark.startswith(("--restart-on ", "--max-no-progress ")))
     script_flags = {word.partition("=")[0].replace("_", "-") for word in spec.program.args}
     if not script_flags.isdisjoint({*_FLAGS, *verbs_flags}):
@@ -404,7 +406,7 @@ def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
     if print_completion is not None:
         from ddplaunch.cli import completion
 
-        return completion.print_script(ctx, print_completion.text, given=True)
+        return completion.print_script(ctx, print_completion.text, is_typed=True)
     spec = checked(ctx)
     # the launcher is heavier than what parses: neither --help nor a mistake needs it
     from ddplaunch.launcher.start import dispatch

@@ -13,7 +13,7 @@ from ddplaunch.system.errors import LaunchError
 if TYPE_CHECKING:
     from ddplaunch.plan.cluster.hostlist import Host
 
-_NPROC = "--nproc-per-node"
+_NPROC_FLAG = "--nproc-per-node"
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 # all flags of a job; None: one that every verb has
 OPTION_BY_FLAG: Mapping[str, Option | None] = {
@@ -102,18 +102,18 @@ def _with_nproc_per_node(meant: list[tuple[str, str]], total: int) -> list[tuple
     each, more = divmod(remaining, len(hosts))
     counts = [count + each + (1 if index < more else 0) for index, count in enumerate(counts)]
     if counts == [host.slots for host in hosts]:  # which the hosts say themselves
-        return [option for option in meant if option[0] != _NPROC]
+        return [option for option in meant if option[0] != _NPROC_FLAG]
     if len(set(counts)) == 1 and all(host.slots is None for host in hosts):
         return _with_nproc(meant, counts[0])
     # an IPv6 address, perhaps behind a user, gets brackets
     names = [re.sub(r"[^@]*:.*", r"[\g<0>]", host.name) for host in hosts]
     listed = ",".join(f"{name}:{count}" for name, count in zip(names, counts, strict=True) if count)
-    others = [option for option in meant if option[0] not in (_NPROC, "--hosts", "--hostfile")]
+    others = [option for option in meant if option[0] not in (_NPROC_FLAG, "--hosts", "--hostfile")]
     return [*others, ("--hosts", listed)]
 
 
 def _with_nproc(meant: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
-    return [(flag, str(number) if flag == _NPROC else value) for flag, value in meant]
+    return [(flag, str(number) if flag == _NPROC_FLAG else value) for flag, value in meant]
 
 
 def _hosts(typed: Mapping[str, str]) -> tuple[Host, ...]:

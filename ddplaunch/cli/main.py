@@ -100,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         failure = error
     except Exception as error:  # noqa: BLE001 - whatever else it is, it is a bug of ours
-        # what is not needed in each run is imported late, and may be missing: an installation is damaged, or was replaced
+        # what is not needed in each run is imported late, and may be missing: an installation is damaged, or was replaced.
+        # That Python lacks a module of its own is no matter of our files
         name = error.name or "" if isinstance(error, ImportError) else ""
         is_file_missing = isinstance(error, ImportError) and name.partition(".")[0] not in sys.stdlib_module_names
         if not is_file_missing:

@@ -20,9 +20,9 @@ from ddplaunch.system import fields
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import did_you_mean, some
 
-_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
-_QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
-_NPROC = "--nproc-per-node"
+_TYPOGRAPHIC_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
+_TYPOGRAPHIC_QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
+_NPROC_FLAG = "--nproc-per-node"
 
 # they run any command
 _RUN_OTHERS = ("env", "uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")
@@ -30,11 +30,11 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _NUMERAL = re.compile(r"[-+]?\d*\.?\d+")
 # what people call our options
 _WORDS_FOR = {
-    "nprocs": _NPROC, "ngpus": _NPROC, "num-workers": _NPROC, "workers": _NPROC, "world-size": _NPROC,
+    "nprocs": _NPROC_FLAG, "ngpus": _NPROC_FLAG, "num-workers": _NPROC_FLAG, "workers": _NPROC_FLAG, "world-size": _NPROC_FLAG,
     "rank": "--node-rank", "port": "--master-port", "addr": "--master-addr", "master-ip": "--master-addr",
     "silent": "--quiet", "dry-run": "ddplaunch plan", "json": "ddplaunch plan --json", "sh": "ddplaunch plan --sh",
     "no-color": "NO_COLOR=1 ddplaunch", "bind-to": "--cpu-bind", "cpu": "--devices cpu",
-    "procs": _NPROC, "gpus-per-node": _NPROC, "ngpus-per-node": _NPROC, "gpu": "--devices", "cuda": "--devices",
+    "procs": _NPROC_FLAG, "gpus-per-node": _NPROC_FLAG, "ngpus-per-node": _NPROC_FLAG, "gpu": "--devices", "cuda": "--devices",
     "cuda-visible-devices": "--devices", "retries": "--max-restarts", "kill-after": "--grace-period", "omp": "--threads",
     **dict.fromkeys(("join-timeout", "start-timeout"), "--rdzv-timeout"),
     "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
@@ -53,7 +53,7 @@ _TOPICS_FOR = {
 }  # fmt: skip
 # verbs that other tools have, and what serves in their place
 _HINT_TO_LOOK = "`ddplaunch doctor` examines this machine, `ddplaunch plan train.py` shows what would be started"
-_SERVES_INSTEAD = {
+_HINT_FOR_FOREIGN_VERB = {
     **dict.fromkeys(("info", "env", "test", "devices", "gpu", "gpus", "health", "diagnose"), _HINT_TO_LOOK),
     **dict.fromkeys(
         ("init", "config", "cfg", "configure", "setup"),
@@ -81,7 +81,7 @@ _SBATCH = frozenset({
     "--partition", "--account", "--qos", "--mem", "--gres", "--constraint", "--nodelist", "--job-name", "-A", "-C", "-J",
 })  # fmt: skip
 # no training script has these by chance
-_OURS_ALONE = frozenset({
+_UNLIKELY_IN_SCRIPTS = frozenset({
     "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "hosts", "hostfile", "max-restarts", "standalone",
     "gpus-per-worker", "workers-per-gpu", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "grace-period",
     "cpu-bind", "no-python", "live", "simulate", "chaos", "spares", "keep-warm", "mps", "health-check", "restart-on",
@@ -118,8 +118,9 @@ def complete_flag(argument: str, following: str) -> str:
     if meant is not None:
         raise LaunchError(f"{typed} is not an option", hint=f"did you mean `{meant}`?")
     found = [option for option in OPTIONS if option.flag.startswith(name)] if name.startswith("--") else []
-    is_torchruns = len(found) == 1 and (found[0].pet or found[0].torchruns)  # with a variable PET_*, or without one
-    return found[0].flag + equals + value if is_torchruns else argument
+    if len(found) == 1 and found[0].is_torchruns:
+        return found[0].flag + equals + value
+    return argument
 
 
 def _instead_of_foreign_flag(name: str, value: str) -> str | None:
@@ -184,8 +185,8 @@ def _for_unknown_option(name: str, argv: Sequence[str]) -> LaunchError:
         whole = shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
         return LaunchError(what, hint=f"sbatch has it: type `{whole}`")
     if typed[1:].isdecimal():
-        return LaunchError(f"{typed} is not an option", hint=line.with_target(_NPROC, typed[1:]))
-    if typed == "-c":
+        return LaunchError(f"{typed} is not an option", hint=line.with_target(_NPROC_FLAG, typed[1:]))
+    if typed == "-c":  # as of python
         return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
     meant = _WORDS_FOR.get(bare) or _closest_flag(bare)
     if meant and "ddplaunch" in meant:  # a command of its own, with the rest of the line
@@ -215,7 +216,7 @@ def in_place_of_script(line: Line) -> LaunchError | None:
     if error := _if_command(line) or _if_optional_value(line):
         return error
     if "--" + flag_of(target) in OPTION_BY_FLAG:
-        option = OPTION_BY_FLAG["--" + flag_of(target)]
+        option = OPTION_BY_FLAG["--" + flag_of(target)]  # None: --help, say
         # no value stands at it or behind it
         is_alone = "=" not in target and (not line.rest or os.path.isfile(line.rest[0]))
         lacks_value = option is not None and not option.is_flag and is_alone
@@ -227,7 +228,7 @@ def in_place_of_script(line: Line) -> LaunchError | None:
     if target not in VERBS and (meant := _with_split_value_joined(line)):
         return LaunchError(f"{target} does not exist", hint=_hint_to_type([], meant, "a value is one word: "))
     if target.isdecimal():
-        return LaunchError(f"{target} is a number, not a script", hint=line.with_target(_NPROC, target))
+        return LaunchError(f"{target} is a number, not a script", hint=line.with_target(_NPROC_FLAG, target))
     if _NUMERAL.fullmatch(target):  # -1, 0.5: no number of workers, so the hint leaves it out
         return LaunchError(f"{target} is a number, not a script", hint=_hint_to_type(line.before, line.rest))
     return if_from_text_processor(line) or _if_quoted_line(line) or _for_missing_script(line)
@@ -252,11 +253,9 @@ def _if_command(line: Line) -> LaunchError | None:
         words = [word for word in rest[:at] if not PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *line.before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
-    names_file_next = "." in "".join(
-        rest[:1]
-    )  # then a job was meant, for which `_for_missing_script` has a better hint
-    if target in _SERVES_INSTEAD and not names_file_next:
-        return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES_INSTEAD[target])
+    names_file_next = bool(rest) and "." in rest[0]  # as in `test train.py`: `_for_missing_script` has a better hint
+    if target in _HINT_FOR_FOREIGN_VERB and not names_file_next:
+        return LaunchError(f"{target} is no verb of ddplaunch", hint=_HINT_FOR_FOREIGN_VERB[target])
     if re.match(r"\w+://", target):
         hint = line.with_target(os.path.basename(target) or "train.py", how="fetch it first, then ")
         return LaunchError(f"{target} is a URL, not a file", hint=hint)
@@ -287,7 +286,8 @@ def _for_missing_script(line: Line) -> LaunchError | None:
             return LaunchError(missing, hint=hint)
     if verb := verb_meant(target):
         hint = f"did you mean `ddplaunch {verb} ...`?"
-        if any(word not in VERBS for word in line.before):
+        options_precede = any(word not in VERBS for word in line.before)  # not `plan` alone
+        if options_precede:
             options = line.before if verb == "plan" else ()  # those of a job, which no other verb has
             hint = _hint_to_type((), [verb, *options, *rest], "a verb comes first: ")
         return LaunchError(missing, hint=hint)
@@ -308,7 +308,7 @@ def _if_optional_value(line: Line) -> LaunchError | None:
     *before, typed = line.before or [""]
     option = OPTION_BY_FLAG.get(typed.replace("_", "-"))
     script_follows = any(map(os.path.isfile, line.rest[:1]))
-    if option is None or option.optional is None or line.target.endswith(".py") or not script_follows:
+    if option is None or option.implied_value is None or line.target.endswith(".py") or not script_follows:
         return None
     try:
         option.parse(line.target)
@@ -344,7 +344,8 @@ def _for_launcher(typed: str, before: Sequence[str], launcher: str, words: Seque
 
 def no_help(word: str) -> LaunchError:
     """Return the error for `help` with a word that is neither a verb nor a topic."""
-    message = f"{fields.line(word) or repr(word)} is neither a verb nor a topic of ddplaunch"
+    shown = fields.line(word) or repr(word)  # repr: '' for an empty word
+    message = f"{shown} is neither a verb nor a topic of ddplaunch"
     lower, key = word.lower(), word.strip("-").replace("_", "-")
     topic = lower if lower in TOPICS else _TOPICS_FOR.get(lower) or did_you_mean(lower, TOPICS, cutoff=0.75)
     if meant := topic or verb_meant(lower):
@@ -363,14 +364,16 @@ def error_for_blanks(flag: str, value: str, following: str) -> LaunchError:
 def if_from_text_processor(line: Line) -> LaunchError | None:
     """Return the error for a target that contains a dash or a quote of a text processor; None if it contains none."""
     word = line.target
-    body, plain = word.lstrip(_DASHES + "-") or word, word.translate(_QUOTES)
+    body, plain = word.lstrip(_TYPOGRAPHIC_DASHES + "-") or word, word.translate(_TYPOGRAPHIC_QUOTES)
     dashes = word[: -len(body)] if body != word else ""
-    if any(dash in dashes for dash in _DASHES):
+    if any(dash in dashes for dash in _TYPOGRAPHIC_DASHES):
         is_letter = len(body.partition("=")[0]) == 1
-        plain = ("-" if is_letter else "--") + body.translate(_QUOTES)
+        plain = ("-" if is_letter else "--") + body.translate(_TYPOGRAPHIC_QUOTES)
     if plain == word:
         return None
-    foreign = next(character for character in word if character in _DASHES or ord(character) in _QUOTES)
+    foreign = next(
+        character for character in word if character in _TYPOGRAPHIC_DASHES or ord(character) in _TYPOGRAPHIC_QUOTES
+    )
     return LaunchError(
         f"{word} contains U+{ord(foreign):04X} ({unicodedata.name(foreign).lower()}), as text processors write it",
         hint=line.with_target(plain),
@@ -388,9 +391,9 @@ def behind_script(line: Line, verbs_flags: Sequence[str] = ()) -> str | None:
     `verbs_flags` are those that only the verb has, such as --json of `ddplaunch plan`.
     """
     text = text_of(line.target)
-    if text is None:
+    if text is None:  # it cannot be read
         return None
-    ours = {f"--{name}" for name in _OURS_ALONE}.union(verbs_flags)
+    ours = {f"--{name}" for name in _UNLIKELY_IN_SCRIPTS}.union(verbs_flags)
     moved, of_script, flags = list[str](), list[str](), list[str]()
     words = list(line.rest)
     while words:
@@ -426,7 +429,7 @@ def _with_split_value_joined(line: Line) -> list[str]:
     script_at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
     if option is None or option.is_flag or not script_at or program[script_at].startswith("-"):
         return []
-    if option.listed:
+    if option.takes_list:
         value = ",".join(word.strip(",") for word in (value, *program[:script_at]))
     elif option.metavar == "TIME" and value.isdecimal() and program[0][0] in "smhd":  # a unit of time
         value += program[0][0]

@@ -49,7 +49,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print everything a
 @click.command(
     cls=Command,
     takes=_ONE_RUN,
-    run_left_out="Without it, all jobs.",
+    run_by_default="Without it, all jobs.",
     examples=(
         ("ddplaunch ps", "the jobs that run now"),
         ("ddplaunch ps --all train.py", "all runs of a script, ended ones too"),
@@ -86,7 +86,7 @@ def ps(env: Env, as_json: bool, every: bool, run: str | None) -> int:
     ),
     cls=Command,
     takes=_ONE_RUN,
-    run_left_out=_THE_ONLY_ONE,
+    run_by_default=_THE_ONLY_ONE,
     examples=(("ddplaunch top", "the only job"), ("ddplaunch top train.py", "the job that runs this script")),
 )
 @_run
@@ -101,7 +101,7 @@ def top(env: Env, run: str | None) -> int:
 @click.command(
     cls=Command,
     takes=_ONE_RUN,
-    run_left_out=f"Without it, your latest run. With -f, the latest that still runs. {_BY_FOLDER}",
+    run_by_default=f"Without it, your latest run. With -f, the latest that still runs. {_BY_FOLDER}",
     epilog="Of a job itself, -r is torchrun's --redirects: `ddplaunch -r 3 train.py` sends all output to the logs alone.",
     examples=(
         ("ddplaunch logs -f -r 3", "rank 3 of the running job"),
@@ -141,7 +141,7 @@ def logs(
 @click.command(
     cls=Command,
     takes=_ONE_RUN,
-    run_left_out=_THE_LATEST,
+    run_by_default=_THE_LATEST,
     examples=(
         ("ddplaunch report --open", "the latest run, in your browser"),
         ("ddplaunch report --trace steps.json k7qx", "a trace of run k7qx"),
@@ -178,7 +178,7 @@ def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows
     "others. Each worker stops for a millisecond and goes on.",
     cls=Command,
     takes=_ONE_RUN,
-    run_left_out=_THE_ONLY_ONE,
+    run_by_default=_THE_ONLY_ONE,
     examples=(
         ("ddplaunch stacks", "all ranks of the only job"),
         ("ddplaunch stacks -r 0,4-7 --threads k7qx", "some ranks, with all their threads"),
@@ -203,7 +203,7 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
     "needs no preparation, and goes on with the same results.",
     cls=Command,
     takes=_ONE_RUN,
-    run_left_out=_THE_ONLY_ONE,
+    run_by_default=_THE_ONLY_ONE,
     examples=(
         ("ddplaunch profile", "10 s of all ranks"),
         ("ddplaunch profile -r 0,3 --steps 5 --out steps.json.gz", "five steps of two ranks"),
@@ -235,7 +235,7 @@ def profile(
     "with `c`, `q` or Ctrl-D. Until then, no time limit of the job runs.",
     cls=Command,
     takes=_ONE_RUN,
-    run_left_out=_THE_ONLY_ONE,
+    run_by_default=_THE_ONLY_ONE,
     examples=(
         ("ddplaunch attach -r 3", "rank 3 of the only job"),
         ("ddplaunch attach -r 0 k7qx", "rank 0 of run k7qx"),
@@ -262,7 +262,7 @@ def attach(env: Env, rank: str | None, run: str | None) -> int:
     help="Stops jobs as Ctrl-C in their terminals does, waits until they have ended, and says how. A second `ddplaunch "
     "stop` kills the job, as a second Ctrl-C does.",
     cls=Command,
-    run_left_out=_THE_ONLY_ONE,
+    run_by_default=_THE_ONLY_ONE,
     examples=(("ddplaunch stop k7qx", "the run k7qx"), ("ddplaunch stop --all", "all your jobs here")),
 )
 @click.option("--all", "every", is_flag=True, help="Stop all your jobs that run on this host.")

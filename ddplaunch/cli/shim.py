@@ -19,7 +19,7 @@ from ddplaunch.cli.command import Command, show
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import why_failed
 
-_LONGEST = 1 << 16  # bytes of a file of ours
+_LONGEST_FILE = 1 << 16  # bytes of a file of ours
 _MARK = "made by `ddplaunch shim`"
 _TORCHRUN = f"""\
 #!/bin/sh
@@ -119,7 +119,7 @@ def _check_is_ours(folder: str, folder_fd: int, name: str) -> None:
     is_ours = False
     try:
         with open_regular(name, dir_fd=folder_fd) as file:
-            is_ours = _MARK.encode() in file.read(_LONGEST)
+            is_ours = _MARK.encode() in file.read(_LONGEST_FILE)
     except FileNotFoundError:
         return
     except OSError:
@@ -173,7 +173,7 @@ def _adapted(kind: str, words: list[str]) -> list[str]:
         )
         sys.stdout.flush()
     elif kind == "launch" and program and not {"--use-env", "--use_env"} & before:
-        # a -- right behind the script is not in `program`: `script_at` is its index then, and the script stands before
+        # where a -- stands right behind the script, it is not in `program`, and `script_at` is its index: it stays where it is
         return [*words[: script_at + 1], "--local-rank=${local_rank}", *words[script_at + 1 :]]
     return words
 

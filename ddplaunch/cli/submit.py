@@ -84,7 +84,8 @@ class SubmitCommand(Command):
         for word in before:
             name, equals, value = word.removeprefix("--").partition("=")
             if word.startswith("--"):
-                is_whole = not name or name in KNOWN or name in _OUR_OPTIONS or name.replace("-", "_") in BY_NAME
+                is_of_job = name.replace("-", "_") in BY_NAME  # an error, which `_options_not_in_table` raises
+                is_whole = not name or name in KNOWN or name in _OUR_OPTIONS or is_of_job
                 meant = [] if is_whole else [known for known in KNOWN if known.startswith(name)]
                 words.append(f"--{meant[0] if len(meant) == 1 else name}{equals}{value}")
             elif words and not word.startswith("-") and _is_unknown_option(words[-1]):
@@ -233,7 +234,7 @@ def submit(ctx: click.Context, /, **_: Any) -> int:
     def parse_job(words: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
         """Return how many of these words are SCRIPT and its arguments, and the job."""
         line = job.parse(words)
-        return len(words) - len(line.before), job.resolve(line, job_env, working_directory())
+        return len(words) - len(line.before_program), job.resolve(line, job_env, working_directory())
 
     command = [sys.executable, "-P", "-m", "ddplaunch"]  # -P: not a ddplaunch.py that lies where the job runs
     if os.path.basename(sys.argv[0]) == "ddplaunch" and os.path.isfile(sys.argv[0]):

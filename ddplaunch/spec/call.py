@@ -53,6 +53,7 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
         in_files, _ = sources.from_files(folder)  # remarks on files that are ignored are for commands
         not_typed += in_files
     says_how_loud = not keywords.keys().isdisjoint({"quiet", "verbose"})
+    # of several with one name, the last of the nearest source will win
     return [
         *(one for one in not_typed if one.name not in _NOT_OF_FUNCTIONS),
         *([] if says_how_loud else [_option("quiet", "True")]),

@@ -22,22 +22,24 @@ from ddplaunch.system.process.files import open_regular, remove_within
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
-_NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
-_TORCH = "torch"
+_FOLDER_PREFIX = (
+    "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
+)
+_FOLDER_OF_TORCH = "torch"
 # what a worker notifies of, see worker/lifecycle.py: an exception in its file, a process group, an import of torch and its end,
 # no store of torch, the end of its script, an exception after which nothing of the program runs any more
 RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, FINAL = b"rjtisef"
 # how the names of the files end that a worker makes for the last two of them
 _ENDED = ".json.ended"
 _FINAL = ".json.final"
-_LONGEST = 40  # characters of the name of a metric
+_LONGEST_METRIC_NAME = 40  # characters of the name of a metric
 _MOST_METRICS = 16
 _PROGRESS_LIMIT = 16 << 10  # bytes; worker/progress.py writes 6 KiB at most
 _LONGEST_RUN = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 # seconds for removing folders: a program may have put a million files there; the next job continues
 _REMOVED_WITHIN = 1.0
 _LOCKED_WITHIN = 60.0  # seconds, far more than pass between making a folder and locking it
-_ROOM = 8 << 20  # bytes that should be free there
+_ROOM_NEEDED = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it
 
 
@@ -51,9 +53,9 @@ class ErrorFiles:
         """
         with suppress(OSError):  # there is no shared memory
             found = os.statvfs(_SHM)
-            has_room = found.f_bavail * found.f_frsize >= _ROOM and os.access(_SHM, os.W_OK | os.X_OK)
+            has_room = found.f_bavail * found.f_frsize >= _ROOM_NEEDED and os.access(_SHM, os.W_OK | os.X_OK)
             tmp = _SHM if has_room else tmp
-        self._path = f"{tmp}/{_NAME}{run_id[:_LONGEST_RUN]}-{os.urandom(4).hex()}"
+        self._path = f"{tmp}/{_FOLDER_PREFIX}{run_id[:_LONGEST_RUN]}-{os.urandom(4).hex()}"
         self._made_folder: str | None = None  # "": there is no place for one; None: none was asked for yet
         self._lock = -1  # the descriptor by which this process holds the folder; -1: none
         self._pipe: tuple[int, int] | None = None  # for notifications; None: not made yet
@@ -65,7 +67,7 @@ class ErrorFiles:
             _remove_abandoned(os.path.dirname(self._path))
             try:
                 os.mkdir(self._path, 0o700)
-                os.mkdir(f"{self._path}/{_TORCH}", 0o700)
+                os.mkdir(f"{self._path}/{_FOLDER_OF_TORCH}", 0o700)
                 # locked until this process ends, so that no other job takes the folder for an abandoned one
                 self._lock = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -114,7 +116,7 @@ class ErrorFiles:
 
         It lies in a folder of its own: what lies beside exceptions would be taken for one.
         """
-        return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
+        return f"{self.folder}/{_FOLDER_OF_TORCH}/{generation}-{rank}" if self.folder else ""
 
     def progress(self, generation: int, rank: int) -> Progress | None:
         """Return how far a worker is, as its script says by `ddplaunch.progress()`, or its Trainer; None if neither does."""
@@ -131,7 +133,7 @@ class ErrorFiles:
     def has_recorder(self, generation: int) -> bool:
         """Whether there is any such socket."""
         try:
-            return any(name.startswith(f"{generation}-") for name in os.listdir(f"{self._path}/{_TORCH}"))
+            return any(name.startswith(f"{generation}-") for name in os.listdir(f"{self._path}/{_FOLDER_OF_TORCH}"))
         except OSError:
             return False
 
@@ -161,7 +163,7 @@ class ErrorFiles:
     def forget_all_but(self, generation: int) -> None:
         """Remove the files of all other generations: they take memory, and a job may restart for months."""
         self.take_notifications()  # so that none is read later that speaks of these files
-        for folder in (self._path, f"{self._path}/{_TORCH}"):
+        for folder in (self._path, f"{self._path}/{_FOLDER_OF_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
                 for name in os.listdir(fd):
                     of_generation = name.partition("-")[0]
@@ -189,17 +191,17 @@ def _remove_abandoned(parent: str) -> None:
     deadline = time.monotonic() + _REMOVED_WITHIN
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if not entry.name.startswith(_NAME):
+            if not entry.name.startswith(_FOLDER_PREFIX):
                 continue
             with suppress(OSError):  # another job has removed it meanwhile
                 found = entry.stat(follow_symlinks=False)
                 is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
                 has_had_time_to_be_locked = time.time() - found.st_mtime > _LOCKED_WITHIN
-                if is_ours and has_had_time_to_be_locked and _is_free(entry.path):
+                if is_ours and has_had_time_to_be_locked and _is_unlocked(entry.path):
                     remove_within(entry.path, deadline - time.monotonic())
 
 
-def _is_free(folder: str) -> bool:
+def _is_unlocked(folder: str) -> bool:
     try:
         with _opened(folder) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -315,24 +317,26 @@ _BARS = (
 def parse_progress(text: bytes, now: float, source: str = "script") -> Progress | None:
     """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read.
 
-    That is {"step": 7, "total": 100, "at": 12.5, "first": [1, 3.2], "metrics": {"loss": 0.3}}: "first" is the step that was
-    told first, and when.
+    That is {"step": 7, "total": 100, "at": 12.5, "first": [1, 3.2], "metrics": {"loss": 0.3}}: "at" is when
+    the worker told of a step last (monotonic seconds), "first" the step of which it told first, and when.
     """
     found = _values(text)
     step, total, first = found.get("step"), found.get("total"), found.get("first")
     first_step, first_at = first if isinstance(first, list) and len(first) == 2 else (None, None)
-    at, began = _seconds(found.get("at")), _seconds(first_at)
-    if not _is_count(step) or not _is_count(first_step) or at is None or began is None:
+    last_told_at, first_told_at = _seconds(found.get("at")), _seconds(first_at)
+    if not _is_count(step) or not _is_count(first_step) or last_told_at is None or first_told_at is None:
         return None
     metrics = list(_mapping(found.get("metrics")).items())[:_MOST_METRICS]
     return Progress(
         step=bounded_size(step),
         total=bounded_size(total) if _is_count(total) else None,
         source=source,
-        metrics=tuple((piece(name, _LONGEST), f"{value:.4g}") for name, value in metrics if isinstance(value, float)),
+        metrics=tuple(
+            (piece(name, _LONGEST_METRIC_NAME), f"{value:.4g}") for name, value in metrics if isinstance(value, float)
+        ),
         first_step=bounded_size(first_step),
-        seconds=bounded_duration(at - began),
-        age=bounded_duration(now - at),
+        seconds=bounded_duration(last_told_at - first_told_at),
+        age=bounded_duration(now - last_told_at),
     )
 
 
@@ -353,7 +357,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 _SLOW_IMPORT = r"(\w[\w.]{0,99}) (\d{1,5}\.\d)"
-_NAMED_IMPORTS = 4
+_MOST_NAMED_IMPORTS = 4
 
 
 def advice_on_imports(path: str, preload: Sequence[str]) -> str:
@@ -364,7 +368,7 @@ def advice_on_imports(path: str, preload: Sequence[str]) -> str:
     lines = content(path).decode(errors="replace").splitlines()
     found = {match[1]: float(match[2]) for line in lines if (match := re.fullmatch(_SLOW_IMPORT, line, re.ASCII))}
     missing = ((name, seconds) for name, seconds in found.items() if name not in preload)
-    slow = sorted(missing, key=lambda one: -one[1])[:_NAMED_IMPORTS]
+    slow = sorted(missing, key=lambda one: -one[1])[:_MOST_NAMED_IMPORTS]
     if not slow:
         return ""
     took = ", ".join(f"{name} ({seconds:.1f} s)" for name, seconds in slow)

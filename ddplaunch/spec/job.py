@@ -249,7 +249,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         return frozenset(self.stop_signals) - frozenset(self.forward_signals)
 
     @property
-    def wants_terminal(self) -> str | None:
+    def terminal_option(self) -> str | None:
         """What gives a worker the terminal, for a debugger, as it was written; None: nothing does."""
         if self.debug_on_error:
             return "--debug-on-error"

@@ -20,7 +20,7 @@ from ddplaunch.system.fields import Malformed, decoder
 if TYPE_CHECKING:
     from ddplaunch.spec.job import Given, JobSpec
 
-_LONGEST = 100_000  # bytes of a variable; Linux takes 128 KiB (MAX_ARG_STRLEN)
+_LONGEST_VARIABLE = 100_000  # bytes of a variable; Linux takes 128 KiB (MAX_ARG_STRLEN)
 
 
 class Order(Struct, frozen=True):
@@ -47,7 +47,8 @@ class Order(Struct, frozen=True):
 
         given = (Given.from_fields(map(os.fsdecode, fields)) for fields in self.given)
         variables = (
-            (os.fsdecode(name), os.fsdecode(value), os.fsdecode(file)) for name, value, file in self.for_workers
+            (os.fsdecode(name), os.fsdecode(value), os.fsdecode(from_file))
+            for name, value, from_file in self.for_workers
         )
         return received(given, tuple(map(os.fsdecode, self.program)), variables)
 
@@ -63,8 +64,8 @@ class Order(Struct, frozen=True):
         from ddplaunch.spec.options.token import ORDER
 
         text = b64encode(zlib.compress(encode(self), level=1)).decode()
-        starts = range(0, len(text), _LONGEST)
-        return {f"{ORDER}{index}": text[at : at + _LONGEST] for index, at in enumerate(starts)}
+        starts = range(0, len(text), _LONGEST_VARIABLE)
+        return {f"{ORDER}{index}": text[at : at + _LONGEST_VARIABLE] for index, at in enumerate(starts)}
 
 
 encode = msgspec.json.Encoder().encode

@@ -15,7 +15,7 @@ from ddplaunch.system.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.system.words import did_you_mean
 
 _LONGEST_FIRST_LINE = 256  # bytes that the kernel reads of it (BINPRM_BUF_SIZE)
-_LOOKED_AT = 1 << 20  # bytes of a script; a longer one is not parsed
+_HEAD_SIZE = 1 << 20  # bytes of a script that are read; a longer one is not parsed
 _SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
 _TEXTS = (".csv", ".tsv", ".md", ".rst", ".log", ".html", ".xml")
 _SHELL = rb"#!.*\b(ba|da|k|z|fi)?sh\b"
@@ -23,41 +23,43 @@ _ELF = b"\x7fELF"
 _COMPILED_PYTHON = b"\r\n"  # third and fourth byte, of any version
 
 
-def check(program: Program, path: str | None) -> None:
-    """Check the program and its interpreter; `path` is the PATH that the workers will have.
+def check(program: Program, search_path: str | None) -> None:
+    """Check the program and its interpreter; `search_path` is the PATH that the workers will have.
 
     Raises LaunchError: it does not exist or cannot be run; with status 126 or 127 if it is a command.
     """
     match program.kind:
         case ProgramKind.COMMAND:
-            _check_command(program.target, path)
+            _check_command(program.target, search_path)
             return
         case ProgramKind.SCRIPT:
-            _check_script(program.target, path, by_own_python=program.python is None)
+            _check_script(program.target, search_path, by_our_python=program.python is None)
         case ProgramKind.MODULE:
-            _check_module(program.target, by_own_python=program.python is None)
+            _check_module(program.target, by_our_python=program.python is None)
     if program.python is not None:
-        _check_command(program.python, path, hint="--python takes a path, or a name on PATH")
+        _check_command(
+            program.python, search_path, hint="--python takes a path, or a name on PATH", is_interpreter=True
+        )
 
 
-def _check_script(target: str, path: str | None, *, by_own_python: bool) -> None:
-    """Check that every worker can read the script again, and that it is Python; `by_own_python`: our interpreter runs it."""
-    head = _read_head(target, path)
-    if head is None:
+def _check_script(target: str, search_path: str | None, *, by_our_python: bool) -> None:
+    """Check that every worker can read the script again, and that it is Python; `by_our_python`: our interpreter runs it."""
+    head = _read_head(target, search_path)
+    if head is None:  # a directory, which has a __main__.py
         return
     try:
         archive = zipimport.zipimporter(target)
     except zipimport.ZipImportError:
         archive = None
     if archive is None:
-        _check_source(target, head, by_own_python=by_own_python)
+        _check_source(target, head, by_our_python=by_our_python)
     elif archive.find_spec("__main__") is None:
         raise LaunchError(
             f"{target} is a zip file without __main__.py", hint="python runs a zip file by the __main__.py in it"
         )
 
 
-def _read_head(target: str, path: str | None) -> bytes | None:
+def _read_head(target: str, search_path: str | None) -> bytes | None:
     """Return the first bytes of a script; None for a directory with a __main__.py, which python runs as well.
 
     Raises LaunchError: it cannot be read from its beginning by every worker.
@@ -77,31 +79,31 @@ def _read_head(target: str, path: str | None) -> bytes | None:
                 f"{target} is not a file that every worker can read from its beginning", hint="write it to a file"
             )
         with open(target, "rb") as file:
-            return file.read(_LOOKED_AT)
+            return file.read(_HEAD_SIZE)
     except (FileNotFoundError, NotADirectoryError):
         missing = f"{target} does not exist" if target else "the name of the script is empty"
         if os.path.islink(target):
             missing = f"{target} is a link to {os.readlink(target)}, which does not exist"
-        raise LaunchError(missing, hint=_missing_hint(target, path)) from None
+        raise LaunchError(missing, hint=_missing_hint(target, search_path)) from None
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or "embedded null byte").lower()  # the only other error of open()
         raise LaunchError(f"cannot read {target}: {reason}") from None
 
 
-def _check_source(target: str, head: bytes, *, by_own_python: bool) -> None:
+def _check_source(target: str, head: bytes, *, by_our_python: bool) -> None:
     """Check that a file which is no zip file is Python source; one named .py is taken for that, whatever is in it."""
     if target.endswith(".py"):
         return
-    if found := _other_kind(target, head):
-        kind, hint = found
+    if other := _kind_if_not_python(target, head):
+        kind, hint = other
         raise LaunchError(f"{target} is a {kind}, not a Python script", hint=hint)
-    is_whole, is_text = len(head) < _LOOKED_AT, b"\0" not in head
+    is_whole, is_text = len(head) < _HEAD_SIZE, b"\0" not in head
     # another interpreter may be of a version with another syntax
-    if by_own_python and is_whole and is_text and (reason := _syntax_error(target, head)):
+    if by_our_python and is_whole and is_text and (reason := _syntax_error(target, head)):
         raise LaunchError(f"{target} is not a Python script: {reason}", hint="name the script, such as train.py")
 
 
-def _missing_hint(target: str, path: str | None) -> str | None:
+def _missing_hint(target: str, search_path: str | None) -> str | None:
     """Return a hint for a script that does not exist: a similar name, a module, a command, or where it was looked for.
 
     None: there is no better one than the error itself.
@@ -122,7 +124,7 @@ def _missing_hint(target: str, path: str | None) -> str | None:
         return f"to run a module, type `ddplaunch -m {name}`"
     if meant := did_you_mean(name, names, cutoff=0.75):
         return f"did you mean `{os.path.join(folder, meant)}`?"
-    if not folder and any(_is_program(file) for file in _on_path(name, path)):
+    if not folder and any(_is_program(file) for file in _on_path(name, search_path)):
         return f"to run a command that is no Python script, type `ddplaunch --no-python {name} ...`"
     if os.path.isabs(target):
         return None
@@ -143,8 +145,8 @@ def _directory_hint(target: str) -> str:
     return f"name the script in it, such as {os.path.join(target, script)}"
 
 
-def _check_module(target: str, *, by_own_python: bool) -> None:
-    """Check that -m names a module, and, for `by_own_python`, one that is there."""
+def _check_module(target: str, *, by_our_python: bool) -> None:
+    """Check that -m names a module, and, if our interpreter runs it (`by_our_python`), that the module is there."""
     if not _is_dotted(target):
         dotted = target.removesuffix(".py").strip("./").replace("/", ".")
         raise LaunchError(
@@ -156,7 +158,7 @@ def _check_module(target: str, *, by_own_python: bool) -> None:
             f"-m {target}: this is a file",
             hint=f"type `-m {target.removesuffix('.py')}`, or leave -m out to run a file",
         )
-    if by_own_python and _top_level(target) is None:
+    if by_our_python and _top_level(target) is None:
         top = target.partition(".")[0]
         raise LaunchError(
             f"-m {target}: there is no module {top} in {working_directory() or '.'} or installed for {sys.executable}",
@@ -180,13 +182,14 @@ def _top_level(module: str) -> object | None:
         return top  # this process has loaded it without a spec, so that it exists
 
 
-def _check_command(target: str, path: str | None, hint: str | None = None) -> None:
+def _check_command(
+    target: str, search_path: str | None, *, hint: str | None = None, is_interpreter: bool = False
+) -> None:
     """Check that a command is an executable file, on PATH or at its path; `hint` is for the error.
 
-    With a hint of the caller, the command is an interpreter, which may have been named by the folder that it is in.
+    An interpreter may have been named by the folder that it is in.
     """
-    is_interpreter = hint is not None
-    files = [target] if "/" in target or target in (".", "..") else list(_on_path(target, path))
+    files = [target] if "/" in target or target in (".", "..") else list(_on_path(target, search_path))
     program = next(filter(_is_program, files), None)
     if program is not None:
         _check_interpreter_of(program)
@@ -252,7 +255,7 @@ def working_directory() -> str | None:
 # --- scripts of another language, by name and content
 
 
-def _other_kind(target: str, content: bytes) -> tuple[str, str] | None:
+def _kind_if_not_python(target: str, content: bytes) -> tuple[str, str] | None:
     """Return what kind of file a script is that is not Python, and what to type; None if it may be Python."""
     stem, suffix = os.path.splitext(target)
     if suffix == ".ipynb":
@@ -270,7 +273,8 @@ def _other_kind(target: str, content: bytes) -> tuple[str, str] | None:
         return "shell script", (
             f"type `bash {target}` if it starts ddplaunch, or `ddplaunch --no-python bash {target}` for one in each worker"
         )
-    if content.startswith(_ELF) or (b"\0" in content and content[2:4] != _COMPILED_PYTHON):
+    is_compiled_python = content[2:4] == _COMPILED_PYTHON  # *.pyc
+    if content.startswith(_ELF) or (b"\0" in content and not is_compiled_python):
         program = target if "/" in target else f"./{target}"
         return "binary file", f"if it is a program, type `ddplaunch --no-python {program}`"
     return None

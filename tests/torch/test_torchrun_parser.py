@@ -53,7 +53,7 @@ def test_each_option_of_torchruns_is_one_of_ours(theirs: list[dict[str, Any]]) -
             text = "VALUE" if action["takes_value"] else "1"
             assert [(one.name, one.text) for one in parse(words).given] == [(option.name, text)], name
         assert option.pet == action["variable"], option.name
-        assert option.pet or option.torchruns
+        assert option.is_torchruns
         assert set(action["choices"]) - {"tcsh"} <= set(option.choices)  # click completes in other shells
 
 

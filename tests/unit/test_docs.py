@@ -222,9 +222,7 @@ def test_the_page_about_nodes_has_every_message_between_them() -> None:
 
 def test_the_guide_for_users_of_torchrun_has_every_flag_of_torchrun() -> None:
     guide = (ROOT / "docs/guides/from-torchrun.md").read_text(encoding="utf-8")
-    missing = [
-        option.flag for option in OPTIONS if (option.pet or option.torchruns) and f"`{option.flag}`" not in guide
-    ]
+    missing = [option.flag for option in OPTIONS if option.is_torchruns and f"`{option.flag}`" not in guide]
     assert not missing
 
 

@@ -63,7 +63,7 @@ def run_over_ssh(allocated: AllocatedJob, *, serve: Callable[..., int], reports_
     Raises LaunchError: nothing was started.
     """
     spec, allocation = allocated.spec, allocated.allocation
-    if asked := spec.wants_terminal:
+    if asked := spec.terminal_option:
         raise LaunchError(
             f"{asked}: a worker on another node cannot have this terminal",
             hint="debug it in a job of one node, on that host; or start ddplaunch on each node yourself, with --node-rank",

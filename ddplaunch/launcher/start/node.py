@@ -156,7 +156,7 @@ def _check_debuggers(allocated: AllocatedJob, draft: Plan) -> None:
     Raises LaunchError: there is no terminal, or no debugpy.
     """
     spec = allocated.spec
-    asked = spec.wants_terminal  # the option, as typed; "" if none wants one
+    asked = spec.terminal_option  # the option, as typed; "" if none wants one
     may_be_here = spec.debug_rank is None or spec.debug_rank in draft.ranks  # None: in whichever worker fails
     has_terminal = os.isatty(0) and os.isatty(1)
     if asked and may_be_here and not has_terminal:

@@ -296,7 +296,7 @@ _SECONDS = r"(\d{1,9})(?:\.(\d{1,3}))?"
 def duration(value: str) -> float:
     """Read a time as seconds: 90, 1.5, 90s, 15m, 2h, 1h30m, 2d, 500ms."""
     if found := re.fullmatch(_SECONDS, value):
-        parts = ("0", "0", "0", *found.groups(), "0")
+        parts = ("0", "0", "0", *found.groups(), "0")  # no days, hours and minutes, and no milliseconds
     elif value and (found := re.fullmatch(_DURATION, value)):
         parts = found.groups()
     else:

@@ -27,14 +27,14 @@ _VARIABLES_OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "
 _HAVE_A_FLAG = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port", "ROLE_NAME": "--role"}
 _FIELDS = frozenset(JobSpec.__struct_fields__)
 # keys of --rdzv-conf with an effect, besides those that _timeouts takes out
-_WITH_EFFECT = ("last_call_timeout", "is_host")
-_HEARTBEATS = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
+_RDZV_KEYS_WITH_EFFECT = ("last_call_timeout", "is_host")
+_RDZV_KEYS_OF_HEARTBEAT = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 # what some torch since 2.4 reads there (torch/distributed/elastic/rendezvous)
 _RDZV_KEYS = ("timeout", "join_timeout", "close_timeout", "read_timeout", "store_type", "use_libuv", "rank", "protocol", "cert",
-              "key", "cacert", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", *_WITH_EFFECT,
-              *_HEARTBEATS)  # fmt: skip
+              "key", "cacert", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", *_RDZV_KEYS_WITH_EFFECT,
+              *_RDZV_KEYS_OF_HEARTBEAT)  # fmt: skip
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "::1"}
-_UNKNOWN_NUMBER = 1 << 32  # of workers, which only the nodes will find out: more than there can be
+_MORE_THAN_ANY = 1 << 32  # workers: no job has as many
 
 # a line of a file of variables
 _ESCAPED = r'\\(["\\$`n])'
@@ -62,8 +62,8 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     of_variables = [one for one in given if BY_NAME[one.name].target == "env"]
     env, origins_of_secrets = _environment(of_variables)
     resolved = _winners(one for one in given if BY_NAME[one.name].target != "env")
-    _drop_one_of_conflicting(resolved)
-    _drop_one_of_contradicting(resolved)
+    _drop_one_of_exclusive_options(resolved)
+    _drop_one_of_contradicting_values(resolved)
     timeouts = _timeouts(resolved)
     _check_together(resolved)
     if not program:
@@ -105,7 +105,8 @@ def _fields(resolved: Mapping[str, Resolved]) -> tuple[dict[str, Any], dict[str,
     Raises:
         LaunchError: the job has too many nodes, its spares (nodes that wait to take the place of another) included.
     """
-    fields = {target: one for name, one in resolved.items() if (target := BY_NAME[name].target) in _FIELDS}
+    # by field; some options set none, such as --quiet
+    fields = {field: one for name, one in resolved.items() if (field := BY_NAME[name].target) in _FIELDS}
     origins = {name: one.given.origin for name, one in fields.items()}
     values = {name: one.value for name, one in fields.items()}
     if "keep_warm" in values and "start_method" not in values:
@@ -114,7 +115,7 @@ def _fields(resolved: Mapping[str, Resolved]) -> tuple[dict[str, Any], dict[str,
         least, most = values["nnodes"]
         if most + spares > MOST:
             raise LaunchError(f"{resolved['spares'].given}: a job has at most {MOST} nodes, its spares included")
-        values["nnodes"] = least, most + spares
+        values["nnodes"] = least, most + spares  # it also begins without its spares
     if "max_restarts" in values:  # "3/1h" is both
         values["max_restarts"], values["restart_window"] = values["max_restarts"]
     values["verbosity"] = ("verbose" in resolved) - ("quiet" in resolved)
@@ -135,9 +136,9 @@ def received(given: Iterable[Given], program: Sequence[str], variables: Iterable
     `variables` are those of the workers: the name, the value and the file that each is from, "" if it was typed.
     """
     for_env = []
-    for name, value, file in variables:
+    for name, value, from_file in variables:
         typed = Given.typed("env", f"{name}={value}")
-        for_env.append(replace(typed, source=Source.FILE, origin=file) if file else typed)
+        for_env.append(replace(typed, source=Source.FILE, origin=from_file) if from_file else typed)
     return job_spec([*given, *for_env], program)
 
 
@@ -261,7 +262,7 @@ def _timeouts(resolved: dict[str, Resolved]) -> dict[str, _Timeout]:
 # --- which options go together
 
 # two options that mean the same thing or exclude each other, and what to do about it
-_CONFLICTS = (
+_EXCLUSIVE = (
     ("grace_period", "shutdown_timeout", "both say how long a stop may take: leave one out"),
     ("gpus_per_worker", "workers_per_gpu", "a worker has several GPUs, or several workers share one: leave one out"),
     ("virtual_local_rank", "pin", "--virtual-local-rank shows each worker its own device only: leave --pin out"),
@@ -307,9 +308,9 @@ _AGREE: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
 }
 
 
-def _drop_one_of_conflicting(resolved: dict[str, Resolved]) -> None:
-    """Drop, of two options in conflict, the one from the lower source."""
-    for *names, hint in _CONFLICTS:
+def _drop_one_of_exclusive_options(resolved: dict[str, Resolved]) -> None:
+    """Drop, of two options that exclude each other, the one from the lower source; LaunchError if both are from one."""
+    for *names, hint in _EXCLUSIVE:
         first, second = (resolved.get(name) for name in names)
         if first is None or second is None:
             continue
@@ -318,16 +319,17 @@ def _drop_one_of_conflicting(resolved: dict[str, Resolved]) -> None:
         _drop_one(resolved, first, second, hint)
 
 
-def _drop_one_of_contradicting(resolved: dict[str, Resolved]) -> None:
-    """Drop, of two options with values that exclude each other, the one from the lower source."""
+def _drop_one_of_contradicting_values(resolved: dict[str, Resolved]) -> None:
+    """Drop, of two options whose values exclude each other, the one from the lower source; LaunchError if both are from one."""
     standalone, no_control = resolved.get("standalone"), resolved.get("no_control")
     nodes, endpoint = resolved.get("nnodes"), resolved.get("rdzv_endpoint")
-    restarts, notices, spares = resolved.get("max_restarts"), resolved.get("requeue_on"), resolved.get("spares")
+    restarts, requeue_on, spares = resolved.get("max_restarts"), resolved.get("requeue_on"), resolved.get("spares")
     min_nodes, max_nodes = nodes.value if nodes else default("nnodes")
     has_several_nodes = max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved
     # torchrun overrides any endpoint silently; one that names this machine does no harm
     is_elsewhere = endpoint and not {endpoint.value, endpoint.value.rpartition(":")[0]} & _LOCAL_HOSTS
-    restarts_together = restarts and restarts.value[0] and has_several_nodes
+    max_restarts, _window = restarts.value if restarts else (0, None)
+    restarts_together = max_restarts > 0 and has_several_nodes
     has_spares = spares and spares.value
     for first, second, contradicts, why in (
         (standalone, nodes, max_nodes > 1, "--standalone means one node"),
@@ -336,7 +338,7 @@ def _drop_one_of_contradicting(resolved: dict[str, Resolved]) -> None:
         (no_control, restarts, restarts_together, "without a control channel nodes cannot restart together"),
         (no_control, spares, has_spares, "without a control channel no node can take the place of another"),
         (standalone, spares, has_spares, "--standalone means one node"),
-        (no_control, notices, True, "without a control channel no node knows when all workers have exited"),
+        (no_control, requeue_on, True, "without a control channel no node knows when all workers have exited"),
     ):
         if first is None or second is None or not contradicts:
             continue
@@ -375,7 +377,8 @@ def _check_faults(chaos: Resolved, resolved: Mapping[str, Resolved]) -> None:
         raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")
     _, max_nodes = resolved["nnodes"].value if "nnodes" in resolved else default("nnodes")
     per_node = resolved["nproc_per_node"].value if "nproc_per_node" in resolved else None
-    workers = max_nodes * per_node if isinstance(per_node, int) else _UNKNOWN_NUMBER
+    # without a number, only the nodes will find out how many workers they have
+    workers = max_nodes * per_node if isinstance(per_node, int) else _MORE_THAN_ANY
     nodes = max_nodes + (resolved["spares"].value if "spares" in resolved else 0)
     for fault in chaos.value:
         kind, number = ("node", nodes) if fault.kind == "node" else ("rank", workers)
@@ -399,7 +402,7 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
     for one in resolved.values():
         if (alias := ALIAS_OF.get(one.given.origin)) is not None:
             yield f"{one.given}, as {alias.launcher} writes it, is taken as {BY_NAME[one.given.name].flag}"
-        if why := BY_NAME[one.given.name].no_effect:
+        if why := BY_NAME[one.given.name].why_no_effect:
             yield f"{one.given} has no effect: {why}"
     values = {name: one.value for name, one in resolved.items()}
     has_fork_server = "keep_warm" in values or values.get("start_method") == "forkserver"
@@ -419,7 +422,7 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
     ):
         if name in resolved and has_no_effect:
             yield f"{resolved[name].given} has no effect: {why}"
-    for key in [key for key in values.get("rdzv_conf", ()) if key not in _WITH_EFFECT]:
+    for key in [key for key in values.get("rdzv_conf", ()) if key not in _RDZV_KEYS_WITH_EFFECT]:
         says_when_lost = "--heartbeat-timeout says when a node is lost"
-        why = says_when_lost if key in _HEARTBEATS else "torch's rendezvous is not used"
+        why = says_when_lost if key in _RDZV_KEYS_OF_HEARTBEAT else "torch's rendezvous is not used"
         yield f"{key} in {resolved['rdzv_conf'].given} has no effect: {why}"

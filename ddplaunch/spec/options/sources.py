@@ -22,11 +22,11 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.process.files import ask_disk, exists_on_disk
 from ddplaunch.system.words import did_you_mean, why_failed
 
-_FILES = {"pyproject.toml": Source.PYPROJECT, "ddplaunch.toml": Source.FILE}
+_SOURCE_OF_FILE = {"pyproject.toml": Source.PYPROJECT, "ddplaunch.toml": Source.FILE}
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file
 _PREFIX = "DDPLAUNCH_"  # of our variables
-_NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_HOST, token.RDZV_PORT, token.TASKS_PER_NODE})
+_VARIABLES_WITHOUT_OPTION = frozenset({token.VARIABLE, token.RDZV_HOST, token.RDZV_PORT, token.TASKS_PER_NODE})
 
 
 def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
@@ -43,7 +43,9 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     """Yield a note on each variable that looks like one of ours and is none; not in a worker, which has others of ours."""
     if "DDPLAUNCH_RUN_ID" in env:
         return
-    known = {name for option in OPTIONS for name, _ in option.variables if name.startswith(_PREFIX)} | _NO_OPTIONS
+    known = {
+        name for option in OPTIONS for name, _ in option.variables if name.startswith(_PREFIX)
+    } | _VARIABLES_WITHOUT_OPTION
     after_prefix = sorted(name.removeprefix(_PREFIX) for name in known)  # the prefix makes all alike
     for name in sorted(name for name in without_service_links(env) if name.startswith(_PREFIX) and name not in known):
         meant = did_you_mean(name.removeprefix(_PREFIX), after_prefix, cutoff=0.75)
@@ -68,23 +70,23 @@ def from_files(folder: str) -> tuple[list[Given], list[str]]:
     Raises:
         LaunchError: a file of this user cannot be read, one holds what is not an option, or the disk hangs.
     """
-    upward = [folder]
-    while (above := os.path.dirname(upward[-1])) != upward[-1]:
-        upward.append(above)
-    what = f"the working directory, in which {' or '.join(_FILES)} may lie,"
-    if not exists_on_disk([os.path.join(place, file) for place in upward for file in _FILES], what):
+    folders_upward = [folder]
+    while (above := os.path.dirname(folders_upward[-1])) != folders_upward[-1]:
+        folders_upward.append(above)
+    what = f"the working directory, in which {' or '.join(_SOURCE_OF_FILE)} may lie,"
+    if not exists_on_disk([os.path.join(place, file) for place in folders_upward for file in _SOURCE_OF_FILE], what):
         return [], []
-    return ask_disk(partial(_from_files, upward), folder, what, hint="`cd` to a folder on a disk that works")
+    return ask_disk(partial(_from_files, folders_upward), folder, what, hint="`cd` to a folder on a disk that works")
 
 
-def _from_files(upward: Sequence[str]) -> tuple[list[Given], list[str]]:
-    """Return what `from_files` returns, from the first folder and all folders above."""
+def _from_files(folders_upward: Sequence[str]) -> tuple[list[Given], list[str]]:
+    """Return the options in the files of these folders, each below the next, and remarks on files that are ignored."""
     given: list[Given] = []
     remarks: list[str] = []
-    for file, source in _FILES.items():
-        for folder in upward:
+    for file, source in _SOURCE_OF_FILE.items():
+        for folder in folders_upward:
             path = os.path.join(folder, file)
-            shown_path = file if folder == upward[0] else path
+            shown_path = file if folder == folders_upward[0] else path
             try:
                 table = _table(path, source, shown_path=shown_path)
             except _IgnoredError as reason:
@@ -161,12 +163,12 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown_path:
             )
         keys[option.name] = key
         quote = '"' if isinstance(value, (str, dict, list)) else ""
-        form = f"{option.key} = {quote}{{}}{quote}"
+        form = f"{option.key} = {quote}{{}}{quote}"  # how errors show it, {} for the value
         for text in _texts_of_toml(option, value, shown_path):
-            is_name_on_path = option.path == "command" and "/" not in text
-            is_path = text and option.path and not is_name_on_path
-            resolved = os.path.normpath(os.path.join(folder, text)) if is_path else text
-            yield Given(name=option.name, text=resolved, source=source, origin=shown_path, form=form)
+            is_name_on_path = option.path_kind == "command" and "/" not in text
+            is_path = text and option.path_kind and not is_name_on_path
+            text_in_job = os.path.normpath(os.path.join(folder, text)) if is_path else text
+            yield Given(name=option.name, text=text_in_job, source=source, origin=shown_path, form=form)
 
 
 def _texts_of_toml(option: Option, value: object, shown_path: str) -> Iterable[str]:
@@ -230,19 +232,19 @@ def _texts(option: Option, value: object) -> list[str] | None:
     match value:
         case bool() if option.is_flag:
             return [str(value)]
-        case bool() if option.optional is not None:
-            return [option.optional] if value else []  # true stands for the value that the flag alone implies
+        case bool() if option.implied_value is not None:
+            return [option.implied_value] if value else []  # true stands for the value that the flag alone implies
         case str() | int() if not option.is_flag and not isinstance(value, bool):
             return [str(value)]
         case float() if not option.is_flag:
             return [_text_of_number(value)]
-        case os.PathLike() if option.path:
+        case os.PathLike() if option.path_kind:
             return [os.fsdecode(value)]
         case Mapping() if option.name == "env":
             return [f"{name}={content}" for name, content in value.items()]
         case list() | tuple() if option.repeatable:
             return [str(item) for item in value]
-        case list() | tuple() | set() | frozenset() if option.listed:
+        case list() | tuple() | set() | frozenset() if option.takes_list:
             return [",".join(map(str, value))]
     return None
 
@@ -260,9 +262,9 @@ def _types(option: Option, names: _TypeNames) -> str:
         return f"{names.true} or {names.false}"
     if option.name == "env":
         return names.variables
-    if option.optional is not None:  # the value that the flag alone implies
+    if option.implied_value is not None:  # the value that the flag alone implies
         return f"{names.true}, a string or a number"
-    has_several = option.listed or option.repeatable
+    has_several = option.takes_list or option.repeatable
     return f"a string, a number or {names.several} of them" if has_several else "a string or a number"
 
 

@@ -40,11 +40,11 @@ class Option(Struct, frozen=True, kw_only=True):
     short: str = ""
     field: str | None = None  # of JobSpec; None: of the same name
     is_flag: bool = False
-    optional: str | None = None  # its value where none is given, as in `--debug SCRIPT`
+    implied_value: str | None = None  # where none is typed, as in `--debug SCRIPT`; None: it needs one
     repeatable: bool = False  # every value counts, not only the last
-    listed: bool = False  # values stand between commas; a file may hold an array
+    takes_list: bool = False  # values stand between commas; a file may hold an array
     choices: tuple[str, ...] = ()  # for completion and spelling hints
-    path: str = ""  # "file" or "folder", "command" if a bare name is looked for on PATH
+    path_kind: str = ""  # "file" or "folder", "command" if a bare name is looked for on PATH
     may_be_empty: bool = False  # an empty text means that it is not given, as to torchrun
     verbatim: bool = False  # blanks around its text count
     pet: bool = False  # torchrun reads PET_NAME
@@ -52,7 +52,7 @@ class Option(Struct, frozen=True, kw_only=True):
     variable: bool = True  # DDPLAUNCH_NAME is read; not where that name has another meaning
     foreign: str = ""  # a variable of torch with the same meaning
     reach: Reach = Reach.JOB
-    no_effect: str = ""  # accepted for torchrun's sake: why it does nothing here
+    why_no_effect: str = ""  # of an option that is accepted for torchrun's sake alone
 
     @property
     def flag(self) -> str:
@@ -63,6 +63,11 @@ class Option(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The key in a configuration file."""
         return self.name.replace("_", "-")
+
+    @property
+    def is_torchruns(self) -> bool:
+        """Whether it is an option of torchrun's, with a variable PET_NAME or without one."""
+        return self.pet or self.torchruns
 
     @property
     def target(self) -> str:
@@ -147,12 +152,12 @@ OPTIONS: tuple[Option, ...] = (
            help="SCRIPT is a module's name, as in `python -m`."),
     Option(name="no_python", group=_PROGRAM, is_flag=True, pet=True, parse=parsers.switch,
            help="SCRIPT is a command. Run it without python."),
-    Option(name="python", group=_PROGRAM, metavar="PATH", parse=parsers.path, path="command", foreign="PYTHON_EXEC",
+    Option(name="python", group=_PROGRAM, metavar="PATH", parse=parsers.path, path_kind="command", foreign="PYTHON_EXEC",
            example="python3.12", help="The interpreter of the workers. Default: the one that runs ddplaunch."),
     Option(name="env", group=_PROGRAM, metavar="NAME=VALUE", parse=parsers.variable, repeatable=True,
            variable=False, example="NCCL_DEBUG=INFO", reach=Reach.HERE,
            help="Set a variable for the workers. You may repeat this option."),
-    Option(name="env_file", group=_PROGRAM, metavar="FILE", parse=parsers.path, path="file", repeatable=True, field="env",
+    Option(name="env_file", group=_PROGRAM, metavar="FILE", parse=parsers.path, path_kind="file", repeatable=True, field="env",
            example="train.env", reach=Reach.HERE,
            help="Set variables for the workers from NAME=VALUE lines of a file. --env wins over the file."),
     Option(name="start_method", group=_PROGRAM, metavar="HOW", pet=True, parse=parsers.one_of(*_START_METHODS),
@@ -160,16 +165,16 @@ OPTIONS: tuple[Option, ...] = (
            help="How to start workers. spawn (the default) and fork: each as a fresh process. forkserver: forked from one "
                 "process on the node, which has imported torch for all of them. auto: forkserver, if the node has more "
                 "workers than CPUs, no accelerators, and a script that imports torch first."),
-    Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, listed=True,
+    Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, takes_list=True,
            example="torch,transformers",
            help="Modules that the fork server imports. Default: torch, torch.distributed and torch._dynamo, which an "
                 "optimizer needs for its first step."),
-    Option(name="keep_warm", group=_PROGRAM, metavar="[MINUTES]", parse=parsers.number(1, 1440), optional="10", example="10",
+    Option(name="keep_warm", group=_PROGRAM, metavar="[MINUTES]", parse=parsers.number(1, 1440), implied_value="10", example="10",
            help="Keep the fork server for later runs that import the same modules, so that their workers start at once. "
                 "It ends when no run has used it for this time (default: 10 minutes). Implies --start-method forkserver. "
                 "`ddplaunch warm` shows it."),
 
-    Option(name="devices", group=_DEVICES, metavar="LIST", parse=parsers.devices, listed=True,
+    Option(name="devices", group=_DEVICES, metavar="LIST", parse=parsers.devices, takes_list=True,
            example="0,2", help="The accelerators to use, by index or UUID. cpu: use none."),
     Option(name="pin", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_PINS), choices=_PINS, example="device",
            help="How to bind a worker to its own device. device: the worker sees all devices, and its own is the current "
@@ -205,7 +210,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="health_check", group=_SUPERVISION, metavar="COMMAND", parse=parsers.command_line, example="./check-gpus.sh",
            help="Run this shell command on each node before the workers start, and before each restart. A node on which it "
                 "fails, or runs for 60 s, takes no part. The job goes on with spares, or with the nodes that --nnodes allows."),
-    Option(name="restart_on", group=_SUPERVISION, metavar="LIST", parse=parsers.restart_on, listed=True,
+    Option(name="restart_on", group=_SUPERVISION, metavar="LIST", parse=parsers.restart_on, takes_list=True,
            choices=RESTART_KINDS, example="node-lost,killed",
            help="Restart only after these kinds of failures: node-lost, killed (by a signal), cuda, nccl, timeout, hang, "
                 "import, exception or exit (a status without an exception). Default: all of them."),
@@ -225,21 +230,22 @@ OPTIONS: tuple[Option, ...] = (
            help="How often to check which rank comes last to the collectives, in a job with a process group (default: "
                 "30s). off: never. ddplaunch names a rank that costs 5% of a step."),
 
-    Option(name="forward_signals", group=_SCHEDULERS, metavar="LIST", parse=parsers.signals, listed=True, example="SIGXCPU",
+    Option(name="forward_signals", group=_SCHEDULERS, metavar="LIST", parse=parsers.signals, takes_list=True, example="SIGXCPU",
            help="Further signals to pass on to the workers while the job goes on. SIGUSR1, SIGUSR2, SIGCONT and SIGWINCH "
                 "are always passed on."),
-    Option(name="requeue_on", group=_SCHEDULERS, metavar="LIST", parse=parsers.notices, listed=True, example="SIGUSR1",
+    Option(name="requeue_on", group=_SCHEDULERS, metavar="LIST", parse=parsers.notices, takes_list=True, example="SIGUSR1",
            help="Signals that announce the end of a Slurm job. If all workers exit after one of them and none fails, "
                 "ddplaunch requeues the job. The exit status is 128 + the signal."),
     Option(name="max_requeues", group=_SCHEDULERS, parse=parsers.number(0), example="10", default="10",
            help="How often a job may be requeued (default: 10). Slurm's own requeues count, too."),
-    Option(name="notice_file", group=_SCHEDULERS, metavar="FILE", parse=parsers.path, path="file", example="/run/spot-notice",
+    Option(name="notice_file", group=_SCHEDULERS, metavar="FILE", parse=parsers.path, path_kind="file",
+           example="/run/spot-notice",
            help="When this file appears or changes on a node, give its workers the notice that the end is near: SIGUSR1, or "
                 "the first signal of --requeue-on. A node that an elastic job can do without leaves."),
     Option(name="notice_command", group=_SCHEDULERS, metavar="COMMAND", parse=parsers.command_line,
            example="'curl -sf http://169.254.169.254/latest/meta-data/spot/instance-action'",
            help="Run this shell command every 5 s on each node. Once it exits with 0, give the same notice."),
-    Option(name="stop_file", group=_SCHEDULERS, metavar="FILE", parse=parsers.path, path="file", example="/shared/stop",
+    Option(name="stop_file", group=_SCHEDULERS, metavar="FILE", parse=parsers.path, path_kind="file", example="/shared/stop",
            help="When this file appears or changes on the coordinator's host, stop the job, as SIGTERM does. It is not "
                 "requeued."),
 
@@ -253,7 +259,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="timestamps", group=_OUTPUT, is_flag=True, parse=parsers.switch,
            help="Print the time of day before each line of a worker."),
     Option(name="log_dir", group=_OUTPUT, metavar="FOLDER", pet=True, may_be_empty=True,
-           parse=parsers.path, path="folder", example="logs",
+           parse=parsers.path, path_kind="folder", example="logs",
            help="Make a folder for the logs of each run in this folder. /dev/null: keep no logs."),
     Option(name="keep_runs", group=_OUTPUT, metavar="DAYS", parse=parsers.number(0), example="90", default="30",
            help="Remove the folders of runs without --log-dir after this many days (default: 30). 0: never. Runs older "
@@ -264,7 +270,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="notify", group=_OUTPUT, metavar="COMMAND", parse=parsers.command_line, example="./tell.sh",
            help="Run this shell command at the start and the end of the job, and at each restart and notice. It gets the "
                 "event as JSON on stdin, runs on the coordinator's host, and may take 10 s."),
-    Option(name="metrics_file", group=_OUTPUT, metavar="FILE", parse=parsers.path, path="file", example="job.prom",
+    Option(name="metrics_file", group=_OUTPUT, metavar="FILE", parse=parsers.path, path_kind="file", example="job.prom",
            help="Write figures of the job for Prometheus to this file every 15 s, on the coordinator's host."),
     Option(name="run_id", group=_OUTPUT, metavar="NAME", parse=parsers.name, example="baseline-1",
            help="Name of this run and of its folder, which gets a number if an earlier run has the name: NAME.1. Default: date, "
@@ -280,36 +286,36 @@ OPTIONS: tuple[Option, ...] = (
                 "{local_rank}, {node_rank}, {host}."),
     Option(name="wrap_ranks", group=_DEBUGGING, metavar="RANKS", parse=parsers.ranks, example="0,4-7",
            help="The ranks for --wrap. Default: all."),
-    Option(name="debug", group=_DEBUGGING, metavar="[RANK]", parse=parsers.number(0), optional="0", field="debug_rank",
+    Option(name="debug", group=_DEBUGGING, metavar="[RANK]", parse=parsers.number(0), implied_value="0", field="debug_rank",
            variable=False, example="0", reach=Reach.HERE,
            help="Give this rank (default: 0) the terminal, for breakpoint() and pdb. The other ranks print only to their "
                 "logs."),
     Option(name="debug_on_error", group=_DEBUGGING, is_flag=True, parse=parsers.switch, variable=False, reach=Reach.HERE,
            help="Open a debugger where the first rank fails, and give that rank the terminal. The other ranks wait until "
                 "you leave the debugger."),
-    Option(name="debugpy", group=_DEBUGGING, metavar="[RANKS]", parse=parsers.ranks, optional="0", field="debugpy_ranks",
-           variable=False, listed=True, example="0,1",
+    Option(name="debugpy", group=_DEBUGGING, metavar="[RANKS]", parse=parsers.ranks, implied_value="0", field="debugpy_ranks",
+           variable=False, takes_list=True, example="0,1",
            help="Let these ranks (default: 0) wait for VS Code or another client of debugpy before they begin. ddplaunch "
                 "prints the lines for launch.json."),
     Option(name="no_flight_recorder", group=_DEBUGGING, is_flag=True, parse=parsers.switch,
            help="Keep torch from recording the collectives of each worker. `ddplaunch stacks` needs these records to say "
                 "who waits for whom."),
     Option(name="simulate", group=_DEBUGGING, metavar="[divide|share]", parse=parsers.one_of(*_SIMULATIONS),
-           choices=_SIMULATIONS, optional="divide", example="divide", reach=Reach.HERE,
+           choices=_SIMULATIONS, implied_value="divide", example="divide", reach=Reach.HERE,
            help="Start all nodes on this machine, each with an agent and an address of its own, as on several hosts. "
                 "divide: each node gets its part of the accelerators. share: every node uses all of them."),
     Option(name="chaos", group=_DEBUGGING, metavar="LIST", parse=parsers.faults,
-           listed=True, example="kill:5@2s,node:1@3s", reach=Reach.HERE,
+           takes_list=True, example="kill:5@2s,node:1@3s", reach=Reach.HERE,
            help="With --simulate: inject faults at times after the start, to see how the job reacts. A fault is kill, "
                 "hang or slow with a rank, or node with a node rank. Example: kill:5@2s,node:1@3s,hang:2@1s,slow:0@500ms"),
 
     Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=parsers.nnodes, example="2", default="1",
            reach=Reach.HERE,
            help="Number of nodes. With MIN:MAX, nodes may leave and join while the job runs."),
-    Option(name="hosts", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts such as a,b:4"), listed=True,
+    Option(name="hosts", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts such as a,b:4"), takes_list=True,
            example="a,b:4", reach=Reach.HERE,
            help="Run on these hosts, over ssh: a,b:4,gpu[01-03]. The number after a host is its number of workers."),
-    Option(name="hostfile", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="hosts.txt",
+    Option(name="hostfile", group=_NODES, metavar="FILE", parse=parsers.path, path_kind="file", example="hosts.txt",
            reach=Reach.HERE,
            help="Run on the hosts in this file. Each line is HOST, HOST:4 or HOST slots=4."),
     Option(name="include", group=_NODES, metavar="LIST", parse=parsers.text("expected hosts"), example="a,b", reach=Reach.HERE,
@@ -319,7 +325,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="avoid_bad_nodes", group=_NODES, is_flag=True, parse=parsers.switch, reach=Reach.HERE,
            help="Leave out the listed hosts on which the machine has failed in the last 7 days, as `ddplaunch doctor --nodes` "
                 "shows them. With `ddplaunch submit`, exclude such nodes of Slurm."),
-    Option(name="remote_python", group=_NODES, metavar="PATH", parse=parsers.path, path="command",
+    Option(name="remote_python", group=_NODES, metavar="PATH", parse=parsers.path, path_kind="command",
            example="/opt/venv/bin/python", reach=Reach.HERE,
            help="The interpreter that has ddplaunch on the other hosts. Default: the same path as here."),
     Option(name="cluster", group=_NODES, metavar="NAME", parse=parsers.one_of(*_CLUSTERS), choices=_CLUSTERS,
@@ -338,7 +344,7 @@ OPTIONS: tuple[Option, ...] = (
            help="A node that sends no heartbeat for this time, or whose agent does not run, is lost. The job ends with exit "
                 "status 122, unless MIN nodes remain. By default, a host whose kernel does not answer either is lost earlier, "
                 "after 6s to 10s."),
-    Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="token.txt",
+    Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path_kind="file", example="token.txt",
            reach=Reach.HERE,
            help="A file with the secret that authenticates the nodes, if you start ddplaunch on each node yourself. You "
                 "can also set DDPLAUNCH_TOKEN. Over ssh, ddplaunch makes a secret. In Slurm it does so too, if the nodes "
@@ -364,9 +370,9 @@ OPTIONS: tuple[Option, ...] = (
            help="The text before each line, in place of the rank. ddplaunch replaces ${rank}, ${local_rank}, ${role_name} "
                 "and ${hostname}."),
     Option(name="local_ranks_filter", group=TORCHRUN, metavar="LIST", pet=True, may_be_empty=True,
-           parse=parsers.local_ranks, listed=True, example="0,1",
+           parse=parsers.local_ranks, takes_list=True, example="0,1",
            help="Show only the output of these local ranks."),
-    Option(name="signals_to_handle", group=TORCHRUN, metavar="LIST", pet=True, parse=parsers.signals, listed=True,
+    Option(name="signals_to_handle", group=TORCHRUN, metavar="LIST", pet=True, parse=parsers.signals, takes_list=True,
            field="stop_signals", example="SIGTERM,SIGINT", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
            help="Signals that stop the job. ddplaunch passes each of them on to the workers."),
     Option(name="shutdown_timeout", group=TORCHRUN, metavar="TIME", pet=True, field="grace_period",
@@ -391,17 +397,17 @@ OPTIONS: tuple[Option, ...] = (
                 "how many seconds MIN nodes wait for more, up to MAX. is_host=1: this is node 0. is_host=0: this is not "
                 "node 0."),
     Option(name="run_path", group=TORCHRUN, is_flag=True, pet=True, parse=parsers.switch,
-           no_effect="a script is run as a file anyway", help="SCRIPT is a file's path, even with --no-python."),
+           why_no_effect="a script is run as a file anyway", help="SCRIPT is a file's path, even with --no-python."),
     Option(name="monitor_interval", group=TORCHRUN, metavar="SECONDS", pet=True, parse=parsers.positive_number,
-           example="0.1", no_effect="the system tells ddplaunch when a worker ends",
+           example="0.1", why_no_effect="the system tells ddplaunch when a worker ends",
            help="How often torchrun checks its workers."),
     Option(name="event_log_handler", group=TORCHRUN, metavar="NAME", pet=True, parse=_NAME, example="null",
-           no_effect="events are in events.jsonl of the run folder", help="Where torchrun sends its events."),
+           why_no_effect="events are in events.jsonl of the run folder", help="Where torchrun sends its events."),
     Option(name="logs_specs", group=TORCHRUN, metavar="NAME", torchruns=True, parse=parsers.one_of("default"),
-           may_be_empty=True, example="default", no_effect="logs are written as --log-dir, --redirects and --tee say",
+           may_be_empty=True, example="default", why_no_effect="logs are written as --log-dir, --redirects and --tee say",
            help="A plug-in for torchrun's logs. ddplaunch accepts only default."),
     Option(name="use_env", group=TORCHRUN, is_flag=True, torchruns=True, parse=parsers.switch,
-           no_effect="LOCAL_RANK is always set, and no --local-rank is added to the script's arguments",
+           why_no_effect="LOCAL_RANK is always set, and no --local-rank is added to the script's arguments",
            help="An option of torch.distributed.launch: pass the local rank in a variable."),
     Option(name="print_completion", group=TORCHRUN, metavar="SHELL", torchruns=True, variable=False,
            parse=parsers.one_of(*SHELLS), choices=SHELLS, example="bash", help="The same as `ddplaunch completion SHELL`."),

@@ -22,7 +22,7 @@ from ddplaunch.tools.check.notes import P2P, Call, Trace
 
 _MOST_MISMATCHES = 8  # disagreements that are named
 _MOST_SIDES = 6  # of each
-_LONGEST = 30  # characters of a list of ranks
+_LONGEST_LIST = 30  # characters of a list of ranks
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Mismatch(Struct, frozen=True, kw_only=True):
         parts = []
         for side in shown:
             at = f" at {side.where}" if side.where and len(locations) > 1 else ""
-            parts.append(f"{these_ranks(side.ranks)} {_with_number(side)}{at}")
+            parts.append(f"{these_ranks(side.ranks)} {_does_in_number(side)}{at}")
         number = sum(len(side.ranks) for side in others)
         more = f", {number} others do something else" if number else ""
         group = f"in {self.group}, " if self.group else ""
@@ -56,7 +56,7 @@ class Mismatch(Struct, frozen=True, kw_only=True):
         return f"step {self.step}: {group}{', '.join(parts)}{more}{only_location}"
 
 
-def _with_number(side: Side) -> str:
+def _does_in_number(side: Side) -> str:
     """Return what the ranks of a side do, with the verb of one rank or of several: "calls ..." or "call ..."."""
     verb, _, rest = side.does.partition(" ")
     return f"{verb.removesuffix('s')} {rest}" if len(side.ranks) > 1 else side.does
@@ -68,7 +68,7 @@ class Compared(Struct, frozen=True, kw_only=True):
     mismatches: tuple[Mismatch, ...]
     calls: int  # collectives that were done by all checked members of their group, two or more
     groups: int  # in which these were
-    alone: tuple[tuple[int, ...], ...]  # the members of groups of which one rank was checked
+    uncompared: tuple[tuple[int, ...], ...]  # the members of groups of which one rank was checked
 
 
 class _GroupId(NamedTuple):
@@ -81,15 +81,15 @@ class _GroupId(NamedTuple):
 def compare(traces: Sequence[Trace], cwd: str) -> Compared:
     """Return where these ranks disagree about their collectives, the earliest first; paths are relative to `cwd`."""
     replay = _Replay(traces, cwd)
-    done = replay.play()
-    found = [*replay.stuck(), *_unpaired(traces, cwd)]
+    done_by_group = replay.play()
+    found = [*replay.find_stuck(), *_unpaired_sends_and_receives(traces, cwd)]
     groups = {replay.group_of(trace, call) for trace in traces for call in trace.calls}
-    alone = {group.members for group in groups if len(group.members) > 1 and len(replay.checked_members(group)) == 1}
+    of_one_checked = [group for group in groups if len(group.members) > 1 and len(replay.checked_members(group)) == 1]
     return Compared(
         mismatches=tuple(sorted(found, key=lambda one: one.step)[:_MOST_MISMATCHES]),
-        calls=sum(done.values()),
-        groups=len(done),
-        alone=tuple(sorted(alone)),
+        calls=sum(done_by_group.values()),
+        groups=len(done_by_group),
+        uncompared=tuple(sorted({group.members for group in of_one_checked})),
     )
 
 
@@ -152,9 +152,12 @@ class _Replay:
                 continue
             group = self.group_of(self._traces[rank], call)
             here = [one for one in self.checked_members(group) if self._is_at(one, group)]
-            missing = [one for one in self.checked_members(group) if one not in here and self._is_known_elsewhere(one)]
+            # a rank whose check ended early may have come here as well, and is not waited for
+            elsewhere = [
+                one for one in self.checked_members(group) if one not in here and self._is_known_elsewhere(one)
+            ]
             agree = len({self._call_of(one).text for one in here}) == 1
-            if missing or not agree:
+            if elsewhere or not agree:
                 continue
             for one in here:
                 self._position[one] += 1
@@ -165,7 +168,7 @@ class _Replay:
                 done[group] += 1
         return done
 
-    def stuck(self) -> list[Mismatch]:
+    def find_stuck(self) -> list[Mismatch]:
         """Return why ranks stand at a collective after `play`.
 
         Members call something else, or nothing more. If that is so nowhere, each group waits for a rank that waits for another
@@ -178,37 +181,40 @@ class _Replay:
                 waiting.setdefault(self.group_of(self._traces[rank], call), []).append(rank)
         different, ended = [], []
         for group, ranks in waiting.items():
-            missing = [
-                rank for rank in self.checked_members(group) if rank not in ranks and self._is_known_elsewhere(rank)
+            name = self._name_of_group(group, ranks[0])
+            sides = list(self._sides_at_calls(ranks))
+            # members that make no more calls; what one would do whose check ended early is not known
+            finished = [
+                rank
+                for rank in self.checked_members(group)
+                if self._next_call(rank) is None and self._traces[rank].is_complete
             ]
-            gone = [rank for rank in missing if self._next_call(rank) is None]
-            sides = list(self._sides(ranks))
             if len({side.does for side in sides}) > 1:
-                different.append(self._mismatch(ranks, self._named(group, ranks[0]), sides))
-            elif gone:
-                ended.append(self._mismatch(ranks, self._named(group, ranks[0]), [*sides, *self._ends(gone)]))
+                different.append(self._mismatch(ranks, name, sides))
+            elif finished:
+                ended.append(self._mismatch(ranks, name, [*sides, *self._sides_of_ended(finished)]))
         if different or ended or not waiting:
             return [*different, *ended]
         everyone = sorted(rank for ranks in waiting.values() for rank in ranks)
-        return [self._mismatch(everyone, "", list(self._sides(everyone, with_group=True)))]
+        return [self._mismatch(everyone, "", list(self._sides_at_calls(everyone, with_group=True)))]
 
     def _mismatch(self, ranks: Sequence[int], group: str, sides: Sequence[Side]) -> Mismatch:
         step = min(self._call_of(rank).step for rank in ranks)
         return Mismatch(step=step, group=group, sides=tuple(sides))
 
-    def _sides(self, ranks: Sequence[int], *, with_group: bool = False) -> Iterator[Side]:
+    def _sides_at_calls(self, ranks: Sequence[int], *, with_group: bool = False) -> Iterator[Side]:
         """Yield what ranks that stand at a call do there, those together that do the same at the same line."""
         ranks_by_call: dict[tuple[str, str], list[int]] = {}
         for rank in ranks:
             call = self._call_of(rank)
             does = f"calls {call.text}"
             if with_group:
-                does += f" of {self._named(self.group_of(self._traces[rank], call), rank) or 'all ranks'}"
+                does += f" of {self._name_of_group(self.group_of(self._traces[rank], call), rank) or 'all ranks'}"
             ranks_by_call.setdefault((does, where(call.frames, self._cwd)), []).append(rank)
         for (does, line_of_program), who in ranks_by_call.items():
             yield Side(ranks=tuple(who), does=does, where=line_of_program)
 
-    def _ends(self, ranks: Sequence[int]) -> Iterator[Side]:
+    def _sides_of_ended(self, ranks: Sequence[int]) -> Iterator[Side]:
         """Yield how ranks ended that make no more calls, those together that ended in the same way."""
         ranks_by_end: dict[str, list[int]] = {}
         for rank in ranks:
@@ -218,7 +224,7 @@ class _Replay:
         for does, who in ranks_by_end.items():
             yield Side(ranks=tuple(who), does=does)
 
-    def _named(self, group: _GroupId, rank: int) -> str:
+    def _name_of_group(self, group: _GroupId, rank: int) -> str:
         """Name a group of this rank; "" for that of all ranks."""
         of_rank = self._traces[rank].groups
         largest = max((len(one.members) for one in of_rank.values()), default=0)
@@ -232,7 +238,7 @@ class _Replay:
 def in_short(members: Sequence[int]) -> str:
     """Name the ranks of a group: "ranks 0-7"; of many that are no range, "64 ranks from 0 to 504"."""
     text = these_ranks(members)
-    return text if len(text) <= _LONGEST else f"{len(members)} ranks from {members[0]} to {members[-1]}"
+    return text if len(text) <= _LONGEST_LIST else f"{len(members)} ranks from {members[0]} to {members[-1]}"
 
 
 def _ended(trace: Trace) -> str:
@@ -248,7 +254,7 @@ class _Route(NamedTuple):
     tag: int
 
 
-def _unpaired(traces: Sequence[Trace], cwd: str) -> Iterator[Mismatch]:
+def _unpaired_sends_and_receives(traces: Sequence[Trace], cwd: str) -> Iterator[Mismatch]:
     """Yield, for each two checked ranks, the first send or receive without a counterpart of the same tensors.
 
     A rank that receives from any sender takes sends that nobody can tell from here, so those to it are left out.
@@ -270,11 +276,12 @@ def _unpaired(traces: Sequence[Trace], cwd: str) -> Iterator[Mismatch]:
             if send is not None and receive is not None and send.inputs == receive.outputs:
                 continue
             ends = (
-                _PairEnd(route.sender, send, "sends", f"to rank {route.receiver}"),
-                _PairEnd(route.receiver, receive, "receives", f"from rank {route.sender}"),
+                _PairEnd(route.sender, send, does="sends", peer=f"to rank {route.receiver}"),
+                _PairEnd(route.receiver, receive, does="receives", peer=f"from rank {route.sender}"),
             )
-            is_known = all(end.call is not None or by_rank[end.rank].is_complete for end in ends)
-            if is_known:
+            # a rank whose check ended early might have made the call
+            is_certain = all(end.call is not None or by_rank[end.rank].is_complete for end in ends)
+            if is_certain:
                 yield _mismatch_of_pair(ends, cwd)
             break
 
@@ -284,8 +291,8 @@ class _PairEnd(NamedTuple):
 
     rank: int
     call: Call | None  # None: the rank makes no more such calls
-    verb: str  # "sends"
-    way: str  # "to rank 3"
+    does: str  # "sends"
+    peer: str  # "to rank 3"
 
 
 def _mismatch_of_pair(ends: Sequence[_PairEnd], cwd: str) -> Mismatch:
@@ -293,10 +300,10 @@ def _mismatch_of_pair(ends: Sequence[_PairEnd], cwd: str) -> Mismatch:
     sides = []
     for end in ends:
         if end.call is None:
-            sides.append(Side(ranks=(end.rank,), does=f"{end.verb} no more {end.way}"))
+            sides.append(Side(ranks=(end.rank,), does=f"{end.does} no more {end.peer}"))
         else:
             tensors = end.call.inputs or end.call.outputs
-            does = f"{end.verb} {tensors} {end.way}"
+            does = f"{end.does} {tensors} {end.peer}"
             sides.append(Side(ranks=(end.rank,), does=does, where=where(end.call.frames, cwd)))
     return Mismatch(step=min(end.call.step for end in ends if end.call is not None), group="", sides=tuple(sides))
 

@@ -71,7 +71,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     steps: int = 0  # that are done
     frames: tuple[Frame, ...] = ()  # where the rank saved, or stood when its time was up; innermost first
     error: WorkerError | None = None
-    how: str = ""  # "exit status 3"
+    how_it_ended: str = ""  # "exit status 3"
     output: str = ""  # the end of it
     seconds: float = 0.0
 

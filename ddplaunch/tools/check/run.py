@@ -197,7 +197,7 @@ class _Runs:
             )
         except child.StartError as error:
             os.close(readable)
-            self._traces[rank] = Trace(rank=rank, end="failed", how=str(error))
+            self._traces[rank] = Trace(rank=rank, end="failed", how_it_ended=str(error))
             return
         finally:
             os.close(devnull)
@@ -308,7 +308,7 @@ class _Runs:
             return trace
         how = f"exit status {ended.code}" if ended.signal is None else f"killed by {signal_name(ended.signal)}"
         error = parse(content(f"{path}.json"))
-        return replace(trace, end="failed" if error is None else "raised", how=how, error=error)
+        return replace(trace, end="failed" if error is None else "raised", how_it_ended=how, error=error)
 
     def _end_leftovers(self) -> None:
         """End what ranks that have ended left behind, and wait until it is gone."""

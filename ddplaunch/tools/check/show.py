@@ -24,7 +24,7 @@ _NEEDS_GPU = re.compile(
     r"|current compilation's accelerator support|'torch\._C' has no attribute '_cuda_"
 )
 _MOST_LINES = 5  # of the output of a rank that failed without an exception,
-_LONGEST = 300  # and characters of a line: a progress bar may be one line of megabytes
+_LONGEST_LINE = 300  # and characters of a line: a progress bar may be one line of megabytes
 
 
 class Checked(Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ def _failures(checked: Checked) -> Iterator[tuple[str, list[str], str]]:
         first = traces[0]
         # of a rank that ended with a status or by a signal, its output alone may say why
         lines = first.output.splitlines()[-_MOST_LINES:] if first.end == "failed" else []
-        output = [text if len(text) <= _LONGEST else f"...{text[-_LONGEST:]}" for text in lines]
+        output = [text if len(text) <= _LONGEST_LINE else f"...{text[-_LONGEST_LINE:]}" for text in lines]
         at = f": {failure.location}" if failure.location else ""
         yield f"{these_ranks([trace.rank for trace in traces])} {failure.text}{at}", output, failure.hint
 
@@ -108,21 +108,22 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
         return _Failure(text, checked.where(trace.frames), hint)
     error = trace.error
     if error is None:
-        verb = "was" if trace.how.startswith("killed") else "ended with"
-        return _Failure(f"{verb} {trace.how}")
+        verb = "was" if trace.how_it_ended.startswith("killed") else "ended with"
+        return _Failure(f"{verb} {trace.how_it_ended}")
     first_line = Redactor().text(error.message.strip().partition("\n")[0][:300])
     exception = f"{error.type}: {first_line}" if first_line else error.type
     hint = ""
-    lacking = next((call for call in trace.calls if call.got_nothing), None)
+    # a call whose `peer` should have sent objects
+    futile = next((call for call in trace.calls if call.got_nothing), None)
     if _NEEDS_GPU.search(error.message):
         hint = (
             "a check runs on the CPU, unless this machine has as many GPUs as a node of the job. Let the script choose: "
             '`device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"`'
         )
-    elif lacking is not None:
+    elif futile is not None:
         hint = (
-            f"it got nothing from rank {lacking.peer} by {lacking.operation} ({checked.where(lacking.frames)}), because that "
-            f"rank was not checked before. `--ranks {compress({*checked.wanted.ranks, lacking.peer or 0})}` checks both"
+            f"it got nothing from rank {futile.peer} by {futile.operation} ({checked.where(futile.frames)}), because that "
+            f"rank was not checked before. `--ranks {compress({*checked.wanted.ranks, futile.peer or 0})}` checks both"
         )
     innermost_first = tuple(reversed(frames_of(error)))
     return _Failure(f"raised {exception}", checked.where(innermost_first), hint)
@@ -148,11 +149,11 @@ def _notes(checked: Checked) -> Iterator[str]:
         yield "no rank has made a process group, so there was nothing to compare"
     elif not compared.mismatches and not took_step_or_stopped:
         yield "no rank has taken a step of an optimizer, so the whole program was checked"
-    if compared.alone:
-        mates = (next(rank for rank in group if rank not in wanted.ranks) for group in compared.alone)
-        groups = some(map(in_short, compared.alone), 2)
+    if compared.uncompared:  # of each such group, one more rank is named
+        mates = (next(rank for rank in group if rank not in wanted.ranks) for group in compared.uncompared)
+        groups = some(map(in_short, compared.uncompared), 2)
         yield (
-            f"of {count(len(compared.alone), 'group')} ({groups}) only one rank was checked. "
+            f"of {count(len(compared.uncompared), 'group')} ({groups}) only one rank was checked. "
             f"`--ranks {compress({*wanted.ranks, *mates})}` compares more"
         )
 

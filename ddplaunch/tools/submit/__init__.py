@@ -129,7 +129,7 @@ def _avoid_bad_nodes(request: SubmitRequest, spec: JobSpec, env: Mapping[str, st
     path = bad_nodes_file(env)
     now = time.time()
     try:
-        if not path or not exists_on_disk([path], BAD_NODES):
+        if not path or not exists_on_disk([path], BAD_NODES):  # nothing is remembered
             return request
         from ddplaunch.record import bad_nodes
 
@@ -143,7 +143,8 @@ def _avoid_bad_nodes(request: SubmitRequest, spec: JobSpec, env: Mapping[str, st
         return request
     if not spec.avoid_bad_nodes:
         if spec.verbosity >= 0:
-            say(f"warning: {bad_nodes.warning(bad_nodes.among(failures, failed_hosts), now)}")
+            failures_by_host = bad_nodes.among(failures, failed_hosts)
+            say(f"warning: {bad_nodes.warning(failures_by_host, now)}")
         return request
     # sbatch refuses a name that it does not know; if Slurm does not tell the names, all are taken for known
     names_known = _known_nodes(request, env) or failed_hosts
@@ -181,12 +182,18 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     job = _sbatch(made.script, [option.argument for option in made.options], env)
     if job is None:  # --test-only
         return OK
-    known = {"A": job.id, "a": "*", "j": job.id, "x": made.name, "%": "%"}
+    known = {
+        "A": job.id,
+        "a": "*",
+        "j": job.id,
+        "x": made.name,
+        "%": "%",
+    }  # %a: each element of an array has its number
     stdout = output.expand(made.output[0], known)
     path = output.shown(os.path.join(made.folder, stdout), os.getcwd())
     message = f"ddplaunch: job {job.id} is submitted; its output goes to {path}"
     if request.follow:
-        follow.notify(message)
+        follow.notify(message)  # on stderr: stdout is for the output of the job
     else:
         show(job.parsable if request.parsable else message)
     if not (request.wait or request.follow):
@@ -298,7 +305,7 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
             f"--no-requeue of sbatch and {spec.origin('requeue_on')} do not go together",
             hint="leave one out: --requeue-on needs a job that may be requeued",
         )
-    if option := spec.wants_terminal:
+    if option := spec.terminal_option:
         raise LaunchError(
             f"{option}: a batch job has no terminal",
             hint="debug it in an allocation of `salloc`, or of `srun --pty bash`",

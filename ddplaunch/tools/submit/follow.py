@@ -87,16 +87,16 @@ class _Watch:
     """Watches a submitted job: polls scontrol for its state and reports changes, and with --follow shows its output files."""
 
     def __init__(self, job: Submitted, tails: Sequence[Tail], follow: bool) -> None:
-        """Prepare; `tails` are output files that existed before the job."""
+        """Prepare; `tails` read output files that existed before the job."""
         self._job = job
-        self._tails = {tail.path: tail for tail in tails}
+        self._tails = {tail.path: tail for tail in tails}  # by the path of an output file: what reads it
         self._output_files: Mapping[str, int] = {}  # the job's output files, and the stream for each
         self._follow = follow
         self._observed = Observation()  # the last that Slurm has said of the job
         self._slurm_responds = True
         self._was_started = False  # the job: only then its output files appear
         self._is_mid_line = False  # what was shown last has no newline at its end
-        self._dropped: set[int] = set()  # streams (1 stdout, 2 stderr) that cannot be written
+        self._failed_streams: set[int] = set()  # 1 stdout, 2 stderr: nothing is written there any more
 
     def run(self) -> int:
         """Report each change of the job's state, and show its output, until the job is over; return the exit status."""
@@ -113,7 +113,7 @@ class _Watch:
                 query_at = time.monotonic() + interval
                 interval = min(1.5 * interval, LONGEST_INTERVAL)
             has_output = self._show()
-            is_reported_running = " running" in self._observed.reported_state
+            is_reported_running = " running" in self._observed.reported_state  # "is running on node1"
             if has_output and not is_reported_running:  # what writes runs: the user is to read that soon
                 query_at = 0.0
             with disk_watch_paused():
@@ -145,12 +145,12 @@ class _Watch:
             self.print_below(f"job {line}" if line.startswith(f"{self._job.id}_") else f"job {self._job.id} {line}")
         return bool(lines)
 
-    def _show(self, *, end: bool = False) -> bool:
-        """Show new output; return whether there was any."""
+    def _show(self, *, is_last: bool = False) -> bool:
+        """Show new output, if it is the last also half a character at its end; return whether there was any."""
         anything = False
         for path, stream in self._output_files.items():
             tail = self._tails.setdefault(path, Tail(path))
-            while data := tail.read(end=end):
+            while data := tail.read(is_last=is_last):
                 self._write(stream, data)
                 anything = True
         return anything
@@ -159,7 +159,7 @@ class _Watch:
         """Show the output that came last; wait a little for files that a file server has not shown yet."""
         deadline = time.monotonic() + FILE_TIMEOUT
         while True:
-            self._show(end=True)
+            self._show(is_last=True)
             missing = [path for path in self._output_files if not self._tails[path].is_there]
             if not missing or not self._was_started or time.monotonic() > deadline:
                 break
@@ -170,7 +170,7 @@ class _Watch:
 
     def _write(self, stream: int, data: bytes) -> None:
         """Write all of `data` to stdout or stderr; a stream that fails is named, and dropped from then on."""
-        if stream in self._dropped:
+        if stream in self._failed_streams:
             return
         self._is_mid_line = not data.endswith(b"\n")
         view = memoryview(data)
@@ -179,10 +179,10 @@ class _Watch:
                 view = view[os.write(stream, view) :]
             except BlockingIOError:  # another process that shares the file has set O_NONBLOCK
                 select.select((), (stream,), ())
-            except BrokenPipeError:
+            except BrokenPipeError:  # `wait` ends with the status of SIGPIPE
                 raise
             except OSError as error:
-                self._dropped.add(stream)
+                self._failed_streams.add(stream)
                 self.print_below(
                     f"cannot write to {'stdout' if stream == 1 else 'stderr'}: {why_failed(error)}; the output is in its file"
                 )
@@ -204,7 +204,7 @@ def notify(text: str) -> None:
 # --- the state of the job, as scontrol shows it
 
 
-RETURN_TIME = 10.0  # seconds after which a job that may be requeued, but was not, is over
+REQUEUED_WITHIN = 10.0  # seconds; a job that may be requeued, and was not by then, is over
 
 FAILED = 1  # of a job that Slurm could not start, or whose exit status is unknown
 _SIGTERM, _SIGKILL = 15, 9
@@ -275,7 +275,7 @@ def update(observed: Observation, jobs: Sequence[JobRecord], at: float) -> tuple
     for job in jobs:
         element = job.element
         since = observed.may_requeue_since.get(element, at)
-        may_be_requeued = job.state in _REQUEUEABLE and job.may_requeue and at - since < RETURN_TIME
+        may_be_requeued = job.state in _REQUEUEABLE and job.may_requeue and at - since < REQUEUED_WITHIN
         has_ended = job.state in _STATUS_OF_END and not may_be_requeued
         if has_ended:
             if element not in ended:

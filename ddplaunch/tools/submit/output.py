@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ddplaunch.reach.slurm.scontrol import JobRecord
 
 _SYMBOL = re.compile(r"%(\d*)([%AaJjNnstux])")
-_NUMBERS = "AaJjnst"  # a width pads these with zeros, and is ignored for the others
+_NUMERIC_LETTERS = "AaJjnst"  # a width pads these with zeros, and is ignored for the others
 _PIECE = 1 << 16  # bytes
 _LONGEST_CHARACTER = 4  # bytes of a character in UTF-8
 
@@ -25,7 +25,7 @@ def expand(pattern: str, known: Mapping[str, str]) -> str:
         value = known.get(letter)
         if value is None:
             return found[0]
-        return value.zfill(int(width or 0)) if letter in _NUMBERS else value
+        return value.zfill(int(width or 0)) if letter in _NUMERIC_LETTERS else value
 
     return _SYMBOL.sub(replace, pattern)
 
@@ -85,11 +85,11 @@ class Tail:
         self._inode: int | None = None  # of the file that was read last
         self._part_of_character = b""  # at the end of what was read: its other bytes are still to come
 
-    def read(self, *, end: bool = False) -> bytes:
-        """Return new data, up to _PIECE bytes; an incomplete last character is held back unless this is the end."""
+    def read(self, *, is_last: bool = False) -> bytes:
+        """Return new data, up to _PIECE bytes; an incomplete last character is held back unless nothing follows."""
         new = self._read_new()  # which may find that the file was replaced
         data = self._part_of_character + new
-        cut = len(data) if end else length_of_whole_characters(data)
+        cut = len(data) if is_last else length_of_whole_characters(data)
         self._part_of_character = data[cut:]
         return data[:cut]
 

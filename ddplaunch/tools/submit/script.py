@@ -91,9 +91,9 @@ WIDTH = 100  # columns; a command that is longer is broken where an option begin
 _INDENT = "    "
 _BREAK = " \\\n" + _INDENT
 # about the output of sbatch itself, not about the job
-_NOT_IN_SCRIPT = ("quiet", "verbose", "test-only")
-_ABOUT_TASKS = ("ntasks-per-node", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket")
-_TELL_NODES = ("nodelist", "nodefile", "ntasks", "gpus")  # from which Slurm derives how many
+_FOR_SBATCH_ALONE = ("quiet", "verbose", "test-only")
+_OPTIONS_OF_TASKS = ("ntasks-per-node", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket")
+_SLURM_COUNTS_NODES_BY = ("nodelist", "nodefile", "ntasks", "gpus")  # where --nodes is left out
 _PLAIN = frozenset(string.ascii_letters + string.digits + "@%+=:,./_-[]*")
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F)} | str.maketrans({
     "\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'",
@@ -105,10 +105,10 @@ def options_in_script(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOpti
     least, most = spec.nnodes
     least += spec.spares  # Slurm gives the spares (nodes in reserve), too
     nodes = f"{least}" if least >= most else f"{least}-{most}"
-    would_lack_spares = spec.spares and not request.has(*_TELL_NODES)  # since Slurm would give one node
+    would_lack_spares = spec.spares and not request.has(*_SLURM_COUNTS_NODES_BY)  # since Slurm would give one node
     defaults = [
         *([SbatchOption("nodes", nodes)] if "nnodes" in spec.origins or would_lack_spares else []),
-        *([SbatchOption("ntasks-per-node", "1")] if not request.has(*_ABOUT_TASKS) else []),
+        *([SbatchOption("ntasks-per-node", "1")] if not request.has(*_OPTIONS_OF_TASKS) else []),
         SbatchOption("output", "%x-%A_%a.out" if request.has("array") else "%x-%j.out"),
         # else Slurm ends the whole job with the first node that is lost
         *([SbatchOption("no-kill")] if spec.spares or least < most else []),
@@ -117,7 +117,7 @@ def options_in_script(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOpti
         *([SbatchOption("requeue")] if spec.requeue_on else []),
     ]
     name = [] if request.has("job-name") else [SbatchOption("job-name", job_name(spec))]
-    typed = [option for option in request.options if option.name not in _NOT_IN_SCRIPT]
+    typed = [option for option in request.options if option.name not in _FOR_SBATCH_ALONE]
     return (*name, *typed, *(option for option in defaults if not request.has(option.name)))
 
 

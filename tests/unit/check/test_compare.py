@@ -75,7 +75,7 @@ def test_groups_are_compared_among_their_members_only():
     agree = [of(0, low, first), of(1, low, first), of(4, high, other), of(5, high, other)]
     assert found(*agree) == []
     compared = compare([*agree[:3]], "/")
-    assert compared.alone == (high,)
+    assert compared.uncompared == (high,)
     assert found(*agree[:3], of(5, high, first)) == [
         "step 1: in group 1 (ranks 4-7), rank 4 calls barrier, rank 5 calls all_reduce (float32 [4]): train.py:88 in train"
     ]

@@ -160,7 +160,7 @@ def test_two_dashes_directly_behind_the_program_are_dropped_as_by_torchrun_and_o
 @pytest.mark.parametrize("words", DASHES)
 def test_what_stands_before_the_program_is_known_whether_its_two_dashes_are_dropped_or_not(words: str) -> None:
     typed = ["--tee", "3", *words.split()]
-    assert typed[len(parse(typed).before)] in ("train.py", "train.sh", "scripts.base_train")
+    assert typed[len(parse(typed).before_program)] in ("train.py", "train.sh", "scripts.base_train")
 
 
 def test_signals_to_handle_are_the_signals_that_stop() -> None:

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 import pytest
 
 from ddplaunch.reach.slurm.scontrol import JobRecord, parse_jobs
-from ddplaunch.tools.submit.follow import FAILED, RETURN_TIME, Observation, after_slurm_forgot, end_of, has_run, update
+from ddplaunch.tools.submit.follow import (
+    FAILED,
+    REQUEUED_WITHIN,
+    Observation,
+    after_slurm_forgot,
+    end_of,
+    has_run,
+    update,
+)
 
 
 def job(state: str, reason: str = "None", **fields: str) -> JobRecord:
@@ -66,9 +74,9 @@ def test_a_job_that_comes_back_is_not_over() -> None:
 
 def test_a_job_that_could_come_back_but_does_not_is_over_after_a_while() -> None:
     lost = [job("NODE_FAIL")]
-    lines, observed = reported([job("RUNNING")], lost, lost, every=RETURN_TIME - 1)
+    lines, observed = reported([job("RUNNING")], lost, lost, every=REQUEUED_WITHIN - 1)
     assert (observed.is_over, lines[-1]) == (False, ())
-    lines, observed = reported([job("RUNNING")], lost, lost, every=RETURN_TIME)
+    lines, observed = reported([job("RUNNING")], lost, lost, every=REQUEUED_WITHIN)
     assert (observed.is_over, observed.status, lines[-1]) == (True, 122, ("ended because a node failed",))
     _, observed = reported([job("NODE_FAIL", Requeue="0")])
     assert observed.is_over

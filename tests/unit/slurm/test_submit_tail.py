@@ -61,14 +61,14 @@ def test_a_character_is_shown_whole(file: Path) -> None:
 def test_what_never_becomes_a_character_is_shown_at_the_end(file: Path) -> None:
     file.write_bytes(b"a\xe2\x82")
     tail = Tail(str(file))
-    assert (tail.read(), tail.read(end=True), tail.read(end=True)) == (b"a", b"\xe2\x82", b"")
+    assert (tail.read(), tail.read(is_last=True), tail.read(is_last=True)) == (b"a", b"\xe2\x82", b"")
 
 
 def test_a_large_file_comes_in_pieces(file: Path) -> None:
     data = os.urandom(200_000)
     file.write_bytes(data)
     tail, got = Tail(str(file)), b""
-    while piece := tail.read(end=True):
+    while piece := tail.read(is_last=True):
         got += piece
     assert got == data
 
@@ -76,7 +76,7 @@ def test_a_large_file_comes_in_pieces(file: Path) -> None:
 @pytest.mark.parametrize("kind", ["folder", "fifo"])
 def test_what_is_no_file_gives_nothing(file: Path, kind: str) -> None:
     file.mkdir() if kind == "folder" else os.mkfifo(file)
-    assert Tail(str(file)).read(end=True) == b""
+    assert Tail(str(file)).read(is_last=True) == b""
 
 
 @given(st.text(), st.integers(0, 40))

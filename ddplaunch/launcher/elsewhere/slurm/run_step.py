@@ -46,7 +46,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
     `serve` forks the process that watches the step, and is its front: it owns the terminal, and passes signals on.
     """
     spec, env, allocation = allocated.spec, allocated.env, allocated.allocation
-    if spec.wants_terminal:
+    if spec.terminal_option:
         raise _no_terminal(spec, allocation)
     for note in allocation.notes:
         tell(f"ddplaunch: {indented(note)}\n")
@@ -108,7 +108,7 @@ def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:
 
     That node has ranks 0 to --nproc-per-node - 1; without a number, only of rank 0 it is certain.
     """
-    asked, nodes = spec.wants_terminal, len(allocation.start)
+    asked, nodes = spec.terminal_option, len(allocation.start)
     each, rank = spec.nproc_per_node, spec.debug_rank  # None: no rank is named, as with --debug-on-error
     is_on_first = rank == 0 or (rank is not None and isinstance(each, int) and rank < each)
     pty = "srun --pty --ntasks-per-node=1"
