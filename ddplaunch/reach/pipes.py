@@ -185,7 +185,7 @@ class OutputQueue(Outgoing):
     """Output on its way to the front. Never blocks, never grows without end if its owner respects `full`."""
 
     def __init__(self, loop: Loop, sock: socket.socket) -> None:
-        super().__init__(loop, sock, sock.sendmsg)
+        super().__init__(loop, sock)
         self._last = b""  # the stream of the message that waits last
         self.fileno = sock.fileno
 

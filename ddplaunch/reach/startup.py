@@ -9,7 +9,7 @@ few.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -36,6 +36,14 @@ def pause(repeats: int, chance: float) -> float:
     return float(FIRST_PAUSE * 2 ** (repeats - 1) * (0.5 + chance))
 
 
+class CallsOwner(Protocol):
+    """Who has hosts called."""
+
+    @property
+    def may_call(self) -> bool:
+        """Whether any more hosts may be called now."""
+
+
 class Calls:
     """Which hosts are called next: a process is started, such as ssh, that leads to the host and starts the agent there."""
 
@@ -45,14 +53,14 @@ class Calls:
         hosts: Sequence[HostConnection],
         env: Mapping[str, str],
         open_files: tuple[int, int],
-        may_call: Callable[[], bool],
+        owner: CallsOwner,
     ) -> None:
-        """Prepare to start the processes that lead to `hosts`, with these variables and RLIMIT_NOFILE, if `may_call`."""
+        """Prepare to start the processes that lead to `hosts`, with these variables and RLIMIT_NOFILE (soft, hard)."""
         self._loop = loop
         self._hosts = hosts
         self._env = env
         self._open_files = open_files
-        self._may_call = may_call
+        self._owner = owner
         self._most_at_once = MAX_STARTING  # hosts
         # as long as ssh may lead to all of them through one other host; hosts of a job are mostly reached the same way
         self._begins_with_few = len(hosts) > FEW and is_ssh(hosts[-1].agent.argv)
@@ -74,7 +82,7 @@ class Calls:
             if host.phase is not HostPhase.WAITING or self._not_before.get(host, now) > now:
                 continue
             # counted for each: one that cannot be started has others called before `start` returns
-            if self._number_starting >= self._limit or not self._may_call():
+            if self._number_starting >= self._limit or not self._owner.may_call:
                 break
             host.start(self._env, self._open_files, handled_signals())
         waiting = (at for host, at in self._not_before.items() if host.phase is HostPhase.WAITING and at > now)
@@ -144,7 +152,7 @@ class Startup:
         self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
         self._end_by = loop.timer(None, self._kill_remaining)
         self._is_over = False  # all hosts are to end, and none is awaited that goes on with the job
-        self._calls = Calls(loop, hosts, job.env, job.open_files, self._may_call)
+        self._calls = Calls(loop, hosts, job.env, job.open_files, self)
 
     @property
     def all_closed(self) -> bool:
@@ -167,7 +175,9 @@ class Startup:
         """Call a host again later whose sshd has closed the connection; return False if it is not to be called any more."""
         return not self.is_stopped and self._calls.repeat(host)
 
-    def _may_call(self) -> bool:
+    @property
+    def may_call(self) -> bool:
+        """Whether more agents are to be started."""
         return not self.is_stopped and self._owner.may_start_more
 
     def _give_up_unconnected(self) -> None:

@@ -54,11 +54,11 @@ class Crowd:
     def join(self) -> None:
         target = (socket.AF_INET, ("127.0.0.1", self.connections.port))
         for _ in range(self.agents):
-            dialer = Dialer(self.loop, KEY, opened=self.opened, refused=lambda *_: None, user_timeout=60)
+            dialer = Dialer(self.loop, KEY, self, user_timeout=60)
             dialer.set_targets([target])
         self.loop.until(lambda: len(self.peers) == len(self.connections.ids) == self.agents == len(self.pings))
 
-    def opened(self, peer: Peer) -> None:
+    def on_opened(self, peer: Peer) -> None:
         self.peers.append(peer)
         peer.received = lambda payload: self.received(peer, payload)
 

@@ -30,7 +30,7 @@ class Hosts:
             for rank in range(number)
         ]
         self.may_call = True
-        self.calls = Calls(self.loop, self.all, os.environ, (1024, 1024), lambda: self.may_call)
+        self.calls = Calls(self.loop, self.all, os.environ, (1024, 1024), self)
         self.calls.make_next()
 
     def close(self, host: HostConnection) -> None:
