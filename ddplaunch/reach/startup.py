@@ -14,13 +14,13 @@ from functools import partial
 from typing import Protocol
 
 from ddplaunch.reach.connections import HostConnection, HostPhase, RemoteJob
-from ddplaunch.reach.silence import LEAST
+from ddplaunch.reach.silence import SHORTEST_LIMIT
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import handled_signals
 from ddplaunch.system.words import some
 
 MAX_STARTING = 64  # hosts whose agent is being started
-FEW = 8  # that many are called at a time in any case: one that does not answer must not keep others waiting
+LEAST_AT_ONCE = 8  # that many are called at a time in any case: one that does not answer must not keep others waiting
 CONNECTED_FOR_ONE_MORE = 4  # hosts behind a jump host that have connected, for each one more that is called at a time
 MAX_REPEATS = 6  # how often a host is called again
 FIRST_PAUSE = 0.5  # seconds until then, about; each further pause is twice as long
@@ -62,8 +62,8 @@ class Calls:
         self._open_files = open_files
         self._owner = owner
         self._most_at_once = MAX_STARTING  # hosts
-        # as long as ssh may lead to all of them through one other host; hosts of a job are mostly reached the same way
-        self._begins_with_few = len(hosts) > FEW and is_ssh(hosts[-1].agent.argv)
+        # until it is known that ssh does not lead through a jump host, whose sshd has little room; one host stands for all
+        self._begins_with_few = len(hosts) > LEAST_AT_ONCE and is_ssh(hosts[-1].agent.argv)
         if self._begins_with_few:
             loop.ask(partial(leads_through_another, hosts[-1].agent.argv, env), None, self._on_way_known)
         self._repeats: dict[HostConnection, int] = {}
@@ -97,7 +97,7 @@ class Calls:
     def repeat(self, host: HostConnection) -> bool:
         """Call a host again later that had no room for a connection; return False if it was called often enough."""
         had_room = self._number_starting  # this host, which had none, is not among them any more
-        self._most_at_once = max(FEW, min(self._most_at_once, had_room))
+        self._most_at_once = max(LEAST_AT_ONCE, min(self._most_at_once, had_room))
         repeats = self._repeats.get(host, 0) + 1
         if repeats > MAX_REPEATS:
             return False
@@ -114,7 +114,7 @@ class Calls:
         if not self._begins_with_few:
             return self._most_at_once
         connected = sum(host.phase is HostPhase.CONNECTED for host in self._hosts)
-        return min(self._most_at_once, FEW + connected // CONNECTED_FOR_ONE_MORE)
+        return min(self._most_at_once, LEAST_AT_ONCE + connected // CONNECTED_FOR_ONE_MORE)
 
     @property
     def _number_starting(self) -> int:
@@ -207,7 +207,7 @@ class Startup:
         timeout = spec.heartbeat_timeout
         user_left_it_to_us = spec.may_shorten_silence
         if user_left_it_to_us and self._is_over:
-            timeout = min(timeout, LEAST)  # seconds, as between the nodes
+            timeout = min(timeout, SHORTEST_LIMIT)  # after which the nodes give a silent host up, in seconds
         most_unanswered = timeout / interval
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:

@@ -157,7 +157,7 @@ class Lines:
             self._settle_at = at + (later if screen.went_up else before_going_up)
         if not screen.ends_in_bar:
             self._return_state_at = None
-        elif self._is_live:
+        elif self._is_live:  # it has moved, which is seen in place
             self._current_bar_is_returned = False
             self._return_state_at = at + STILL_FOR
         elif self._return_state_at is None:

@@ -208,25 +208,25 @@ class Loop:
         descriptor that an earlier handler of this round has closed is not served. Then come the timers, by their times.
         """
         had_events = bool(self._events)  # then do not sleep: one of these may be all that the caller waits for
-        self._hand_over()
+        self._hand_over_events()
         deadline = self.now() if had_events else self._soonest(may_come_late=False)
         last_pause = self.clock.pause
         ready = self.clock.select(self._selector, deadline, self._soonest(may_come_late=True))
         if self.clock.pause is not last_pause:  # this process has been paused meanwhile
             self.woke()
-            self._hand_over()
+            self._hand_over_events()
         for key, _ in ready:
             if self._watched.get(key.fd) is key:  # it is watched still
                 key.data()
-                self._hand_over()
+                self._hand_over_events()
         now = self.now()
         for timer in sorted((timer for timer in self._timers if timer.at <= now), key=lambda timer: timer.at):
             if timer.at <= now:  # an earlier call may have moved it
                 timer.cancel()
                 timer.call()
-                self._hand_over()
+                self._hand_over_events()
 
-    def _hand_over(self) -> None:
+    def _hand_over_events(self) -> None:
         """Have the owner handle all events that were posted, and those that are posted meanwhile."""
         while self._events:
             self.handle(self._events.popleft())
