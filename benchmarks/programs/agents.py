@@ -37,10 +37,13 @@ class Agent:
         self.loop = played
         self.peer: Peer | None = None
         secret = key(None, f"\0\0{port}")
-        self.dialer = Dialer(played.loop, secret, opened=self.opened, refused=lambda *_: None, user_timeout=60.0)
+        self.dialer = Dialer(played.loop, secret, self, user_timeout=60.0)
         self.dialer.set_targets([(socket.AF_INET, ("127.0.0.1", port))])
 
-    def opened(self, peer: Peer) -> None:
+    def on_refused(self, who: str, reason: str) -> None:
+        """Try again."""
+
+    def on_opened(self, peer: Peer) -> None:
         """Say hello."""
         self.peer = peer
         peer.received, peer.closed = self.received, self.closed

@@ -34,7 +34,7 @@ def job_of_srun(env: Mapping[str, str], host: str) -> str:
             component = slurm.component_of(env, host)
             return "" if component is None else f"{job}+{component}"
         return job if slurm.is_among(host, slurm.job_hosts(env)) else ""
-    except LaunchError:  # a job needs no such variable for a hint
+    except LaunchError:  # a variable of Slurm has another form than we know: the job alone does for a line to be typed
         return job
 
 

@@ -185,8 +185,8 @@ class OutputQueue(Outgoing):
     """Output on its way to the front. Never blocks, never grows without end if its owner respects `full`."""
 
     def __init__(self, loop: Loop, sock: socket.socket) -> None:
-        super().__init__(loop, sock, sock.sendmsg)
-        self._last = b""  # the stream of the message that waits last
+        super().__init__(loop, sock)
+        self._last_stream = b""  # the stream of the message that waits last
         self.fileno = sock.fileno
 
     @property
@@ -195,16 +195,16 @@ class OutputQueue(Outgoing):
         return self.size >= FULL
 
     def put(self, stream: bytes, data: bytes) -> None:
-        """Queue data for STDOUT, STDERR, OURS, BARS or CONTROL, and send what can be sent at once.
+        """Queue data for STDOUT, STDERR, OURS (stderr, by ddplaunch itself), BARS or CONTROL; send what can be sent at once.
 
         Data becomes messages of at most MESSAGE bytes, which end between lines where possible: lines of other hosts may come
         between two messages. A message is the byte of its stream, and its data.
         """
         # data is added to the last message that waits: one more message takes more memory than a line, and a turn of the front
-        may_be_added = stream == self._last and stream in (STDOUT, STDERR)
+        may_be_added = stream == self._last_stream and stream in (STDOUT, STDERR)
         if may_be_added and self._buffer.extend(data, most=len(stream) + MESSAGE):
             return
-        self._last = stream
+        self._last_stream = stream
         view = memoryview(data)
         start = 0
         while start < len(data) and not self.broken:
@@ -235,7 +235,7 @@ class Backpressure:
     def __init__(self, loop: Loop, queue: OutputQueue) -> None:
         self._queue = queue
         self._loop = loop
-        self._sent_before = 0  # bytes that the reader had ever taken when its time began
+        self._sent_when_held = 0  # bytes that the reader had ever taken when its time began
         self._timer = loop.timer(None, self._on_timeout)
         self._is_time_up = False  # for the reader, since the last `update`
         self.holds = False  # the workers' pipes are to be left alone
@@ -247,7 +247,7 @@ class Backpressure:
         `logged`: whether all output is in logs. If not, output is never dropped.
         """
         has_room = self._queue.size < FULL // 2
-        reader_has_read = self._queue.sent > self._sent_before
+        reader_has_read = self._queue.sent > self._sent_when_held
         if has_room:
             self.holds = self.mutes = False
             self._timer.cancel()
@@ -265,7 +265,7 @@ class Backpressure:
     def _hold(self) -> None:
         """Have the workers wait; the reader has READER_TIMEOUT seconds to take a byte."""
         self.holds, self.mutes = True, False
-        self._sent_before = self._queue.sent
+        self._sent_when_held = self._queue.sent
         self._timer.set(self._loop.now() + READER_TIMEOUT)
 
     def _on_timeout(self) -> None:

@@ -13,7 +13,6 @@ import os
 import re
 import selectors
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -193,7 +192,7 @@ class OutputPipe(Outgoing):
     def __init__(self, fd: int, first: bytes = b"") -> None:
         """Send `first` before any frame; `attach` has a loop send what finds no room at once."""
         os.set_blocking(fd, False)
-        super().__init__(None, fd, partial(os.writev, fd))
+        super().__init__(None, fd)
         self._fd = fd
         if first:
             self._put(first)

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from ddplaunch.spec.job import JobSpec
 
 FACTOR = 3  # of the longest silence of any host that has ended: a network that pauses once does so again, for longer
-LEAST = 6.0  # seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
+# seconds: pauses of 4 s are survived, in which virtual machines move and networks find another way
+SHORTEST_LIMIT = 6.0
 # seconds, where a kernel sends again 3.0 s and 6.2 s after a loss, with nothing in between: see `reach.channel.peer.prepare`
-LEAST_WITH_GAPS = 8.0
+SHORTEST_LIMIT_WITH_GAPS = 8.0
 _NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
 _ROUND_TRIP = 0.1  # of a beat, for the answer to a ping: without it, the coordinator would miss a host one ping later
 
@@ -51,7 +52,7 @@ class Keepalive(Struct, frozen=True, kw_only=True):
         """Return how long the other sides may be silent."""
         least = self.timeout
         if self.may_be_shorter:
-            least = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+            least = SHORTEST_LIMIT if sends_again_each_second() else SHORTEST_LIMIT_WITH_GAPS
         return Silence(self.timeout, least)
 
 

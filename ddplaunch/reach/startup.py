@@ -9,18 +9,18 @@ few.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from ddplaunch.reach.connections import HostConnection, HostPhase, RemoteJob
-from ddplaunch.reach.silence import LEAST
+from ddplaunch.reach.silence import SHORTEST_LIMIT
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import handled_signals
 from ddplaunch.system.words import some
 
 MAX_STARTING = 64  # hosts whose agent is being started
-FEW = 8  # that many are called at a time in any case: one that does not answer must not keep others waiting
+LEAST_AT_ONCE = 8  # that many are called at a time in any case: one that does not answer must not keep others waiting
 CONNECTED_FOR_ONE_MORE = 4  # hosts behind a jump host that have connected, for each one more that is called at a time
 MAX_REPEATS = 6  # how often a host is called again
 FIRST_PAUSE = 0.5  # seconds until then, about; each further pause is twice as long
@@ -36,6 +36,14 @@ def pause(repeats: int, chance: float) -> float:
     return float(FIRST_PAUSE * 2 ** (repeats - 1) * (0.5 + chance))
 
 
+class CallsOwner(Protocol):
+    """Who has hosts called."""
+
+    @property
+    def may_call(self) -> bool:
+        """Whether any more hosts may be called now."""
+
+
 class Calls:
     """Which hosts are called next: a process is started, such as ssh, that leads to the host and starts the agent there."""
 
@@ -45,17 +53,17 @@ class Calls:
         hosts: Sequence[HostConnection],
         env: Mapping[str, str],
         open_files: tuple[int, int],
-        may_call: Callable[[], bool],
+        owner: CallsOwner,
     ) -> None:
-        """Prepare to start the processes that lead to `hosts`, with these variables and RLIMIT_NOFILE, if `may_call`."""
+        """Prepare to start the processes that lead to `hosts`, with these variables and RLIMIT_NOFILE (soft, hard)."""
         self._loop = loop
         self._hosts = hosts
         self._env = env
         self._open_files = open_files
-        self._may_call = may_call
+        self._owner = owner
         self._most_at_once = MAX_STARTING  # hosts
-        # as long as ssh may lead to all of them through one other host; hosts of a job are mostly reached the same way
-        self._begins_with_few = len(hosts) > FEW and is_ssh(hosts[-1].agent.argv)
+        # until it is known that ssh does not lead through a jump host, whose sshd has little room; one host stands for all
+        self._begins_with_few = len(hosts) > LEAST_AT_ONCE and is_ssh(hosts[-1].agent.argv)
         if self._begins_with_few:
             loop.ask(partial(leads_through_another, hosts[-1].agent.argv, env), None, self._on_way_known)
         self._repeats: dict[HostConnection, int] = {}
@@ -74,7 +82,7 @@ class Calls:
             if host.phase is not HostPhase.WAITING or self._not_before.get(host, now) > now:
                 continue
             # counted for each: one that cannot be started has others called before `start` returns
-            if self._number_starting >= self._limit or not self._may_call():
+            if self._number_starting >= self._limit or not self._owner.may_call:
                 break
             host.start(self._env, self._open_files, handled_signals())
         waiting = (at for host, at in self._not_before.items() if host.phase is HostPhase.WAITING and at > now)
@@ -89,7 +97,7 @@ class Calls:
     def repeat(self, host: HostConnection) -> bool:
         """Call a host again later that had no room for a connection; return False if it was called often enough."""
         had_room = self._number_starting  # this host, which had none, is not among them any more
-        self._most_at_once = max(FEW, min(self._most_at_once, had_room))
+        self._most_at_once = max(LEAST_AT_ONCE, min(self._most_at_once, had_room))
         repeats = self._repeats.get(host, 0) + 1
         if repeats > MAX_REPEATS:
             return False
@@ -106,7 +114,7 @@ class Calls:
         if not self._begins_with_few:
             return self._most_at_once
         connected = sum(host.phase is HostPhase.CONNECTED for host in self._hosts)
-        return min(self._most_at_once, FEW + connected // CONNECTED_FOR_ONE_MORE)
+        return min(self._most_at_once, LEAST_AT_ONCE + connected // CONNECTED_FOR_ONE_MORE)
 
     @property
     def _number_starting(self) -> int:
@@ -144,7 +152,7 @@ class Startup:
         self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
         self._end_by = loop.timer(None, self._kill_remaining)
         self._is_over = False  # all hosts are to end, and none is awaited that goes on with the job
-        self._calls = Calls(loop, hosts, job.env, job.open_files, self._may_call)
+        self._calls = Calls(loop, hosts, job.env, job.open_files, self)
 
     @property
     def all_closed(self) -> bool:
@@ -167,7 +175,9 @@ class Startup:
         """Call a host again later whose sshd has closed the connection; return False if it is not to be called any more."""
         return not self.is_stopped and self._calls.repeat(host)
 
-    def _may_call(self) -> bool:
+    @property
+    def may_call(self) -> bool:
+        """Whether more agents are to be started."""
         return not self.is_stopped and self._owner.may_start_more
 
     def _give_up_unconnected(self) -> None:
@@ -197,7 +207,7 @@ class Startup:
         timeout = spec.heartbeat_timeout
         user_left_it_to_us = spec.may_shorten_silence
         if user_left_it_to_us and self._is_over:
-            timeout = min(timeout, LEAST)  # seconds, as between the nodes
+            timeout = min(timeout, SHORTEST_LIMIT)  # after which the nodes give a silent host up, in seconds
         most_unanswered = timeout / interval
         self._heartbeat_at.set(self._loop.now() + interval)
         for host in self._hosts:

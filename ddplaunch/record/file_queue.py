@@ -114,7 +114,7 @@ class FileQueue:
         self.listener = listener
         self._sock = sock
         self._shared = shared
-        self._buffer = SendBuffer(sock.sendmsg) if sock is not None else SendBuffer(lambda _: 0)
+        self._buffer = SendBuffer(-1 if sock is None else sock)
         self._replies = Decoder(LONGEST_REPLY)
         self._handed_over = 0  # bytes, ever
         self._seen_progress = b""  # the writer's progress (the first PROGRESS bytes of `shared`), at the last look

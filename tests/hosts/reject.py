@@ -5,7 +5,7 @@ import struct
 import subprocess
 import sys
 
-from ddplaunch.reach.channel.dialer import Dialer
+from ddplaunch.reach.channel.dialer import Dialer, DialResult
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.system.loop.loop import Loop
 
@@ -38,8 +38,7 @@ for words in IP:
     subprocess.run(["ip", *words.split()], check=True)
 ethertype = 0x86DD if FAMILY == socket.AF_INET6 else 0x0800
 protocol_at, tcp = (6, 6) if FAMILY == socket.AF_INET6 else (9, 6)
-reasons: list[str] = []
-loop = Loop()
+result, loop = DialResult(), Loop()
 with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ethertype)) as wire:
     wire.bind(("there", 0))
 
@@ -49,9 +48,9 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ethertype))
             reject(packet)
 
     loop.watch(wire, on_packet)
-    dialer = Dialer(loop, Key(b""), opened=print, refused=lambda _, why: reasons.append(why), user_timeout=10)
+    dialer = Dialer(loop, Key(b""), result, user_timeout=10)
     dialer.set_targets([(FAMILY, (THERE, 4242))])
-    while not reasons:
+    while not result.reasons:
         loop.run_once()
     dialer.stop()
-print(reasons[0])
+print(*result.reasons.values())

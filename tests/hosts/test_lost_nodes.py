@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddplaunch.reach.channel.peer import sends_again_each_second
-from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS
+from ddplaunch.reach.silence import SHORTEST_LIMIT, SHORTEST_LIMIT_WITH_GAPS
 from tests.hosts import proc
 from tests.hosts.job import SOON
 
@@ -104,7 +104,7 @@ def test_each_host_ends_its_own_workers_at_once_when_the_coordinator_crashes(job
 
 def host_limit():
     """How long a host may be silent on this kernel."""
-    return LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+    return SHORTEST_LIMIT if sends_again_each_second() else SHORTEST_LIMIT_WITH_GAPS
 
 
 def test_both_sides_miss_a_silent_host_earlier_than_a_silent_agent(job, start):

@@ -30,6 +30,7 @@ from ddplaunch.system.net.addresses import usable_addresses
 from ddplaunch.system.net.port import listen, reserve
 from tests.conftest import descriptors
 from tests.loops import FakeLoop
+from tests.peers import PeerRecorder
 
 KEY = key("a long secret", "job-1")
 
@@ -55,8 +56,10 @@ class Loop(FakeLoop):
         self.theirs: list[RecordingHandler] = []  # peers of listeners
         self.ours: list[RecordingHandler] = []  # peers of dialers
         self.raw_sockets: list[socket.socket] = []
-        self.refusals: list[tuple[str, str]] = []  # by listeners
-        self.failures: list[tuple[str, str]] = []  # of dialers
+        self.at_listeners = PeerRecorder(lambda peer: self.theirs.append(RecordingHandler(peer)))
+        self.at_dialers = PeerRecorder(lambda peer: self.ours.append(RecordingHandler(peer)))
+        self.refusals = self.at_listeners.refusals
+        self.failures = self.at_dialers.refusals
 
     def turns(self, number: int = 20) -> None:
         for _ in range(number):
@@ -66,26 +69,12 @@ class Loop(FakeLoop):
         return self.listen_at(listen(address, ports), **options)
 
     def listen_at(self, listening: socket.socket, **options) -> Listener:
-        listener = Listener(
-            self,
-            listening,
-            KEY,
-            opened=lambda peer: self.theirs.append(RecordingHandler(peer)),
-            refused=lambda *refusal: self.refusals.append(refusal),
-            user_timeout=60,
-            **options,
-        )
+        listener = Listener(self, listening, KEY, self.at_listeners, user_timeout=60, **options)
         self.listeners.append(listener)
         return listener
 
     def dial(self, *targets, secret=KEY) -> Dialer:
-        dialer = Dialer(
-            self,
-            secret,
-            opened=lambda peer: self.ours.append(RecordingHandler(peer)),
-            refused=lambda *failure: self.failures.append(failure),
-            user_timeout=60,
-        )
+        dialer = Dialer(self, secret, self.at_dialers, user_timeout=60)
         self.dialers.append(dialer)
         dialer.set_targets(targets)
         return dialer
@@ -359,7 +348,7 @@ def test_all_addresses_of_this_host_are_one_origin_of_connections(loop) -> None:
         loop.raw_socket(listener.port, source=f"127.0.0.{number}")
         loop.turn()
     latest = [f"127.0.0.{number}" for number in range(82, 102)]
-    assert [greeting.address for greeting in listener._half_open] == latest
+    assert [one.greeting.address for one in listener._half_open] == latest
 
 
 def test_a_host_is_one_origin_whatever_address_it_connects_from() -> None:
@@ -465,7 +454,7 @@ def test_without_free_files_the_loop_does_not_spin_and_goes_on_later(loop) -> No
 
 def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
     listener = loop.listen(max_half_open=2)
-    listener._refused = lambda *_: listener.close()
+    loop.at_listeners.then_refused = listener.close
     for _ in range(5):
         loop.raw_socket(listener.port)
     loop.until(lambda: listener._closed)
@@ -818,17 +807,11 @@ def test_a_dialer_may_be_stopped_by_the_one_it_tells(loop, service) -> None:
     loop.turn()
     loop.advance(STAGGER)
     loop.until(lambda: len(dialer._attempts) == 2)
-    told: list[str] = []
-
-    def tell(_: str, reason: str) -> None:
-        told.append(reason)
-        dialer.stop()
-
-    dialer._refused = tell
+    loop.at_dialers.then_refused = dialer.stop
     loop.pass_time(3)
     loop.until(lambda: loop.deadline is None)
     loop.turns(3)
-    assert len(told) == 1
+    assert len(loop.failures) == 1
     assert loop.deadline is None
 
 

@@ -12,7 +12,7 @@ from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.reach.channel.dialer import Dialer
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.channel.peer import Peer, sends_again_each_second
-from ddplaunch.reach.silence import LEAST, LEAST_WITH_GAPS, Keepalive
+from ddplaunch.reach.silence import SHORTEST_LIMIT, SHORTEST_LIMIT_WITH_GAPS, Keepalive
 from tests.loops import FakeLoop
 
 KEY = key("a long secret", "job-1")
@@ -54,11 +54,11 @@ class Crowd:
     def join(self) -> None:
         target = (socket.AF_INET, ("127.0.0.1", self.connections.port))
         for _ in range(self.agents):
-            dialer = Dialer(self.loop, KEY, opened=self.opened, refused=lambda *_: None, user_timeout=60)
+            dialer = Dialer(self.loop, KEY, self, user_timeout=60)
             dialer.set_targets([target])
         self.loop.until(lambda: len(self.peers) == len(self.connections.ids) == self.agents == len(self.pings))
 
-    def opened(self, peer: Peer) -> None:
+    def on_opened(self, peer: Peer) -> None:
         self.peers.append(peer)
         peer.received = lambda payload: self.received(peer, payload)
 
@@ -121,7 +121,7 @@ def test_many_pings_out_of_turn_make_nobody_look_dead(crowd: Crowd) -> None:
         assert not crowd.lost
 
 
-HOST_LIMIT = LEAST if sends_again_each_second() else LEAST_WITH_GAPS
+HOST_LIMIT = SHORTEST_LIMIT if sends_again_each_second() else SHORTEST_LIMIT_WITH_GAPS
 
 
 @pytest.mark.parametrize(("pauses", "limit"), [((), HOST_LIMIT), ((3.0,), 9.0)])

@@ -34,6 +34,7 @@ from ddplaunch.reach.silence import Keepalive
 from ddplaunch.record.window.questions import AskStacks, AskStatus
 from ddplaunch.spec.outcome import Traces
 from tests.loops import FakeLoop
+from tests.peers import PeerRecorder
 from tests.process.speaker import hello
 from tests.unit.coordinator.test_messages import TO_AGENT, TO_COORDINATOR
 from tests.unit.hostile import HOSTILE, places, with_value
@@ -56,7 +57,7 @@ class Bed:
         self.slowest = 0.0
         self.generation = -1  # of the other agent
         self.dialers: list[Dialer] = []
-        self.peers: list[Peer] = []
+        self.dialed: list[PeerRecorder] = []
         spec = resolve(parse(["--nnodes=2:3", "--node-rank=0", "--max-restarts=1000000", "train.py"]), {}, None)
         here = inspect(spec, {})
         facts = ClusterFacts(spec=spec, env={}, hostname=here.host, read=lambda _: "")
@@ -77,12 +78,8 @@ class Bed:
 
     def dial(self, opened: Any) -> None:
         """Connect once more to the coordinator."""
-
-        def noted(peer: Peer) -> None:
-            self.peers.append(peer)
-            opened(peer)
-
-        dialer = Dialer(self.loop, KEY, opened=noted, refused=lambda *_: None, user_timeout=60)
+        self.dialed.append(PeerRecorder(opened))
+        dialer = Dialer(self.loop, KEY, self.dialed[-1], user_timeout=60)
         self.dialers.append(dialer)
         dialer.set_targets([(socket.AF_INET, ("127.0.0.1", self.agents.port))])
 
@@ -90,7 +87,7 @@ class Bed:
         self.coordinator.close()
         for dialer in self.dialers:
             dialer.stop()
-        for peer in self.peers:
+        for peer in (peer for dialed in self.dialed for peer in dialed.peers):
             peer.close()
 
     # --- who does as told

@@ -115,8 +115,8 @@ def listen(_address: str | None, ports: Sequence[int]) -> int:
 class Listener:
     """Takes connections at a port, in place of `reach.channel.listener.Listener`."""
 
-    def __init__(self, loop: Process, port: int, key: Any, *, opened: Callable[[Any], None], **_more: Any) -> None:
-        self.process, self.key, self.opened = loop, key, opened
+    def __init__(self, loop: Process, port: int, key: Any, owner: Any, **_more: Any) -> None:
+        self.process, self.key, self.owner = loop, key, owner
         self._world = loop.world
         self.port = port or 30_000 + len(self._world.listening)
         self._at = address_of(loop.machine.number), self.port
@@ -133,16 +133,8 @@ class Listener:
 class Dialer:
     """Connects to the first target that can be reached, in place of `reach.channel.dialer.Dialer`."""
 
-    def __init__(
-        self,
-        loop: Process,
-        key: Any,
-        *,
-        opened: Callable[[Any], None],
-        refused: Callable[[str, str], None],
-        **_more: Any,
-    ) -> None:
-        self._process, self._key, self._opened, self._refused = loop, key, opened, refused
+    def __init__(self, loop: Process, key: Any, owner: Any, **_more: Any) -> None:
+        self._process, self._key, self._owner = loop, key, owner
         self._targets: Sequence[Any] = ()
         self._look_at = loop.timer(None, self._look)
 
@@ -160,18 +152,18 @@ class Dialer:
         for _, (address, port) in self._targets:
             found = world.listening.get((address, port))
             if found is None:
-                self._refused(address, "connection refused")
+                self._owner.on_refused(address, "connection refused")
                 continue
             there = found.process.machine.number
             if found.process.is_stopped or world.is_cut(here, there) or world.is_cut(there, here):
-                self._refused(address, "no answer")
+                self._owner.on_refused(address, "no answer")
             elif found.key != self._key:
-                self._refused(address, "wrong token")
+                self._owner.on_refused(address, "wrong token")
             else:
                 mine, other = Peer(process, found.process), Peer(found.process, process)
                 mine.other, other.other = other, mine
-                found.process.do(partial(found.opened, other))
-                self._opened(mine)
+                found.process.do(partial(found.owner.on_opened, other))
+                self._owner.on_opened(mine)
                 return
         self._look_at.set(process.now() + _LOOKS_EVERY)
 

@@ -34,6 +34,7 @@ from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.reach import diagnose, protocol
 from ddplaunch.reach.agents import agents
 from ddplaunch.reach.channel.handshake import key
+from ddplaunch.reach.channel.peer import Peer
 from ddplaunch.reach.channel.streams import Chunk, Streams
 from ddplaunch.reach.connections import HostConnection, HostPhase, RemoteJob
 from ddplaunch.reach.diagnose import UNRESOLVED, HostError
@@ -138,15 +139,24 @@ class _Agent:
         self.id: int | None = None  # as the coordinator knows it, once it has proven the key
         self._host = host
         self._incoming = incoming
-        self._streams = Streams(loop, lambda chunk: host.send(STREAM, protocol.encode(chunk)))
+        self._streams = Streams(loop, self)
         ours, its = socket.socketpair()
         self._streams.add(CHANNEL, its)
-        incoming.agents.connections.adopt(ours, str(host), self._on_opened, self._on_failed)
+        incoming.agents.connections.adopt(ours, str(host), self)
 
-    def _on_opened(self, id: int) -> None:
-        self.id = id
+    def send_chunk(self, chunk: Chunk) -> None:
+        """Send the agent what the coordinator says. Called by the streams."""
+        self._host.send(STREAM, protocol.encode(chunk))
 
-    def _on_failed(self, reason: str) -> None:
+    def on_stream_ended(self, number: int) -> None:
+        """Do nothing: the host says how its agent has ended. Called by the streams."""
+
+    def on_opened(self, peer: Peer) -> None:
+        """Hand the connection of the agent, which has proven the key, to the coordinator. Called by the greeting."""
+        self.id = self._incoming.agents.connections.add(peer)
+
+    def on_refused(self, _who: str, reason: str) -> None:
+        """End a host whose agent does not prove the key. Called by the greeting."""
         if reason != CLOSED:  # else what has closed it ends, too, and is heard of then
             self._host.kill(reason)
 

@@ -17,7 +17,7 @@ from functools import partial
 from ddplaunch.launcher.node import child
 from ddplaunch.launcher.node.signals import passed_on
 from ddplaunch.reach import protocol
-from ddplaunch.reach.channel.streams import Streams
+from ddplaunch.reach.channel.streams import Chunk, Streams
 from ddplaunch.reach.pipes import CONTROL, HOST_SIGNAL, MESSAGE, OURS, FrontPipes
 from ddplaunch.reach.protocol import (
     AHEAD,
@@ -70,7 +70,7 @@ class HostFront:
         self._is_held = False  # the dispatcher has asked for no more output at present
         self._unacknowledged = 0  # bytes of output that were sent, but the dispatcher has not said that it has them
         self._lost = False  # the dispatcher is
-        self._streams = Streams(self._loop, lambda chunk: self._output.put(STREAM, protocol.encode(chunk)))
+        self._streams = Streams(self._loop, self)
         # the agent's end of its connection to the coordinator, and ours, whose bytes become frames
         self.channel, self._carried = socket.socketpair()
         self._streams.add(CHANNEL, self._carried)
@@ -79,6 +79,13 @@ class HostFront:
         self._question: child.Question | None = None  # to an agent that has to end, since the dispatcher is lost
         self._ask_again = self._loop.timer(None, self._look_whether_stuck)
         self._is_stuck = False  # the agent does not answer, and is to be killed
+
+    def send_chunk(self, chunk: Chunk) -> None:
+        """Send the coordinator what the agent says. Called by the streams."""
+        self._output.put(STREAM, protocol.encode(chunk))
+
+    def on_stream_ended(self, number: int) -> None:
+        """Do nothing: the end of the agent is seen by its process. Called by the streams."""
 
     def report(self, report: Report) -> None:
         """Send a report to the dispatcher."""

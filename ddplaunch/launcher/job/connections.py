@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from socket import socket
 from typing import Protocol
@@ -14,7 +14,7 @@ from msgspec import Struct
 from ddplaunch.launcher.job import messages
 from ddplaunch.reach.channel.handshake import Key, Server
 from ddplaunch.reach.channel.listener import Listener
-from ddplaunch.reach.channel.peer import Greeting, Peer
+from ddplaunch.reach.channel.peer import Greeting, Peer, PeerOwner
 from ddplaunch.reach.silence import Keepalive
 from ddplaunch.system.fields import Malformed, line
 from ddplaunch.system.loop.loop import Loop
@@ -147,8 +147,7 @@ class Connections:
                 loop,
                 terms.listening or listen(terms.listen, terms.ports),
                 terms.key,
-                opened=self._on_opened,
-                refused=receiver.on_refused,
+                self,
                 user_timeout=terms.keepalive.user_timeout,
                 max_half_open=self._most_peers,
             )
@@ -251,23 +250,19 @@ class Connections:
 
     # --- what comes in
 
-    def adopt(self, sock: socket, address: str, opened: Callable[[int], None], failed: Callable[[str], None]) -> None:
-        """Take the connection of an agent that something else carries, as ssh does.
+    def adopt(self, sock: socket, address: str, owner: PeerOwner) -> None:
+        """Greet an agent over a connection that something else carries, as ssh does; its owner then adds the peer here."""
+        Greeting(self._loop, sock, (address, 0), Server(self._terms.key), owner)
 
-        Once it has proven the key, `opened` gets its number; else `failed` the reason.
-        """
-
-        def take(peer: Peer) -> None:
-            if (id := self._add(peer)) is not None:
-                opened(id)
-
-        Greeting(self._loop, sock, (address, 0), Server(self._terms.key), opened=take, failed=failed)
-
-    def _on_opened(self, peer: Peer) -> None:
+    def on_opened(self, peer: Peer) -> None:
         """Take a peer that has proven the key. Called by the listener."""
-        self._add(peer)
+        self.add(peer)
 
-    def _add(self, peer: Peer) -> int | None:
+    def on_refused(self, who: str, reason: str) -> None:
+        """Pass on who was refused. Called by the listener."""
+        self._receiver.on_refused(who, reason)
+
+    def add(self, peer: Peer) -> int | None:
         """Take a peer, and ask for its clock by a first ping; return its number, or None if there are too many."""
         if len(self._connections) >= self._most_peers:
             self._report_refusal(peer.address, _TOO_MANY)

@@ -94,9 +94,7 @@ class _FirstNode:
                 loop,
                 listen(None, (0,)),
                 key,
-                opened=self._on_opened,
-                # a node of the job that is refused says so itself: that it does not reach this one
-                refused=lambda address, reason: None,
+                self,
                 user_timeout=keepalive.user_timeout,
                 max_half_open=self._most,
             )
@@ -105,7 +103,10 @@ class _FirstNode:
             raise
         self.ready = Leads(order.meeting, self._reservation.port, own_addresses(), self._listener.port)
 
-    def _on_opened(self, peer: Peer) -> None:
+    def on_refused(self, who: str, reason: str) -> None:
+        """Say nothing: a node of the job that is refused says itself that it does not reach this one. Called by the listener."""
+
+    def on_opened(self, peer: Peer) -> None:
         """Answer the pings of another node. Called by the listener."""
         if len(self._peers) >= self._most:
             peer.close()

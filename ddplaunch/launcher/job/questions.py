@@ -106,7 +106,7 @@ class NodeStreams:
         self._coordinator = coordinator
         self._agents: dict[int, int] = {}  # the ids of the agents, by the number of the stream
         self._last = 0  # number given
-        self._streams = Streams(loop, self._on_chunk, self._on_stream_end)
+        self._streams = Streams(loop, self)
 
     def __contains__(self, id: int) -> bool:
         return id in self._agents.values()
@@ -119,7 +119,7 @@ class NodeStreams:
         assert len(first) <= CHUNK
         self._last += 1
         self._agents[self._last] = id
-        self._on_chunk(Chunk(self._last, first))
+        self.send_chunk(Chunk(self._last, first))
         self._streams.add(self._last, sock, within, late)
 
     def on_chunk(self, id: int, chunk: Chunk) -> None:
@@ -132,13 +132,13 @@ class NodeStreams:
         for number in [number for number, id in self._agents.items() if id not in members]:
             self._streams.finish(number)
 
-    def _on_chunk(self, chunk: Chunk) -> None:
-        """Send a chunk of a client to the agent of its stream."""
+    def send_chunk(self, chunk: Chunk) -> None:
+        """Send a chunk of a client to the agent of its stream. Called by the streams, too."""
         if (id := self._agents.get(chunk.number)) is not None:
             self._coordinator.order((id,), chunk)
 
-    def _on_stream_end(self, number: int) -> None:
-        """Forget a stream that has ended, and report an agent that has no other stream."""
+    def on_stream_ended(self, number: int) -> None:
+        """Forget a stream that has ended, and report an agent that has no other stream. Called by the streams."""
         id = self._agents.pop(number)
         if id not in self:
             self._coordinator.on_last_stream_ended(id)

@@ -89,7 +89,7 @@ class RemoteLink(Link):
         self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
         user_timeout = elsewhere.keepalive.user_timeout
-        self._search = Search(loop, elsewhere.key, self._on_opened, user_timeout=user_timeout)
+        self._search = Search(loop, elsewhere.key, self._on_found, user_timeout=user_timeout)
 
     # --- connecting
 
@@ -99,18 +99,18 @@ class RemoteLink(Link):
 
     def adopt(self, sock: socket) -> None:
         """Follow the coordinator at the other end of this connection, which something else carries, as ssh does."""
-
-        def failed(reason: str) -> None:
-            self._end(f"{self._coordinator} was lost: {reason}")
-
-        def opened(peer: Peer) -> None:
-            self._on_opened(peer, peer.address)
-
         other_side = (self._elsewhere.command_host, 0)  # of no port
-        # each side proves the key to the other; then `opened` is called
-        Greeting(self._loop, sock, other_side, Client(self._elsewhere.key), opened=opened, failed=failed)
+        Greeting(self._loop, sock, other_side, Client(self._elsewhere.key), self)
 
-    def _on_opened(self, peer: Peer, found_as: str) -> None:
+    def on_opened(self, peer: Peer) -> None:
+        """Take the carried connection, once each side has proven the key to the other. Called by the greeting."""
+        self._on_found(peer, peer.address)
+
+    def on_refused(self, _who: str, reason: str) -> None:
+        """Lose the coordinator, which does not prove the key, or has ended. Called by the greeting."""
+        self._end(f"{self._coordinator} was lost: {reason}")
+
+    def _on_found(self, peer: Peer, found_as: str) -> None:
         """Take the connection to the coordinator, and send the first message. Called by the search.
 
         `found_as` is the name or address under which the coordinator was found.

@@ -35,7 +35,7 @@ class Search:
         self._targets: list[Target] = []  # the addresses that are being dialed
         # when to dial the addresses that are known by then; not set any more: each is dialed as soon as it is known
         self._dial_without_the_rest_at = loop.timer(None, self._dial)
-        self._dialer = Dialer(loop, key, opened=self._on_opened, refused=self.refusals.add, user_timeout=user_timeout)
+        self._dialer = Dialer(loop, key, self, user_timeout=user_timeout)
 
     def begin(self, places: Iterable[Place], *, again_after: float = inf) -> None:
         """Look for the node at these places, in this order; look names up again after so many seconds: it may have moved."""
@@ -75,7 +75,11 @@ class Search:
             self._targets = targets
             self._dialer.set_targets(targets)
 
-    def _on_opened(self, peer: Peer) -> None:
+    def on_refused(self, who: str, reason: str) -> None:
+        """Note why an address is not the node. Called by the dialer."""
+        self.refusals.add(who, reason)
+
+    def on_opened(self, peer: Peer) -> None:
         """Hand the connection to `opened`, and end the search. Called by the dialer."""
         self.stop()
         found_as = (host for host, name in self._names.items() if peer.address in name.addresses)

@@ -93,7 +93,7 @@ class Debuggers:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind("\0" + address)
-        self._acceptor = Acceptor(loop, self._listener, self._on_connection)
+        self._acceptor = Acceptor(loop, self._listener, self)
         loop.watch(self._hang_ups, self._on_hang_up)
 
     @property
@@ -108,7 +108,7 @@ class Debuggers:
         self._listener.listen(_BACKLOG)
         self._acceptor.start()
 
-    def _on_connection(self, sock: socket.socket, _address: object) -> None:
+    def on_connection(self, sock: socket.socket, _address: object) -> None:
         """Take the connection of a worker of ours, known by its pid; refuse any other. Called by the acceptor."""
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         rank = next((rank for rank, worker in self._running.items() if worker.pid == pid), None)
@@ -116,6 +116,9 @@ class Debuggers:
             sock.close()
             return
         self._loop.watch(sock, partial(self._on_packet, sock, rank))
+
+    def on_pause(self, error: OSError) -> None:
+        """Let workers wait. Called by the acceptor."""
 
     def _on_packet(self, sock: socket.socket, rank: int) -> None:
         """Act on what a worker says: it has failed and wants the terminal, comes for a visitor, or listens for debugpy at a port.

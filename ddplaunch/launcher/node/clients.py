@@ -57,7 +57,7 @@ class Client:
         self._loop = loop
         self._sock = sock  # closed or detached once the connection is lost or given away: its fileno() is negative then
         self._decoder = Decoder()
-        self._buffer = SendBuffer(sock.sendmsg)  # replies that are yet to be sent
+        self._buffer = SendBuffer(sock)  # replies that are yet to be sent
         self._has_asked = False
         self._has_last_reply = False  # it has been given that: the connection is closed once all is sent
         self._time_is_up = loop.timer(loop.now() + REQUEST_TIMEOUT, self.close)
@@ -179,8 +179,15 @@ class Clients:
 
     def listen(self, listener: socket.socket) -> None:
         """Take connections."""
-        self._acceptor = Acceptor(self._loop, listener, lambda sock, _: self._guard(lambda: self.add(sock)))
+        self._acceptor = Acceptor(self._loop, listener, self)
         self._acceptor.start()
+
+    def on_connection(self, sock: socket.socket, _address: object) -> None:
+        """Take a client that has connected. Called by the acceptor."""
+        self._guard(lambda: self.add(sock))
+
+    def on_pause(self, error: OSError) -> None:
+        """Let clients wait. Called by the acceptor."""
 
     def _guard(self, call: Callable[[], object]) -> None:
         call_or_report(call, lambda why: self._loop.post(ClientsFailed(why)))

@@ -120,7 +120,7 @@ class RunSocket:
         if self._streams is None:
             from ddplaunch.reach.channel.streams import Streams
 
-            self._streams = Streams(self._loop, self._link.send)
+            self._streams = Streams(self._loop, self)
         # a chunk without data belongs to a stream that has ended here
         is_first_chunk = chunk.number > self._newest_stream and bool(chunk.data)
         if is_first_chunk:
@@ -132,6 +132,14 @@ class RunSocket:
             self._streams.add(chunk.number, end_of_stream)
             self._made_clients().add_of_coordinator(end_of_client)
         self._streams.take(chunk)
+
+    def send_chunk(self, chunk: Chunk) -> None:
+        """Send what a client here says to the coordinator. Called by the streams."""
+        if self._link is not None:
+            self._link.send(chunk)
+
+    def on_stream_ended(self, number: int) -> None:
+        """Do nothing: the client at the other end of the socket pair has ended, or will. Called by the streams."""
 
     def forget(self, client: int) -> None:
         """Have nothing more found out for a client that has gone."""

@@ -6,7 +6,7 @@ Runs in the loop of another node's agent. Resolves no names.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ddplaunch.reach.channel.handshake import Client, Key
@@ -14,6 +14,7 @@ from ddplaunch.reach.channel.peer import (
     HANDSHAKE_TIMEOUT,
     Greeting,
     Peer,
+    PeerOwner,
     Sockaddr,
     describe,
     endpoint_of,
@@ -50,24 +51,15 @@ def target(address: str, port: int) -> Target:
 class Dialer:
     """Attempts to reach one coordinator, in the loop."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        key: Key,
-        *,
-        opened: Callable[[Peer], None],
-        refused: Callable[[str, str], None],
-        user_timeout: float,
-    ) -> None:
+    def __init__(self, loop: Loop, key: Key, owner: PeerOwner, *, user_timeout: float) -> None:
         """Prepare to dial; `set_targets` begins. `user_timeout` is TCP_USER_TIMEOUT of the connections, in seconds.
 
-        `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called
-        again. `refused` gets the endpoint of each attempt that failed, and why. Both are called from the loop only.
+        The owner gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called
+        again. Before, it hears of each attempt that has failed.
         """
         self.loop = loop
         self.key = key
-        self._opened = opened
-        self._refused = refused
+        self._owner = owner
         self._user_timeout = user_timeout
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
@@ -120,8 +112,8 @@ class Dialer:
                 self._attempts.append(_Attempt(self, sock, target, timeout))
                 break
         self._plan_next(STAGGER)
-        for endpoint, reason in failed_at_once:  # last, for `refused` may stop this dialer
-            self._refused(endpoint, reason)
+        for endpoint, reason in failed_at_once:  # last, for the owner may stop this dialer
+            self._owner.on_refused(endpoint, reason)
 
     def _connect(self, family: int, address: Sockaddr) -> socket.socket:
         """Return a socket that is connecting; BlockingIOError is the usual way in which a non-blocking connect() begins."""
@@ -154,7 +146,7 @@ class Dialer:
         self._attempts.remove(attempt)
         self.stop()
         self.reached = attempt.target
-        self._opened(peer)
+        self._owner.on_opened(peer)
 
     def lost(self, attempt: _Attempt, reason: str) -> None:
         """Plan the next attempt at once, and report why this attempt has failed. Called by the attempt."""
@@ -162,7 +154,7 @@ class Dialer:
             self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
         self._attempts.remove(attempt)
         self._plan_next(0.0)
-        self._refused(endpoint_of(attempt.target[1]), reason)
+        self._owner.on_refused(endpoint_of(attempt.target[1]), reason)
 
 
 class _Attempt:
@@ -222,17 +214,34 @@ class _Attempt:
         keep_rejections(self._sock, False)  # an ICMP message must not end a connection that is made
         self._loop.unwatch(self._sock)
         self._timer.set(self._began + self.timeout)
+        _, address = self.target
+        self._greeting = Greeting(self._loop, self._sock, address, Client(self._dialer.key), self)
 
-        def opened(peer: Peer) -> None:
-            self._timer.cancel()
-            self._dialer.won(self, peer)
+    def on_opened(self, peer: Peer) -> None:
+        """Hand the peer to the dialer. Called by the greeting."""
+        self._timer.cancel()
+        self._dialer.won(self, peer)
 
-        def failed(reason: str) -> None:
-            self._timer.cancel()
-            self._dialer.lost(self, reason)
+    def on_refused(self, _who: str, reason: str) -> None:
+        """Tell the dialer that the handshake has failed. Called by the greeting."""
+        self._timer.cancel()
+        self._dialer.lost(self, reason)
 
-        client = Client(self._dialer.key)
-        self._greeting = Greeting(self._loop, self._sock, self.target[1], client, opened=opened, failed=failed)
+
+class DialResult:
+    """What a dialer has come to, for a caller that runs the loop itself until there is a peer."""
+
+    def __init__(self) -> None:
+        self.peer: Peer | None = None
+        self.reasons: dict[str, str] = {}  # by endpoint, why there is no peer so far
+
+    def on_opened(self, peer: Peer) -> None:
+        """Keep the peer. Called by the dialer."""
+        self.peer = peer
+
+    def on_refused(self, who: str, reason: str) -> None:
+        """Keep the reason. Called by the dialer."""
+        self.reasons[who] = reason
 
 
 def answers(key: Key, targets: Sequence[Target]) -> bool:
@@ -240,12 +249,11 @@ def answers(key: Key, targets: Sequence[Target]) -> bool:
 
     Waits in a loop of its own, before that of the agent runs.
     """
-    found: list[Peer] = []
-    loop = Loop()
-    dialer = Dialer(loop, key, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
+    result, loop = DialResult(), Loop()
+    dialer = Dialer(loop, key, result, user_timeout=1.0)
     dialer.set_targets(targets)
     began = loop.now()
-    while not found:
+    while result.peer is None:
         deadline = began + (_ANSWERS_WITHIN if dialer.is_accepted else _TRIED_FOR)
         if loop.now() >= deadline:
             break
@@ -253,7 +261,7 @@ def answers(key: Key, targets: Sequence[Target]) -> bool:
         loop.run_once()
         wake.cancel()
     dialer.stop()
-    for peer in found:
-        peer.close()
+    if result.peer is not None:
+        result.peer.close()
     loop.close()
-    return bool(found)
+    return result.peer is not None

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import takewhile
 
 from ddplaunch.reach.channel.handshake import Key, Server
-from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, RESET, Greeting, Peer, Sockaddr, describe, prepare
+from ddplaunch.reach.channel.peer import (
+    HANDSHAKE_TIMEOUT,
+    RESET,
+    Greeting,
+    Peer,
+    PeerOwner,
+    Sockaddr,
+    describe,
+    prepare,
+)
 from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system.loop.loop import Acceptor, Loop
 from ddplaunch.system.net.addresses import is_own
@@ -27,36 +36,33 @@ class Listener:
         loop: Loop,
         sock: socket.socket,
         key: Key,
+        owner: PeerOwner,
         *,
-        opened: Callable[[Peer], None],
-        refused: Callable[[str, str], None],
         user_timeout: float,
         max_half_open: int = 256,
     ) -> None:
         """Own a socket that listens already, as of `listen` in system/net/port.py; take what proves to know `key`.
 
-        `opened` gets each authenticated peer, which is its owner's from then on; it may close at once, if the other side
-        connected to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called
-        from the loop only. At most `max_half_open` connections are unauthenticated at a time. `user_timeout` is their
-        TCP_USER_TIMEOUT, in seconds.
+        The owner hears of each address and reason once. At most `max_half_open` connections are unauthenticated at a time.
+        `user_timeout` is their TCP_USER_TIMEOUT, in seconds.
         """
         self._loop = loop
         self._key = key
-        self._opened = opened
-        self._refused = refused
+        self._owner = owner
         self._user_timeout = user_timeout
         self._max_half_open = max_half_open
-        # the unauthenticated connections, and until when each may be so; in order of arrival, and therefore of these times
-        self._half_open: dict[Greeting, float] = {}
+        self._half_open: dict[
+            _HalfOpen, None
+        ] = {}  # in order of arrival, and so of the times until which they may be so
         self._timer = loop.timer(None, self._drop_late)
         self._origins = Origins()  # by address: the host or network that connections from there count for
         self._closed = False
-        self._reported: set[tuple[str, str]] = set()  # to `refused`: the address and the reason
+        self._reported: set[tuple[str, str]] = set()  # to the owner: the address and the reason
         self.port: int = sock.getsockname()[1]
         # in a turn of the loop few connections are accepted, so that those before them are served as well; but where thousands
         # come at once, a connection that is accepted late is given up by the other side
         at_a_time = max(1, max_half_open // 4)
-        self._acceptor = Acceptor(loop, sock, self._on_connection, most=at_a_time, paused=self._report_pause)
+        self._acceptor = Acceptor(loop, sock, self, most=at_a_time)
         self._acceptor.start()
 
     def __repr__(self) -> str:
@@ -65,9 +71,9 @@ class Listener:
     def _drop_late(self) -> None:
         """Drop connections whose handshake takes too long."""
         now = self._loop.now()
-        for greeting, _ in list(takewhile(lambda entry: now >= entry[1], self._half_open.items())):
-            if greeting in self._half_open:  # `refused` may have closed all
-                self._drop(greeting, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
+        for late in list(takewhile(lambda one: now >= one.until, self._half_open)):
+            if late in self._half_open:  # the owner may have closed this listener
+                self._drop(late, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
 
     def close(self) -> None:
         """Stop listening, and drop unauthenticated connections. Peers stay open."""
@@ -75,58 +81,76 @@ class Listener:
             return
         self._closed = True
         self._acceptor.close()
-        for greeting in self._half_open:
-            greeting.discard()
+        for one in self._half_open:
+            one.greeting.discard()
         self._half_open.clear()
         self._timer.cancel()
 
-    def _report_pause(self, error: OSError) -> None:
+    def on_pause(self, error: OSError) -> None:
         """Report that no connection can be accepted for now. Called by the acceptor."""
         self.report_refusal("new connections", describe(error))
 
-    def _on_connection(self, sock: socket.socket, address: Sockaddr) -> None:
+    def on_connection(self, sock: socket.socket, address: Sockaddr) -> None:
         """Begin the handshake with a new connection; where too many are unauthenticated, drop one of the largest crowd.
 
         Called by the acceptor.
         """
-
-        def opened(peer: Peer) -> None:
-            self._forget(greeting)
-            self._opened(peer)
-
-        def failed(reason: str) -> None:
-            self._forget(greeting)
-            # a port probe, or a peer that took another address, was not refused
-            if greeting.received_any or reason not in (CLOSED, RESET):
-                self.report_refusal(greeting.address, reason)
-
         try:
             prepare(sock, self._user_timeout)
         except OSError:  # it has been reset
             sock.close()
             return
-        greeting = Greeting(self._loop, sock, address, Server(self._key), opened=opened, failed=failed)
-        self._half_open[greeting] = self._loop.now() + HANDSHAKE_TIMEOUT
-        self._timer.set_by(self._half_open[greeting])
+        newest = _HalfOpen(self, self._loop, sock, address, self._key)
+        self._half_open[newest] = None
+        self._timer.set_by(newest.until)
         if len(self._half_open) > self._max_half_open:
             oldest_first = list(self._half_open)
-            index = index_to_drop([self._origins[greeting.address] for greeting in oldest_first])
+            index = index_to_drop([self._origins[one.greeting.address] for one in oldest_first])
             self._drop(oldest_first[index], "too many unauthenticated connections")
 
-    def _drop(self, greeting: Greeting, reason: str) -> None:
-        self._forget(greeting)
-        greeting.discard()
-        self.report_refusal(greeting.address, reason)
+    def authenticated(self, half_open: _HalfOpen, peer: Peer) -> None:
+        """Hand a connection whose handshake is done to the owner. Called by the connection."""
+        self._forget(half_open)
+        self._owner.on_opened(peer)
 
-    def _forget(self, greeting: Greeting) -> None:
-        del self._half_open[greeting]
-        self._timer.set(next(iter(self._half_open.values()), None))
+    def failed(self, half_open: _HalfOpen, reason: str) -> None:
+        """Forget a connection that has closed, and report the reason. Called by the connection."""
+        self._forget(half_open)
+        # a port probe, or a peer that took another address, was not refused
+        if half_open.greeting.received_any or reason not in (CLOSED, RESET):
+            self.report_refusal(half_open.greeting.address, reason)
+
+    def _drop(self, half_open: _HalfOpen, reason: str) -> None:
+        self._forget(half_open)
+        half_open.greeting.discard()
+        self.report_refusal(half_open.greeting.address, reason)
+
+    def _forget(self, half_open: _HalfOpen) -> None:
+        del self._half_open[half_open]
+        self._timer.set(next((one.until for one in self._half_open), None))
 
     def report_refusal(self, address: str, reason: str) -> None:
-        """Report to `refused`, each pair once and at most MAX_REFUSALS of them."""
+        """Report to the owner, each pair once and at most MAX_REFUSALS of them."""
         if (address, reason) not in self._reported and len(self._reported) < MAX_REFUSALS:
             self._reported.add((address, reason))
-            self._refused(address, reason)
+            self._owner.on_refused(address, reason)
+
+
+class _HalfOpen:
+    """A connection that is not authenticated yet; tells the listener what becomes of it."""
+
+    def __init__(self, listener: Listener, loop: Loop, sock: socket.socket, address: Sockaddr, key: Key) -> None:
+        self._listener = listener
+        self.until = loop.now() + HANDSHAKE_TIMEOUT  # when it is dropped
+        self.greeting = Greeting(loop, sock, address, Server(key), self)
+
+    def on_opened(self, peer: Peer) -> None:
+        """Hand the peer over. Called by the greeting."""
+        self._listener.authenticated(self, peer)
+
+    def on_refused(self, _who: str, reason: str) -> None:
+        """Report why there is no peer. Called by the greeting."""
+        self._listener.failed(self, reason)
 
 
 def index_to_drop(origins: Sequence[Hashable]) -> int:

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from ddplaunch.reach.channel import handshake
 from ddplaunch.reach.channel.handshake import Decoder, Handshake, Refused, Server, Session, pack
@@ -46,7 +46,7 @@ class Peer:
         self._loop = loop
         self._session = session
         self._decoder = decoder
-        self._buffer = SendBuffer(sock.sendmsg)
+        self._buffer = SendBuffer(sock)
         self._why_broken = ""  # why nothing can be sent any more; "": it can
         self._is_open = True
         loop.watch(sock, self._on_ready)
@@ -177,26 +177,24 @@ class Peer:
         self._sock.close()
 
 
+class PeerOwner(Protocol):
+    """Who waits for peers: of a greeting, a dialer, a listener. Called from the loop only."""
+
+    def on_opened(self, peer: Peer) -> None:
+        """Own a peer that has proven the key; it may close at once, if it has reached us at another address as well."""
+
+    def on_refused(self, who: str, reason: str) -> None:
+        """Hear why there is no peer at `who`, an address, with its port if this side has connected to it."""
+
+
 HANDSHAKE_TIMEOUT = 5.0  # seconds from accept to the end of the handshake
 
 
 class Greeting:
-    """One connected socket during the handshake. At most one of `opened` and `failed` is called, from the loop."""
+    """One connected socket during the handshake, from which its owner gets a peer, or the reason why there is none."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        sock: socket.socket,
-        address: Sockaddr,
-        steps: Handshake,
-        *,
-        opened: Callable[[Peer], None],
-        failed: Callable[[str], None],
-    ) -> None:
-        """Begin the handshake on a connected socket; `opened` gets the peer, `failed` the reason why there is none.
-
-        `steps` are those of this side, a `Server` or a `Client`.
-        """
+    def __init__(self, loop: Loop, sock: socket.socket, address: Sockaddr, steps: Handshake, owner: PeerOwner) -> None:
+        """Begin the handshake on a connected socket; `steps` are those of this side, a `Server` or a `Client`."""
         sock.setblocking(False)
         self.address = host_of(address)
         self.received_any = False  # whether the other side has sent anything
@@ -204,8 +202,7 @@ class Greeting:
         self._loop = loop
         self._handshake = steps
         self._decoder = Decoder()
-        self._opened = opened
-        self._failed = failed
+        self._owner = owner
         loop.watch(sock, self._on_ready)
         if steps.opening:
             self._send(steps.opening)
@@ -253,7 +250,7 @@ class Greeting:
         # who connects to us may be one of many, and each frame is kept until it is whole
         self._decoder.trust(handshake.LIMIT_UNKNOWN if isinstance(self._handshake, Server) else handshake.LIMIT)
         peer = Peer(self._loop, self._sock, self.address, session, self._decoder)
-        self._opened(peer)
+        self._owner.on_opened(peer)
         peer.deliver()  # frames that were received together with the end of the handshake
 
     def _send(self, payload: bytes) -> None:
@@ -262,7 +259,7 @@ class Greeting:
 
     def _fail(self, reason: str) -> None:
         self.discard()
-        self._failed(reason)
+        self._owner.on_refused(self.address, reason)
 
 
 # a process that closes a connection and goes on may have had to drop its last message, since the connection was full

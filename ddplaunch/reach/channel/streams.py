@@ -7,9 +7,8 @@ however little is read at the far end, and no stream holds up the channel. What 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
@@ -34,16 +33,23 @@ class Chunk(Struct, frozen=True, tag="chunk"):
         return not self.data and not self.taken
 
 
+class StreamsOwner(Protocol):
+    """Who has `Streams`, and a channel to their other side."""
+
+    def send_chunk(self, chunk: Chunk) -> None:
+        """Send a chunk to the other side."""
+
+    def on_stream_ended(self, number: int) -> None:
+        """Hear, once, that a stream is over."""
+
+
 class Streams:
     """The streams whose local ends are sockets here, for the loop of an agent or of a command."""
 
-    def __init__(
-        self, loop: Loop, send: Callable[[Chunk], None], ended: Callable[[int], object] = lambda _: None
-    ) -> None:
-        """`send` takes each chunk for the other side; `ended` is told once which stream is over."""
+    def __init__(self, loop: Loop, owner: StreamsOwner) -> None:
+        """Have no stream yet."""
         self._loop = loop
-        self._send = send
-        self._ended = ended
+        self.owner = owner
         self._streams: dict[int, _Stream] = {}
 
     def __contains__(self, number: int) -> bool:
@@ -58,9 +64,9 @@ class Streams:
         Unless data, or the end, comes from the other side in `within` seconds, the stream ends here with the words `late`.
         """
         sock.setblocking(False)
-        give_up = self._loop.timer(None, lambda: self.finish(number, late))
-        give_up.set(None if within is None else self._loop.now() + within)
-        self._streams[number] = _Stream(self._loop, self, sock, number, give_up)
+        no_reply_timer = self._loop.timer(None, lambda: self.finish(number, late))
+        no_reply_timer.set(None if within is None else self._loop.now() + within)
+        self._streams[number] = _Stream(self._loop, self, sock, number, no_reply_timer)
 
     def take(self, chunk: Chunk) -> None:
         """Take a chunk of the other side; one of a stream that is over changes nothing."""
@@ -70,35 +76,32 @@ class Streams:
     def finish(self, number: int, last: bytes = b"") -> None:
         """End a stream from here: write this to its socket as far as there is room, and close both sides."""
         if (stream := self._streams.get(number)) is not None:
-            self.send(Chunk(number))
+            self.owner.send_chunk(Chunk(number))
             stream.finish(last)
-
-    def send(self, chunk: Chunk) -> None:
-        """Send a chunk to the other side. Called by the streams too."""
-        self._send(chunk)
 
     def close(self) -> None:
         """End all streams here, without a word to the other side."""
         for stream in list(self._streams.values()):
             stream.finish()
 
-    def on_stream_over(self, number: int) -> None:
+    def forget(self, number: int) -> None:
         """Forget a stream whose socket is closed. Called by the stream."""
         if self._streams.pop(number, None) is not None:
-            self._ended(number)
+            self.owner.on_stream_ended(number)
 
 
 class _Stream:
     """One stream: what its socket here gives goes to the other side in chunks, and the other side's chunks to the socket."""
 
-    def __init__(self, loop: Loop, owner: Streams, sock: socket.socket, number: int, give_up: Timer) -> None:
-        """Carry the bytes of `sock`; `give_up` ends the stream unless data, or the end, comes from the other side before."""
+    def __init__(self, loop: Loop, streams: Streams, sock: socket.socket, number: int, no_reply_timer: Timer) -> None:
+        """Carry the bytes of `sock`; the timer ends the stream unless data, or the end, comes from the other side before."""
         self._loop = loop
-        self._owner = owner
+        self._streams = streams
+        self._owner = streams.owner
         self._sock = sock
         self._number = number
-        self._no_reply_timer = give_up
-        self._buffer = SendBuffer(sock.sendmsg)
+        self._no_reply_timer = no_reply_timer
+        self._buffer = SendBuffer(sock)
         self._credit = WINDOW  # chunks that may be sent before the other side says that it has taken some
         self._unwritten = 0  # chunks of the other side that wait in the buffer
         self._has_ended = False  # the other side has ended the stream: what waits in the buffer is all there is
@@ -131,7 +134,7 @@ class _Stream:
             return
         if not self._buffer.size and self._unwritten:
             taken, self._unwritten = self._unwritten, 0
-            self._owner.send(Chunk(self._number, taken=taken))
+            self._owner.send_chunk(Chunk(self._number, taken=taken))
         self._watch()
 
     def _on_ready(self) -> None:
@@ -149,7 +152,7 @@ class _Stream:
             return
         if data:
             self._credit -= 1
-            self._owner.send(Chunk(self._number, data))
+            self._owner.send_chunk(Chunk(self._number, data))
         self._acknowledge_or_finish()
 
     def _watch(self) -> None:
@@ -164,7 +167,7 @@ class _Stream:
     def _end(self) -> None:
         """End the stream because its socket has: the other side is told, unless it has ended the stream itself."""
         if not self._has_ended:
-            self._owner.send(Chunk(self._number))
+            self._owner.send_chunk(Chunk(self._number))
         self.finish()
 
     def finish(self, last: bytes = b"") -> None:
@@ -177,4 +180,4 @@ class _Stream:
         self._no_reply_timer.cancel()
         self._loop.unwatch(self._sock)
         self._sock.close()
-        self._owner.on_stream_over(self._number)
+        self._streams.forget(self._number)

@@ -165,7 +165,7 @@ def show_jobs(
         ScontrolError: there is no reply for now.
     """
     where = () if cluster is None else (f"--clusters={cluster}",)
-    more = ("-d",) if details else ()  # with `grants`
+    more = ("-d",) if details else ()  # shows which devices were granted on each node
     try:
         return parse_jobs(scontrol(env, (*where, "show", "job", *more, "-o", job_id), timeout))
     except ScontrolError as error:

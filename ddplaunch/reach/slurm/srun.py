@@ -36,7 +36,7 @@ from ddplaunch.system.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.system.process.child import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.system.process.fork import fork
 
-_FORK = "cannot create a process"
+_CANNOT_FORK = "cannot create a process"
 
 
 class StepJob(Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ def start_step(job: StepJob) -> Srun:
         offered = offer() if job.reads_stdin else None
         pid = fork()
     except OSError as error:
-        raise not_started(StartError(error.errno or errno.EAGAIN, _FORK)) from None
+        raise not_started(StartError(error.errno or errno.EAGAIN, _CANNOT_FORK)) from None
     if pid == 0:  # the child ends at once: process 1 adopts the grandchild, which has left the tree of Slurm so
         try:
             if (grandchild := fork()) == 0:
@@ -132,7 +132,7 @@ def start_step(job: StepJob) -> Srun:
             with suppress(OSError):  # without it, the end of a step waits for a parent that is stopped
                 socket.send_fds(tells, [b"."], [os.pidfd_open(grandchild)])
         except OSError as error:
-            theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
+            theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _CANNOT_FORK)))
         finally:
             os._exit(0)
     for sock in (theirs, tells, *([offered] if offered is not None else [])):

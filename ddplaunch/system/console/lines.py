@@ -10,9 +10,9 @@ MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that neve
 FIRST_UPDATE = 1.0  # seconds until a progress bar that has not ended is shown at all
 UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has not ended
 SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
-# where bars are shown in place, what is held is seen as well:
-LIVE_DEPTH = 3  # rows
-HIDDEN_DEPTH = 16  # rows, of a program that hides the cursor, as rich does as long as it redraws
+# how many rows up the cursor is expected to go: rows are held for that, since a bar that ends may be the inner one of several
+LIVE_CLIMB = 3  # where bars are shown in place, and what is held is seen as well
+HIDDEN_CURSOR_CLIMB = 16  # of a program that hides the cursor, as rich does as long as it redraws
 LIVE_SETTLE_TIMES = (0.5, 2.0)  # seconds before and after the cursor first went up
 _LONGEST_SHOWN = 2000  # bytes of a line that has not ended, as far as it is shown
 RESTS_FOR = 0.5  # seconds after which a line that has not ended is shown in place: a prompt, dots
@@ -28,18 +28,18 @@ class Lines:
     """
 
     __slots__ = (
-        "_bar_is_a_line",
+        "_current_bar_is_returned",
         "_end_of_state",
-        "_has_updated",
+        "_has_returned_a_bar",
         "_is_live",
-        "_line_of_bar",
         "_partial_is_shown",
         "_partial_line",
+        "_return_state_at",
+        "_returned_state",
         "_screen",
         "_settle_at",
         "_show_partial_at",
         "_unfinished",
-        "_update_at",
         "drew",
     )
 
@@ -50,27 +50,27 @@ class Lines:
         """
         self._is_live = live
         self._end_of_state = end_of_state
-        self._bar_is_a_line = False  # the bar has not moved for STILL_FOR, and was returned as a line
+        self._current_bar_is_returned = False  # it has not moved for STILL_FOR, and was returned as a line
         self._partial_is_shown = False  # the line that has not ended has rested for RESTS_FOR: it is shown in place
-        self._show_partial_at: float | None = None  # when that is so
+        self._show_partial_at: float | None = None  # when the line that has not ended has rested, and is shown
         self._partial_line = bytearray()  # what there is of a line that has not ended, without a screen
         self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
         self._screen: RedrawnRows | None = None  # only while the worker redraws
         self._settle_at: float | None = None  # when rows above the cursor become lines, unless it goes up before
-        self._update_at: float | None = None  # when the state of the bar becomes a line
-        self._has_updated = False  # a state of a bar has become a line
-        self._line_of_bar = b""  # the state of a bar that became a line last, until there are other lines
+        self._return_state_at: float | None = None  # when the state of the bar is returned as a line
+        self._has_returned_a_bar = False  # at some time: its next states wait longer than the first
+        self._returned_state = b""  # the state of a bar that was returned last as a line, until there are other lines
         self.drew = False  # the lines that were returned last come from rows that were redrawn
 
     @property
     def deadline(self) -> float | None:
         """When to call flush; None: not before the next feed."""
-        return soonest(self._settle_at, self._update_at, self._show_partial_at)
+        return soonest(self._settle_at, self._return_state_at, self._show_partial_at)
 
     @property
     def is_bar(self) -> bool:
         """Whether there are `rows` to be shown in place."""
-        return self._partial_is_shown or (self._is_live and self.draws and not self._bar_is_a_line)
+        return self._partial_is_shown or (self._is_live and self.draws and not self._current_bar_is_returned)
 
     @property
     def is_open(self) -> bool:
@@ -85,7 +85,7 @@ class Lines:
     @property
     def draws(self) -> bool:
         """Whether rows are being redrawn."""
-        return self._screen is not None and self._screen.drawing
+        return self._screen is not None and self._screen.ends_in_bar
 
     @property
     def beginning(self) -> bytes:
@@ -105,10 +105,10 @@ class Lines:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         if self._screen is not None or moves(data):
-            block, self.drew = self._without_line_of_bar(self._draw(data, at)), True
+            block, self.drew = self._without_returned_state(self._draw(data, at)), True
             self._schedule_partial_line(at, begins_line=True)
             return block
-        self.drew, self._line_of_bar = False, b""  # most output: lines that nothing redraws
+        self.drew, self._returned_state = False, b""  # most output: lines that nothing redraws
         end = data.rfind(b"\n") + 1
         whole = self._take_partial_line() + data[:end] if end and self._partial_line else data[:end]
         self._partial_line += data[end:]
@@ -137,9 +137,9 @@ class Lines:
 
     def _draw(self, data: bytes, at: float) -> bytes:
         """Feed rows that redraw themselves to the screen; return the lines that are complete, and set when to look again."""
-        # bars that are seen meanwhile may be held for longer: one that ends may be the inner one, and the cursor still go up
-        guess = HIDDEN_DEPTH if HIDE_CURSOR in data else LIVE_DEPTH if self._is_live else 0
-        screen = self._screen or RedrawnRows(depth=guess)
+        # how many rows up the cursor may go: a bar that ends may be the inner one, with those of outer bars above
+        guessed_climb = HIDDEN_CURSOR_CLIMB if HIDE_CURSOR in data else LIVE_CLIMB if self._is_live else 0
+        screen = self._screen or RedrawnRows(guessed_climb)
         block = screen.feed(self._take_partial_line() + data)
         if screen.longest > MAX_LINE:
             block += screen.end()
@@ -152,22 +152,22 @@ class Lines:
         """Set when the rows above the cursor settle, and when the state of a bar becomes a line, after a piece was drawn."""
         if not screen.holds_lines:
             self._settle_at = None
-        elif self._settle_at is None or screen.redrawn:
+        elif self._settle_at is None or screen.went_up_in_last_piece:
             before_going_up, later = LIVE_SETTLE_TIMES if self._is_live else (SETTLE_TIME, SETTLE_TIME)
-            self._settle_at = at + (later if screen.goes_up else before_going_up)
-        if not screen.drawing:
-            self._update_at = None
-        elif self._is_live:
-            self._bar_is_a_line = False
-            self._update_at = at + STILL_FOR
-        elif self._update_at is None:
-            self._update_at = at + (UPDATE_INTERVAL if self._has_updated else FIRST_UPDATE)
+            self._settle_at = at + (later if screen.went_up else before_going_up)
+        if not screen.ends_in_bar:
+            self._return_state_at = None
+        elif self._is_live:  # it has moved, which is seen in place
+            self._current_bar_is_returned = False
+            self._return_state_at = at + STILL_FOR
+        elif self._return_state_at is None:
+            self._return_state_at = at + (UPDATE_INTERVAL if self._has_returned_a_bar else FIRST_UPDATE)
 
-    def _without_line_of_bar(self, block: bytes) -> bytes:
-        """Leave the state of a bar that was returned as a line already out of the lines in `block`, if the bar ends so."""
-        if not self._line_of_bar or not block:
+    def _without_returned_state(self, block: bytes) -> bytes:
+        """Return the lines in `block` but for the state of a bar that was returned already, if the bar has ended in it."""
+        if not self._returned_state or not block:
             return block
-        line, self._line_of_bar = self._line_of_bar + b"\n", b""
+        line, self._returned_state = self._returned_state + b"\n", b""
         at = (b"\n" + block).find(b"\n" + line)
         return block if at < 0 else block[:at] + block[at + len(line) :]
 
@@ -188,21 +188,19 @@ class Lines:
             return block
         if self._settle_at is not None and at >= self._settle_at:
             self._settle_at = None
-            block = self._without_line_of_bar(self._screen.settle())
-            if not self._screen.drawing:
-                self._update_at = None
-        if self._update_at is not None and at >= self._update_at:
-            self._update_at = None  # until the bar moves: one that does not is shown once
+            block = self._without_returned_state(self._screen.settle())
+            if not self._screen.ends_in_bar:
+                self._return_state_at = None
+        if self._return_state_at is not None and at >= self._return_state_at:
+            self._return_state_at = None  # until the bar moves: one that does not is shown once
             state = self._screen.snapshot()
-            if (
-                len(state) <= _LONGEST_SHOWN
-            ):  # a longer one waits for its end: it would fill the console with states of it
-                # a bar has been shown once, so that the next state waits longer; and none waits to be shown
-                self._has_updated = self._bar_is_a_line = True
-                if state and state != self._line_of_bar:
+            is_too_long = len(state) > _LONGEST_SHOWN  # its states would fill the console: it waits for its end
+            if not is_too_long:
+                self._has_returned_a_bar = self._current_bar_is_returned = True
+                if state and state != self._returned_state:
                     block += state + self._end_of_state
                 # a state without a newline is no line yet: the bar's last state is written once more, as a line
-                self._line_of_bar = state if self._end_of_state == b"\n" else b""
+                self._returned_state = state if self._end_of_state == b"\n" else b""
         self._keep_screen_while_redrawn(self._screen)
         self._schedule_partial_line(at, begins_line=False)
         return block
@@ -212,7 +210,7 @@ class Lines:
         last = b"" if self._unfinished == b"\r" else self._unfinished
         self.drew = self._screen is not None
         if self._screen is not None:
-            return self._without_line_of_bar(self._screen.feed(last) + self._screen.end())
+            return self._without_returned_state(self._screen.feed(last) + self._screen.end())
         text = self._take_partial_line() + last
         return text + b"\n" if text else b""
 
@@ -237,7 +235,7 @@ class LoneLines:
         """Take a piece; return what is to be written now: whole lines, or all of it while a bar is drawn."""
         data, self._unfinished = split_unfinished(self._unfinished + data)
         data = data.replace(b"\r\n", b"\n")
-        is_bar = self._partial_is_shown or b"\r" in data
+        is_bar = b"\r" in data or self._partial_is_shown  # a line of which a part was passed on goes on like a bar
         is_too_long = len(self._partial_line) + len(data) > MAX_LINE
         end = len(data) if is_bar or is_too_long else data.rfind(b"\n") + 1
         if not end:

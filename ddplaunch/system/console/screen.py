@@ -44,30 +44,32 @@ class RedrawnRows:
 
     __slots__ = (
         "_at_start",
+        "_climb_is_guessed",
         "_cursor",
-        "_depth",
-        "_depth_is_guessed",
+        "_longest_climb",
         "_next_row_is_first_bar",
         "_rows",
         "_rows_climbed",
-        "drawing",
-        "goes_up",
-        "redrawn",
+        "ends_in_bar",
+        "went_up",
+        "went_up_in_last_piece",
     )  # fmt: skip
 
-    def __init__(self, depth: int = 0) -> None:
-        """`depth` is how many rows above the last row are expected to be redrawn; 0: not known."""
+    def __init__(self, guessed_climb: int = 0) -> None:
+        """`guessed_climb` is how many rows up from the last one the cursor may be expected to go; 0: no guess."""
         self._rows = [bytearray()]
         self._cursor = 0  # the row where it is, 0 the top one
         self._at_start = False  # the cursor is at the start of its row: the next text replaces the row
-        self._depth = depth  # how many rows above the last one are held, since the cursor may go up to them
-        self._depth_is_guessed = depth > 0  # until the cursor shows where the bars begin
+        self._longest_climb = (
+            guessed_climb  # rows up from the last one: so many are held, since the cursor may come back
+        )
+        self._climb_is_guessed = guessed_climb > 0  # each climb shows then where the bars begin
         # with a guess: the cursor has gone up to that row, and nothing was written there yet
         self._next_row_is_first_bar = False
         self._rows_climbed = 0  # rows up since the last newline
-        self.goes_up = False  # the cursor has gone up since rows settled last
-        self.redrawn = False  # the cursor has gone up in the last piece
-        self.drawing = False  # the rows from the cursor's on are a bar, not a line that is just being written
+        self.went_up = False  # the cursor has, since rows settled last
+        self.went_up_in_last_piece = False
+        self.ends_in_bar = False  # the rows from the cursor's on are a bar, not a line that is just being written
 
     @property
     def rows(self) -> list[bytes]:
@@ -86,17 +88,17 @@ class RedrawnRows:
 
     def plain_line(self) -> bytes | None:
         """Return the line that is being written, if a plain buffer would do as well as this screen; else None."""
-        if self.drawing or self._depth or len(self._rows) > 1:
+        if self.ends_in_bar or self._longest_climb or len(self._rows) > 1:
             return None
         return bytes(self._rows[0])
 
     def feed(self, data: bytes) -> bytes:
         """Draw a piece of output; return the rows that became lines."""
-        self.redrawn = False
+        self.went_up_in_last_piece = False
         lines: list[bytes | bytearray] = []
         for token in re.split(_TOKEN, data):
             if token == b"\r":  # what is written next replaces the row: a bar
-                self._at_start = self.drawing = True
+                self._at_start = self.ends_in_bar = True
                 continue
             if token == SHOW_CURSOR:  # at the end of the redrawing
                 lines.append(self.settle())
@@ -108,7 +110,7 @@ class RedrawnRows:
                 self._move(token)
                 continue
             if token and self._next_row_is_first_bar:
-                self._end_rows_above(lines)  # held in case they were bars: they are lines
+                self._end_rows_above(lines)  # they were held for a guess, and the cursor did not go up to them
             if token == b"\n":
                 self._newline(lines)
             elif token:
@@ -126,11 +128,11 @@ class RedrawnRows:
         self._rows_climbed = 0
         if self._cursor == len(self._rows):
             self._rows.append(bytearray())
-        while len(self._rows) > self._depth + 1 and self._cursor:
+        while len(self._rows) > self._longest_climb + 1 and self._cursor:
             lines += (self._rows.pop(0), b"\n")
             self._cursor -= 1
-        if not self._depth:  # the program has not gone up so far: the bar has ended
-            self.drawing = False
+        if not self._longest_climb:  # the program has not gone up so far: the bar has ended
+            self.ends_in_bar = False
 
     def _end_rows_above(self, lines: list[bytes | bytearray]) -> None:
         """Make lines of the rows above the one to which the cursor went up: that one is the first of the bars."""
@@ -145,7 +147,7 @@ class RedrawnRows:
 
         `erases`: the screen is erased.
         """
-        is_bar = self.drawing
+        is_bar = self.ends_in_bar
         if is_bar and not erases:  # a bar that the program draws by positions on the screen: keep it where it is
             return
         lines.append(self.settle())
@@ -153,18 +155,18 @@ class RedrawnRows:
         if line_without_end and not is_bar:
             lines += (line_without_end, b"\n")
         self._rows = [bytearray()]
-        self._at_start = self.drawing = False
+        self._at_start = self.ends_in_bar = False
 
     def _move(self, sequence: bytes) -> None:
         """Follow an escape sequence that moves the cursor up, or clears a row."""
         kind, argument = sequence[-1:], sequence[2:-1]
-        self.drawing = True
+        self.ends_in_bar = True
         if kind in b"AF":  # up
             rows = int(argument) if argument.isdigit() else 1
             self._rows_climbed += rows
-            self.goes_up = self.redrawn = True
-            self._next_row_is_first_bar = self._depth_is_guessed
-            self._depth = min(max(self._depth, self._rows_climbed), _MAX_ROWS)
+            self.went_up = self.went_up_in_last_piece = True
+            self._next_row_is_first_bar = self._climb_is_guessed
+            self._longest_climb = min(max(self._longest_climb, self._rows_climbed), _MAX_ROWS)
             self._cursor = max(0, self._cursor - rows)
             self._at_start = True
         elif kind in b"JK" and (argument == b"2" or self._at_start):  # erase the row, or from the cursor to its end
@@ -174,11 +176,11 @@ class RedrawnRows:
         """Turn the rows above the cursor into lines: the cursor did not come back in time, so the bars there are complete."""
         lines = b"".join(bytes(row) + b"\n" for row in self._rows[: self._cursor])
         del self._rows[: self._cursor]
-        self._cursor = self._depth = 0
-        self.goes_up = False
+        self._cursor = self._longest_climb = 0
+        self.went_up = False
         if self._at_start and not self._rows[0].strip():
             self._rows[0].clear()  # spaces, from erasing a bar
-            self.drawing = False
+            self.ends_in_bar = False
         return lines
 
     def snapshot(self) -> bytes:
@@ -188,5 +190,5 @@ class RedrawnRows:
     def end(self) -> bytes:
         """Make lines of all rows, as the terminal would leave them; an erased bar leaves none. Not to be fed again."""
         lines = self.settle()
-        drawn = self.drawing or len(self._rows) > 1
+        drawn = self.ends_in_bar or len(self._rows) > 1
         return lines + b"".join(bytes(row) + b"\n" for row in self._rows if (row.strip() if drawn else row))

@@ -13,9 +13,10 @@ from msgspec import Struct
 from ddplaunch.system.words import compress
 
 # of terminals that open links; what does not know OSC 8 ignores it mostly, but some print it
-_KNOW_LINKS = ("kitty", "ghostty", "foot", "alacritty", "wezterm", "contour")  # in TERM
-_PROGRAMS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper", "Tabby", "rio", "mintty")  # in TERM_PROGRAM
-_VTE = 5000  # VTE_VERSION of GNOME's terminal and others since 2017
+_TERMINALS_WITH_LINKS = ("kitty", "ghostty", "foot", "alacritty", "wezterm", "contour")  # in TERM
+# in TERM_PROGRAM
+_PROGRAMS_WITH_LINKS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper", "Tabby", "rio", "mintty")
+_FIRST_VTE_WITH_LINKS = 5000  # VTE_VERSION of GNOME's terminal and others since 2017
 
 
 class Stream(Enum):
@@ -81,7 +82,8 @@ class Screen(Struct, frozen=True, kw_only=True):
         columns = lines = 0
         with suppress(OSError):  # it is no terminal
             columns, lines = os.get_terminal_size(2)
-        terminals = frozenset(stream for stream, fd in fds if os.isatty(fd) and not _may_be_seen_by_nobody(env, stream))
+        # mpirun and srun make terminals that no person may see
+        terminals = frozenset(stream for stream, fd in fds if os.isatty(fd) and not _may_be_of_launcher(env, stream))
         return cls(
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
@@ -93,7 +95,7 @@ class Screen(Struct, frozen=True, kw_only=True):
         )
 
 
-def _may_be_seen_by_nobody(env: Mapping[str, str], stream: Stream) -> bool:
+def _may_be_of_launcher(env: Mapping[str, str], stream: Stream) -> bool:
     """Whether a terminal may be one that no person sees, which a launcher made so that a program writes at once.
 
     Open MPI makes one for the stdout of each process; `srun --unbuffered` for stdout and stderr, but not for stdin as `--pty`.
@@ -130,11 +132,11 @@ def knows_links(env: Mapping[str, str]) -> bool:
         return False
     vte = env.get("VTE_VERSION", "")
     return (
-        any(name in env.get("TERM", "") for name in _KNOW_LINKS)
-        or env.get("TERM_PROGRAM") in _PROGRAMS
+        any(name in env.get("TERM", "") for name in _TERMINALS_WITH_LINKS)
+        or env.get("TERM_PROGRAM") in _PROGRAMS_WITH_LINKS
         or "WT_SESSION" in env
         or "KONSOLE_VERSION" in env
-        or (vte.isdecimal() and int(vte) >= _VTE)
+        or (vte.isdecimal() and int(vte) >= _FIRST_VTE_WITH_LINKS)
     )
 
 
@@ -171,13 +173,13 @@ _MAX_CACHED = 1024  # prefixes of groups of ranks; a job that makes more of them
 class Prefix:
     """What stands before each line of one worker, or of several that wrote the same."""
 
-    __slots__ = ("_newline", "coloured", "text")
+    __slots__ = ("_newline_and_prefix", "coloured", "text")
 
     def __init__(self, text: bytes, style: str | None = None) -> None:
         """Take the text unchanged; `style` is an SGR code, None: no colour."""
         # the reset comes first so that no earlier output can colour the prefix
         self.text = text if style is None else b"\x1b[0;%bm%b%b" % (style.encode(), text, RESET)
-        self._newline = b"\n" + self.text
+        self._newline_and_prefix = b"\n" + self.text
         self.coloured = style is not None
 
     def add(self, block: bytes, before: bytes = b"") -> bytes:
@@ -188,8 +190,8 @@ class Prefix:
         if self.coloured and ESCAPE in block:
             # a colour that the worker left on would colour our next message or the shell's prompt
             lines = [line + RESET if ESCAPE in line else line for line in block[:-1].split(b"\n")]
-            return b"".join((self.text, self._newline.join(lines), b"\n"))
-        return b"".join((self.text, block[:-1].replace(b"\n", self._newline), b"\n"))
+            return b"".join((self.text, self._newline_and_prefix.join(lines), b"\n"))
+        return b"".join((self.text, block[:-1].replace(b"\n", self._newline_and_prefix), b"\n"))
 
 
 def without_torchs(rank: int, block: bytes) -> bytes:

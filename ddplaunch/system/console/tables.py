@@ -38,7 +38,7 @@ _CONSOLE = Console(
     file=StringIO(), width=_ENDLESS, color_system=None, legacy_windows=False
 )  # which lays out, and shows nothing
 _QUOTED = r"`[^`\n]+`"  # what is to be typed
-_KEPT = "\ue000"  # a space at which no line is broken; of Unicode's private use
+_UNBROKEN_SPACE = "\ue000"  # a space at which no line is broken; of Unicode's private use
 
 
 class Look(Struct, frozen=True):
@@ -100,7 +100,7 @@ def table(
 
 def sentence(label: Piece, text: str, style: str = "") -> Block:
     """Return a sentence whose further lines begin below its first word; what is quoted in it, to be typed, is never broken."""
-    kept = re.sub(_QUOTED, lambda found: found[0].replace(" ", _KEPT), text)
+    kept = re.sub(_QUOTED, lambda found: found[0].replace(" ", _UNBROKEN_SPACE), text)
     head = line(label)
     longest = max(map(cell_len, kept.split()), default=0)
     made = table([(head, line((kept, style)))], wraps=True, gap=0)
@@ -126,7 +126,7 @@ def written(blocks: Iterable[Block], look: Look) -> str:
         options = _CONSOLE.options.update(width=max(look.width or _ENDLESS, least_width))
         rows = Segment.split_lines(_CONSOLE.render(block, options))
         texts.append("\n".join(_row(row, colours) for row in rows))
-    return "\n\n".join(texts).replace(_KEPT, " ")  # the layout is done, so spaces may be spaces again
+    return "\n\n".join(texts).replace(_UNBROKEN_SPACE, " ")  # the layout is done, so spaces may be spaces again
 
 
 def _row(segments: list[Segment], colours: ColorSystem | None) -> str:

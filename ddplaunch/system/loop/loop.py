@@ -17,7 +17,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ddplaunch.system.process.clock import PROCESS_CLOCK, Clock
 from ddplaunch.system.process.tree import ends_within
@@ -208,25 +208,25 @@ class Loop:
         descriptor that an earlier handler of this round has closed is not served. Then come the timers, by their times.
         """
         had_events = bool(self._events)  # then do not sleep: one of these may be all that the caller waits for
-        self._hand_over()
+        self._hand_over_events()
         deadline = self.now() if had_events else self._soonest(may_come_late=False)
         last_pause = self.clock.pause
         ready = self.clock.select(self._selector, deadline, self._soonest(may_come_late=True))
         if self.clock.pause is not last_pause:  # this process has been paused meanwhile
             self.woke()
-            self._hand_over()
+            self._hand_over_events()
         for key, _ in ready:
             if self._watched.get(key.fd) is key:  # it is watched still
                 key.data()
-                self._hand_over()
+                self._hand_over_events()
         now = self.now()
         for timer in sorted((timer for timer in self._timers if timer.at <= now), key=lambda timer: timer.at):
             if timer.at <= now:  # an earlier call may have moved it
                 timer.cancel()
                 timer.call()
-                self._hand_over()
+                self._hand_over_events()
 
-    def _hand_over(self) -> None:
+    def _hand_over_events(self) -> None:
         """Have the owner handle all events that were posted, and those that are posted meanwhile."""
         while self._events:
             self.handle(self._events.popleft())
@@ -250,42 +250,43 @@ PAUSE = 1.0  # seconds
 _GONE_ALREADY = (errno.ECONNABORTED, errno.EPROTO, errno.EINTR)
 
 
+class AcceptorOwner(Protocol):
+    """Who takes the connections of an `Acceptor`, from the loop."""
+
+    def on_connection(self, sock: socket.socket, address: Any) -> None:
+        """Take a new connection, and the address of its other side; may close the acceptor."""
+
+    def on_pause(self, error: OSError) -> None:
+        """Hear why no connection is taken for a second."""
+
+
 class Acceptor:
-    """A listening socket: hands each connection, with the peer's address, to `accepted`, which may close this object.
+    """A listening socket, whose connections its owner gets.
 
     A connection that cannot be accepted stays in the backlog, and the socket readable: without a pause the loop would be busy.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        sock: socket.socket,
-        accepted: Callable[[Any, Any], object],
-        *,
-        most: int = 64,
-        paused: Callable[[OSError], object] = lambda _: None,
-    ) -> None:
-        """Own the socket; take at most so many connections in a turn of the loop. `paused` is told why none are taken."""
+    def __init__(self, loop: Loop, sock: socket.socket, owner: AcceptorOwner, *, most: int = 64) -> None:
+        """Take over a socket that listens; take at most so many connections in a turn of the loop."""
         self._loop = loop
         self._sock = sock
-        self._accepted = accepted
+        self._owner = owner
         self._most = most
-        self._paused = paused
-        self._pause = loop.timer(None, self.start)
+        self._end_of_pause = loop.timer(None, self.start)
 
     def start(self) -> None:
         """Take connections; a second time changes nothing, and a pause goes on."""
-        if not self._pause.is_set:
-            self._loop.watch(self._sock, self._on_connection)
+        if not self._end_of_pause.is_set:
+            self._loop.watch(self._sock, self._on_ready)
 
     def close(self) -> None:
         """Take none any more; a second time changes nothing."""
-        self._pause.cancel()
+        self._end_of_pause.cancel()
         if self._sock.fileno() >= 0:
             self._loop.unwatch(self._sock)
             self._sock.close()
 
-    def _on_connection(self) -> None:
+    def _on_ready(self) -> None:
         """Take up to `most` new connections; without room for more descriptors, pause for a while. Called by the loop."""
         for _ in range(self._most):
             try:
@@ -296,10 +297,10 @@ class Acceptor:
                 if error.errno in _GONE_ALREADY:  # this client; the next may be there
                     continue
                 self._loop.unwatch(self._sock)
-                self._pause.set(self._loop.now() + PAUSE)
-                self._paused(error)
+                self._end_of_pause.set(self._loop.now() + PAUSE)
+                self._owner.on_pause(error)
                 return
             sock.setblocking(False)
-            self._accepted(sock, address)
-            if self._sock.fileno() < 0:  # `accepted` has closed this object
+            self._owner.on_connection(sock, address)
+            if self._sock.fileno() < 0:  # the owner has closed this object
                 return

@@ -6,14 +6,12 @@ by its length word alone, so that the receiver never keeps more than one frame.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from socket import socket
 
 from ddplaunch.system.loop.loop import WRITE, Loop
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
 
 _BLOCK = 1 << 16  # bytes of small pieces that wait together
 
@@ -23,9 +21,9 @@ Buffer = bytes | bytearray | memoryview
 class SendBuffer:
     """Queues what a socket or pipe does not take at once: bytes of a stream, or messages that must stay whole."""
 
-    def __init__(self, send: Callable[[Sequence[Buffer]], int]) -> None:
-        """Send by `socket.sendmsg`, or by `os.writev` to a descriptor that does not block."""
-        self._send = send
+    def __init__(self, file: socket | int) -> None:
+        """Send to a socket, or to the descriptor of a pipe; neither may block. -1: to nothing, if nothing is ever put."""
+        self._file = file
         self._blocks: deque[bytearray] = deque()  # what waits
         self._sent_of_first = 0  # bytes of the first block
         self.size = 0  # bytes that wait
@@ -61,6 +59,9 @@ class SendBuffer:
         self.size += len(piece)
         return True
 
+    def _send(self, pieces: Sequence[Buffer]) -> int:
+        return os.writev(self._file, pieces) if isinstance(self._file, int) else self._file.sendmsg(pieces)
+
     def flush(self) -> None:
         """Send what waits, until nothing does or there is no room. Raises OSError: the other side has closed."""
         while self._blocks:
@@ -88,11 +89,11 @@ class SendBuffer:
 class Outgoing:
     """A SendBuffer that a loop empties. Never blocks; bounded if the owner watches `size`."""
 
-    def __init__(self, loop: Loop | None, file: FileDescriptorLike, send: Callable[[Sequence[Buffer]], int]) -> None:
-        """Send to `file` by `send`, whenever the loop finds room there; without a loop, only `put` sends."""
+    def __init__(self, loop: Loop | None, file: socket | int) -> None:
+        """Send to `file` as `SendBuffer` does, whenever the loop finds room there; without a loop, only `put` sends."""
         self._loop = loop
         self._file = file
-        self._buffer = SendBuffer(send)
+        self._buffer = SendBuffer(file)
         self.broken = False  # the other side has closed: everything is dropped
 
     @property

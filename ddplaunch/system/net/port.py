@@ -114,8 +114,8 @@ def bind(sock: socket.socket, address: str, port: int) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        # Only connections may have the port, those of an earlier job in TIME_WAIT, which belong to no process: then bind with the
-        # option. A reservation of another job is not listed.
+        # Perhaps nothing but connections of an earlier job has the port, in TIME_WAIT: then it can be bound with the option set.
+        # The kernel lists connections and listening sockets, but no port that another job has only bound, to reserve it.
         if not sockets(port):
             raise
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -167,7 +167,7 @@ def listen(address: str | None, ports: Sequence[int]) -> socket.socket:
 _LISTENS = b"0A"  # TCP_LISTEN, include/net/tcp_states.h
 # seconds to find who holds a port: a busy machine needs more than one; the command ends for it, and other nodes wait for its word
 _TIMEOUT = 5.0
-_COMMAND = 200  # characters that are shown
+_LONGEST_COMMAND = 200  # characters that are shown
 
 
 def sockets(port: int) -> dict[bytes, bool]:
@@ -212,7 +212,7 @@ def _look_for_holder(port: int) -> str:
     words = content(f"{task}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
     command = " ".join(" ".join(Redactor().argv(words)).split())  # of `python -c` too it stays in one line
     process = look(pid)
-    return f" by pid {pid} ({command[:_COMMAND] or (process.name if process else '?')})"
+    return f" by pid {pid} ({command[:_LONGEST_COMMAND] or (process.name if process else '?')})"
 
 
 def _open_files() -> Iterator[tuple[str, str]]:

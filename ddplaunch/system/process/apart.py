@@ -36,9 +36,7 @@ def go_on_in_child(on_hang: Callable[[], int]) -> None:
 
     Return in this process itself if the machine has no room for a child.
     """
-    page = mmap.mmap(
-        -1, mmap.PAGESIZE
-    )  # shared with the child, which says there that it waits for no disk: see `waiting`
+    page = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the child, which says there when it waits for no disk
     relays = _relays()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore it, and nobody could wait for the child then
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))
@@ -49,10 +47,10 @@ def go_on_in_child(on_hang: Callable[[], int]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         return
     if pid:
-        _watch(pid, page, relays, on_hang)
+        _watch(pid, page, relays, on_hang)  # it does not return: what follows is the child
     for relay in relays:
         relay.take_over()
-    _shared_pages.append(page)
+    _shared_pages.append(page)  # for `disk_watch_paused`
     signal_at_end_of(us, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
@@ -76,14 +74,14 @@ class _Relay:
         """The `descriptors` are of one pipe, or socket: 1, 2 or both."""
         self._descriptors = descriptors
         self._parents_end, self._childs_end = os.pipe()  # no socket: /dev/stdout could not be opened
-        self._finish_read, self._finish_write = os.pipe()  # by which our main thread ends the relay's
+        self._told_to_finish, self._tell_to_finish = os.pipe()  # both ends; `finish` writes to it
         self._thread = Thread(target=self._run, daemon=True)
 
     def take_over(self) -> None:
         """In the child, write to the parent."""
         for descriptor in self._descriptors:
             os.dup2(self._childs_end, descriptor)
-        for descriptor in (self._parents_end, self._childs_end, self._finish_read, self._finish_write):
+        for descriptor in (self._parents_end, self._childs_end, self._told_to_finish, self._tell_to_finish):
             os.close(descriptor)
 
     def start(self) -> None:
@@ -94,7 +92,7 @@ class _Relay:
 
     def finish(self) -> None:
         """Pass on what is left: the child has ended, and what it has started may have the other end still."""
-        os.write(self._finish_write, b".")
+        os.write(self._tell_to_finish, b".")
         self._thread.join()
 
     def _run(self) -> None:
@@ -104,7 +102,7 @@ class _Relay:
         """
         poll = select.poll()
         poll.register(self._parents_end, select.POLLIN)
-        poll.register(self._finish_read, select.POLLIN)
+        poll.register(self._told_to_finish, select.POLLIN)
         poll.register(self._descriptors[0], 0)  # for errors alone: the reader has gone
         try:
             while True:
@@ -115,7 +113,7 @@ class _Relay:
                     if not (data := os.read(self._parents_end, _CHUNK)):
                         return
                     self._pass_on(data)
-                elif self._finish_read in ready:  # and nothing is left to read
+                elif self._told_to_finish in ready:  # and nothing is left to read
                     return
         except OSError:  # the reader has gone meanwhile
             pass

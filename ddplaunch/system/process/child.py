@@ -199,7 +199,7 @@ def _exec_program(
             else:
                 os.dup2(fd, target)
         if stdio.stacks is not None:
-            failure = _renumber(stdio.stacks, STACKS_FD, failure)
+            failure = _renumber(stdio.stacks, STACKS_FD, failure)  # the pipe moves if it has that number itself
         if cpus:
             os.sched_setaffinity(0, cpus)
         if open_files:
@@ -306,7 +306,7 @@ class RunningWorker:
     def end(self, signum: int, at: float, members: Iterable[Process] | None = None, *, had_it: bool = False) -> None:
         """Note that the worker, if it lives, is stopped by this signal at `at` (monotonic seconds), and send the signal.
 
-        `had_it`: the worker has had the signal already, as from the terminal. `members` are as for `signal`.
+        `had_it`: the worker has had the signal already, as from the terminal. `members`: see `signal`; None: all of its group.
         """
         if self.look() is None:
             self.stopped_with = int(signum)

@@ -56,14 +56,15 @@ def run(
                 capture_output=True,
                 timeout=timeout,
                 check=False,
-                preexec_fn=partial(_begin, os.getpid()),  # which is safe, since such a child has no threads
+                # which is safe, since such a child has no threads
+                preexec_fn=partial(_take_signals_and_end_with, os.getpid()),
             )
     except subprocess.TimeoutExpired as late:
         return Ended(status=None, out=_text(late.stdout, kept), err=_text(late.stderr, kept))
     return Ended(status=done.returncode, out=_text(done.stdout, kept), err=_text(done.stderr, kept))
 
 
-def _begin(parent: int) -> None:
+def _take_signals_and_end_with(parent: int) -> None:
     """Take signals again, which the child blocks, and end with the child."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal_at_end_of(parent, signal.SIGKILL)

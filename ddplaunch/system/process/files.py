@@ -25,7 +25,7 @@ from ddplaunch.system.process.linux import find_in_cache
 from ddplaunch.system.words import size, why_failed
 
 LONGEST_JSON = 32 << 20  # bytes: a plan of 65,536 workers is shorter
-_TIMES = 10  # how much more memory than its text the values of such a file may take
+_MOST_TIMES_ITS_TEXT = 10  # how much more memory than its text the values of such a file may take
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # to open a folder, and nothing else
 _AT_ONCE = 1000  # names that one step reads
 _ANSWERS_WITHIN = 3.0  # seconds that a disk gets to answer
@@ -127,7 +127,8 @@ def read_json(path: str) -> object:
     try:
         with open_regular(path) as file:
             content = file.read(LONGEST_JSON + 1)
-        check_density(content, times=_TIMES)  # before it is parsed: many short values take far more memory than text
+        # before it is parsed: many short values take far more memory than text
+        check_density(content, times=_MOST_TIMES_ITS_TEXT)
         return json.loads(content) if len(content) <= LONGEST_JSON else None
     except (OSError, Malformed, ValueError, RecursionError):
         return None

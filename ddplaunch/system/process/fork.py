@@ -35,7 +35,8 @@ def fork() -> int:
 
 def debugger_follows_children() -> bool:
     """Return whether a debugger gets into each program of Python that this process, or one that it has forked, executes."""
-    return bool(_setup().get("multiprocess") or _setup().get("multiproc"))  # PyDev's and debugpy's word, and PyCharm's
+    setup = _debugger_setup()
+    return bool(setup.get("multiprocess") or setup.get("multiproc"))  # PyDev's and debugpy's word, and PyCharm's
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def unfollowed_by_debugger() -> Iterator[None]:
             setattr(module, function, replacement)
 
 
-def _setup() -> dict[str, Any]:
+def _debugger_setup() -> dict[str, Any]:
     """Return the options of the debugger in this process; {} if there is none."""
     holder = getattr(sys.modules.get("pydevd"), "SetupHolder", None)
     return getattr(holder, "setup", None) or {}
@@ -69,7 +70,7 @@ def _leave_debugger() -> None:
     if constants.GlobalDebuggerHolder.global_dbg is None:  # the process that forked this one has left it
         return
     constants.GlobalDebuggerHolder.global_dbg = None
-    if setup := _setup():
+    if setup := _debugger_setup():
         setup["ppid"] = os.getppid()  # a worker belongs to the process that the debugger knows
     tracing: Any = sys.modules["pydevd_tracing"]
     tracing.restore_sys_set_trace_func()

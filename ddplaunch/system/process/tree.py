@@ -252,7 +252,7 @@ def reap(keep: Collection[int] = ()) -> None:
 # ends on `quit`. A name in /proc has 15 characters.
 _TIDYING_PROGRAMS = ("torch_shm_manag", "nvidia-cuda-mps")
 # of Python, loky and multiprocess: ends when no process can write to its pipe, removes first what was not unregistered there
-_TRACKER = re.compile(rb"\0-c\0from [\w.]*resource_tracker import main; ?main\(")
+_RESOURCE_TRACKER = re.compile(rb"\0-c\0from [\w.]*resource_tracker import main; ?main\(")
 # a tracker ignores SIGTERM and SIGINT; the others are for all of a group, or do nothing to a program that does not handle them
 HARMLESS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGCONT, signal.SIGWINCH))
 
@@ -262,11 +262,11 @@ def tidies(process: Process) -> bool:
     if process.name in _TIDYING_PROGRAMS:
         return True
     # The kernel reads the command line from the memory of the process, and would wait where a page fault that hangs, or another
-    # thread, has locked that. A tracker has one thread, which reads its pipe.
+    # thread, has locked that. The resource tracker of multiprocessing has one thread, which reads its pipe.
     if process.threads != 1 or process.state not in "SRT":
         return False
     try:
-        return _TRACKER.search(content(f"/proc/{process.pid}/cmdline")) is not None
+        return _RESOURCE_TRACKER.search(content(f"/proc/{process.pid}/cmdline")) is not None
     except OSError:
         return False
 

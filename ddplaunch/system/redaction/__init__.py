@@ -159,7 +159,7 @@ def _without(text: str, spans: Iterable[Span]) -> str:
 
 _HEADER = "diff --git "
 _READ_AHEAD = 4  # so many times the characters that are wanted are read of a file
-_SECRET_FILES = re.compile(
+_ENDS_IN_SECRET_FILE = re.compile(
     r"(?:^|[/ \"])(?:\.env[^/\"]*|[^/\"]*\.env|\.?_?netrc|\.npmrc|\.pypirc|\.pgpass|\.htpasswd|\.git-credentials|\.dockercfg"
     r"|\.s3cfg|\.boto|\.vault-token|\.my\.cnf|\.docker/config\.json|\.kube/config|kubeconfig[^/\"]*|id_[a-z0-9_]+"
     r"|[^/\"]*(?:credential|secret|password)[^/\"]*|[^/\"]*\.(?:pem|key|p12|pfx|jks|keystore|ppk|kdbx|asc|gpg|tfstate|tfvars)"
@@ -202,8 +202,8 @@ def _file(text: str, redactor: Redactor) -> str:
     """Return what is changed in one file, from the line `diff --git a/OLD b/NEW`, without secrets."""
     header, newline, changes = text.partition("\n")
     names = header.removeprefix(_HEADER)  # which end with the new one
-    old_name = re.split(r"\"? \"?b/", names, maxsplit=1)[0]
-    if _SECRET_FILES.search(names) or _SECRET_FILES.search(old_name):
+    old_name = re.split(r"\"? \"?b/", names, maxsplit=1)[0]  # git puts a name in quotes if it has to
+    if _ENDS_IN_SECRET_FILE.search(names) or _ENDS_IN_SECRET_FILE.search(old_name):
         redactor.hidden += 1
         return f"{header}\n{HIDDEN}\n"
     syntax = Syntax.CODE if _CODE.search(names) else Syntax.SETTINGS if _SETTINGS.search(names) else Syntax.ANY

@@ -48,7 +48,7 @@ class _Named(NamedTuple):
 _LONGEST_OPEN_QUOTE = 4096  # characters in which a quote is closed that is not closed in its line
 _SHORTEST_ARGUMENT = 4  # characters of an argument of a call: shorter ones are formats and modes
 _LONGEST_EXPRESSION = 250  # characters of an expression that are looked at, from where it begins
-_LOOK_BACK = 500  # characters before a name that are looked at
+_LOOK_BACK = 500  # characters before a name that are looked at, and at most so many of an expression
 _EOL = r"(?:\n[+\- ]?[ \t]*+)"  # the end of a line, and what begins the next one, in a diff too
 _QUOTE = r"\\{0,3}[\"'`]"
 _QUOTED = rf"[rbfuRBFU]{{0,2}}{_QUOTE}"  # how a text in quotes begins
@@ -84,7 +84,7 @@ _EXPRESSION = (
 _HEADER = r"[^\"'\n]+"
 _WORD = r"[^\s\"'`,;&)}\]<>|\\]+"
 # what may stand before a name that begins a line, or is the end of a longer one
-_BEGINNING = (
+_BEFORE_FIRST_NAME = (
     r"[+\- ]?[ \t]*+(?:#[ \t]*+|//[ \t]*+|-[ \t]++|(?:export|set|setenv|local|ENV|ARG)[ \t]++|declare[ \t]++(?:-\w+[ \t]++)*"
     r"|//[\w./:-]*)*(?:[\w./-]+[.:/])?"
 )
@@ -147,7 +147,7 @@ def _values_beside(named: _Named) -> Iterator[Span]:
             continue  # the text in quotes begins before the name, and so is more than that
         if named.character_before == "/" and "=" not in found[0]:
             return  # the name is the end of a path
-        if way == "pairs":  # name: TOKEN, value: VALUE
+        if way == "pairs":  # name: TOKEN, value: VALUE; what stands before the value is judged from the word "value" on
             named = named._replace(start=found.start("value"))
         spans = list(_value_at(named, at, is_assigned=way in ("assigns", "pairs")))
         if spans:
@@ -167,7 +167,8 @@ def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
             return
         is_of_several = compiled(_SEVERAL_TARGETS).fullmatch(named.before) is not None  # user, token = "...", "..."
         yield from _quoted(text, first, name, goes_on=is_in_brackets or is_of_several)
-        yield from _quoted_fallbacks(text, _end_of_quoted(text, literal.end(), literal["quote"]), name)
+        end = _end_of_quoted(text, literal.end(), literal["quote"])
+        yield from _quoted_fallbacks(text, end, name)  # "" or "VALUE"
         return
     if (block := compiled(_BLOCK).match(text, at)) is not None:
         yield from _yaml_block(named, block.end())
@@ -178,10 +179,10 @@ def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
         refers = compiled(_CALLS_THAT_REFER).fullmatch(call[0])  # the arguments say where the value is: getenv("...")
         if refers is None:
             yield from _quoted_arguments(text, call.end(), name)
-        yield from _quoted_fallbacks(text, at, name)
+        yield from _quoted_fallbacks(text, at, name)  # getenv("...") or "VALUE"
         return
     if is_assigned:
-        yield from _quoted_fallbacks(text, at, name)
+        yield from _quoted_fallbacks(text, at, name)  # name or "VALUE"
         yield from _unquoted(named, at)
 
 
@@ -216,7 +217,7 @@ def _closes_earlier_quote(named: _Named, at: int, quote: str) -> bool:
 
 def _end_of_quoted(text: str, at: int, quote: str) -> int:
     """Return where a text ends that begins at `at`, behind `quote`; without a closing quote, the end of its line."""
-    if len(quote) > 2 and quote[-3:] in ('"""', "'''"):
+    if quote.endswith(('"""', "'''")):
         end = text.find(quote, at)
         return end if end >= 0 else len(text)
     if quote.startswith("\\"):  # in a text that is in quotes itself
@@ -228,8 +229,7 @@ def _end_of_quoted(text: str, at: int, quote: str) -> int:
     end = found.end() if found else at
     if text[end : end + 1] == "\n":  # YAML, TOML and shells let it go on
         far = text.find(quote, end, at + _LONGEST_OPEN_QUOTE)
-        has_other_names = ":" in text[end:far] or "=" in text[end:far]  # then the quote belongs to one of these
-        if far >= 0 and not has_other_names:
+        if far >= 0 and compiled("[:=]").search(text, end, far) is None:  # else the quote belongs to another name
             return far
     return end
 
@@ -309,9 +309,9 @@ def _unquoted(named: _Named, at: int) -> Iterator[Span]:
     text, name, before = named.text, named.name, named.before
     up_to_value = text[named.start : at]  # the name, and the sign behind it
     is_in_quotes = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
-    begins_line = not is_in_quotes and compiled(_BEGINNING).fullmatch(before.rstrip("\"'")) is not None
+    begins_line = not is_in_quotes and compiled(_BEFORE_FIRST_NAME).fullmatch(before.rstrip("\"'")) is not None
     is_header = name.lower() in ("cookie", "set-cookie")
-    if (scheme := compiled(_SCHEME).match(text, at)) is not None:  # "Bearer ..."
+    if (scheme := compiled(_SCHEME).match(text, at)) is not None:  # "Bearer VALUE": a header whose value is a word
         at, begins_line, is_header = scheme.end(), False, True
     pattern = _HEADER if is_header and scheme is None else _WORD
     end = _end_of_line(text, at) if begins_line else _end_of_match(text, at, pattern)
@@ -321,14 +321,15 @@ def _unquoted(named: _Named, at: int) -> Iterator[Span]:
         if is_tight and not up_to_value.endswith(":"):  # NAME=VALUE, and perhaps a command behind it
             value = value.split(maxsplit=1)[0] if value.strip() else value
         value = value.rstrip(",;)")
-        expression = value if is_tight else text[at : at + _LOOK_BACK].partition("\n")[0]
+        expression = value if is_tight else text[at : at + _LOOK_BACK].partition("\n")[0]  # with spaces in it
         if (
             _is_sentence_or_comparison(value, up_to_value, begins_line=begins_line)
             or _is_expression(value)
             or _is_expression(expression)
         ):
             return
-        if not is_in_quotes and _is_name_of_value(value, name, before, text[at + len(value) :][:1]):
+        character_behind = text[at + len(value) : at + len(value) + 1]
+        if not is_in_quotes and _is_name_of_value(value, name, before, character_behind):
             return
         names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
         if named.syntax is Syntax.CODE and not is_tight and compiled(names).fullmatch(value):

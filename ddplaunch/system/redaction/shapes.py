@@ -153,6 +153,7 @@ def _entropy(text: str) -> float:
 
 _MARK = r"-----(BEGIN|END) [A-Z0-9 ]{1,60}-----"
 # a line of one: in a diff, a comment or a string of a program
+_LONGEST_LINE_OF_KEY = 200  # characters; OpenSSL writes 64
 _BODY = (
     r"(?:[+\- ]?[ \t]*(?:#|//|\*)?[ \t]*[\"'bru(]{0,4}(?:[A-Za-z0-9+/=]{1,100}|[A-Z][\w-]{0,40}: [^\n]{0,200})?"
     r"(?:\\[nr])*[\"'\\,;+) \t\r]{0,8})(?:\n|\Z)"
@@ -201,11 +202,12 @@ def _without_end(text: str, start: int, at: int) -> Iterator[Span]:
 
 def _body_before(text: str, at: int, low: int) -> int:
     """Return where the body of a key begins whose last line begins at `at`; at `low` at the earliest."""
-    start = text.rfind("\n", low, at) + 1 or low
+    start = text.rfind("\n", low, at) + 1 or low  # `low`: there is no newline
     while start > low:
         line_start = text.rfind("\n", low, start - 1) + 1 or low
         line = text[line_start:start]
-        if len(line) > 200 or len(line.strip("+- \n")) < 8 or compiled(_BODY).fullmatch(line) is None:
+        may_be_word = len(line.strip("+- \n")) < 8
+        if len(line) > _LONGEST_LINE_OF_KEY or may_be_word or compiled(_BODY).fullmatch(line) is None:
             break
         start = line_start
     return start

@@ -13,6 +13,19 @@ from ddplaunch.reach.channel.streams import CHUNK, WINDOW, Chunk, Streams
 from ddplaunch.system.loop.loop import Loop
 
 
+class Side:
+    """The owner of the streams of one side."""
+
+    def __init__(self) -> None:
+        self.sent: list[Chunk] = []  # and not yet delivered
+
+    def send_chunk(self, chunk: Chunk) -> None:
+        self.sent.append(chunk)
+
+    def on_stream_ended(self, number: int) -> None:
+        """Nobody needs to know."""
+
+
 class Pair(NamedTuple):
     loop: Loop
     sent: tuple[list[Chunk], list[Chunk]]  # by each side, and not yet delivered
@@ -37,8 +50,8 @@ class Pair(NamedTuple):
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     loop = Loop()
-    sent: tuple[list[Chunk], list[Chunk]] = [], []
-    sides = Streams(loop, sent[0].append), Streams(loop, sent[1].append)
+    owners = Side(), Side()
+    sides = Streams(loop, owners[0]), Streams(loop, owners[1])
     ends = []
     with ExitStack() as stack:
         for side in sides:
@@ -47,7 +60,7 @@ def pair() -> Iterator[Pair]:
             far.setblocking(False)
             side.add(1, near)
             ends.append(stack.enter_context(far))
-        yield Pair(loop, sent, sides, (ends[0], ends[1]))
+        yield Pair(loop, (owners[0].sent, owners[1].sent), sides, (ends[0], ends[1]))
         for side in sides:
             side.close()
         loop.close()

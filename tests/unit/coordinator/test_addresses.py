@@ -33,7 +33,7 @@ def connections_of(peers: Sequence[tuple[str, str]]) -> Connections:
     for address, local_address in peers:
         peer: Any = PlayedCoordinator()
         peer.address, peer.local_address = address, local_address
-        connections._on_opened(cast(Peer, peer))
+        connections.on_opened(cast(Peer, peer))
     return connections
 
 

@@ -56,7 +56,7 @@ def incoming_for(state: job.State, events: list[Any]) -> Any:
 def test_an_agent_for_which_there_is_no_place_does_not_take_the_coordinator_for_ended() -> None:
     connections, peer = incoming_for(STATE, [])._connections, PlayedCoordinator()
     connections._most_peers = 0
-    connections._on_opened(peer)
+    connections.on_opened(peer)
     connections.close()
     assert peer.got == ["given_up"]
 
@@ -123,7 +123,7 @@ def test_with_a_node_that_is_lost_it_is_told_how_many_others_are_silent(
     members = Members.of(job.Member(id=id, host="c", workers=1, requested_rank=None) for id in range(len(ages) + 2))
     incoming = incoming_for(replace(STATE, members=members, phase=phase), fed)
     for age in (9.0, *ages):
-        incoming._connections._on_opened(cast(Any, PlayedCoordinator()))
+        incoming._connections.on_opened(cast(Any, PlayedCoordinator()))
         connection = incoming._connections._connections[incoming._connections._last_id]
         connection.heard_at = incoming._loop.now() - age
     incoming._connections.drop(1)
@@ -151,7 +151,7 @@ def test_a_node_that_lies_about_itself_is_lost_with_a_word_on_that(claims: list[
     fed, sent, peer = list[Any](), list[Any](), PlayedCoordinator()
     peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
     incoming = incoming_for(STATE, fed)
-    incoming._connections._on_opened(peer)
+    incoming._connections.on_opened(peer)
     (ping,) = sent
     for claim in claims:
         incoming._connections._on_payload(1, encode(Pong(ping.sent, 8.0) if claim == "pong" else claim))
@@ -166,7 +166,7 @@ def test_each_ping_echoes_the_last_renewal_that_has_come() -> None:
     peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
     incoming = incoming_for(STATE, [])
     connections = incoming._connections
-    connections._on_opened(peer)
+    connections.on_opened(peer)
     connections._on_payload(1, encode(replace(HELLO, at=7.0)))
     connections._ping(1)
     connections._on_payload(1, encode(Pong(sent[0].sent, 8.0)))
@@ -182,7 +182,7 @@ def test_who_comes_after_the_end_gets_the_end_of_the_job_that_started_it_or_is_r
     peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
     incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, dispatched=dispatched)), fed)
     incoming.agents.end_job(JobEnd(143, "signalled"), ())
-    incoming._connections._on_opened(peer)
+    incoming._connections.on_opened(peer)
     incoming._connections._on_payload(1, encode(HELLO))
     incoming.agents.close()
     if dispatched:
@@ -197,7 +197,7 @@ def test_an_agent_that_drops_its_coordinator_may_have_workers_until_its_lease_is
     """It loses a host that is silent earlier than that, and its workers may save meanwhile."""
     fed, peer = list[Any](), PlayedCoordinator()
     incoming = incoming_for(STATE, fed)
-    incoming._connections._on_opened(peer)
+    incoming._connections.on_opened(peer)
     for message in (HELLO, Dropped()):
         incoming._connections._on_payload(1, encode(message))
     incoming.agents.close()

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddplaunch.reach.silence import LEAST, Silence, describe_way
+from ddplaunch.reach.silence import SHORTEST_LIMIT, Silence, describe_way
 
 MOST = 10.0
 
@@ -14,17 +14,17 @@ MOST = 10.0
 @pytest.mark.parametrize(
     ("agent", "host", "left"),
     [
-        (0.0, 0.0, LEAST),
+        (0.0, 0.0, SHORTEST_LIMIT),
         (5.0, 5.5, 1.0),
         (5.5, 5.0, 1.0),
-        (LEAST, LEAST, 0.0),
-        (LEAST + 1, 0.5, MOST - LEAST - 1),  # the agent swaps, its kernel answers
-        (2.0, 60.0, LEAST - 2.0),  # the whole machine was asleep, which its agent does not count
+        (SHORTEST_LIMIT, SHORTEST_LIMIT, 0.0),
+        (SHORTEST_LIMIT + 1, 0.5, MOST - SHORTEST_LIMIT - 1),  # the agent swaps, its kernel answers
+        (2.0, 60.0, SHORTEST_LIMIT - 2.0),  # the whole machine was asleep, which its agent does not count
         (MOST, 0.0, 0.0),
     ],
 )
 def test_an_agent_whose_host_is_silent_too_is_lost_earlier(agent: float, host: float, left: float) -> None:
-    silence = Silence(MOST, LEAST)
+    silence = Silence(MOST, SHORTEST_LIMIT)
     assert silence.seconds_left(agent, host) == left
 
 
@@ -38,15 +38,15 @@ def test_one_that_counts_pings_loses_a_host_when_the_host_loses_it(pings: int, h
 @pytest.mark.parametrize(
     ("measured", "limit"),
     [
-        ([0.9, 1.1, 0.9], LEAST),
-        ([0.9, 1.9, 2.9], LEAST),  # it has not ended
+        ([0.9, 1.1, 0.9], SHORTEST_LIMIT),
+        ([0.9, 1.9, 2.9], SHORTEST_LIMIT),  # it has not ended
         ([0.9, 1.9, 2.1, 0.2], 7.0),
         ([0.9, 1.9, 2.1, 0.2, 1.9, 0.1], 7.0),
         ([4.9, 0.2], MOST),
     ],
 )
 def test_a_silence_that_has_ended_raises_the_limit_for_the_next(measured: list[float], limit: float) -> None:
-    silence = Silence(MOST, LEAST)
+    silence = Silence(MOST, SHORTEST_LIMIT)
     for before, seconds in pairwise([0.0, *measured]):
         silence.observe(before, seconds)
     assert silence.host_limit == limit
@@ -61,7 +61,7 @@ def test_a_limit_that_was_set_does_not_adapt() -> None:
 
 
 def test_the_reason_says_the_limit_that_was_reached() -> None:
-    silence = Silence(MOST, LEAST)
+    silence = Silence(MOST, SHORTEST_LIMIT)
     assert [silence.describe(seconds) for seconds in (6.0, 7.0, 10.0)] == ["silent for 6 s"] * 2 + ["silent for 10 s"]
 
 

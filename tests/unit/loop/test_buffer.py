@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from functools import partial
 
 import pytest
 
@@ -36,7 +35,7 @@ def everything(buffer: SendBuffer, theirs: socket.socket) -> bytes:
 def test_what_has_no_room_waits_and_all_comes_in_its_order(pair, size):
     ours, theirs = pair
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    buffer, sent = SendBuffer(ours.sendmsg), b""
+    buffer, sent = SendBuffer(ours), b""
     for number in range(200):
         pieces = b"%d" % number, bytes([number]) * size
         buffer.put(*pieces)
@@ -52,7 +51,7 @@ def test_messages_stay_apart_and_small_ones_that_wait_can_be_joined():
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
-        buffer, messages = SendBuffer(ours.sendmsg), 0
+        buffer, messages = SendBuffer(ours), 0
         while not buffer.size:
             buffer.put(b"m", b"x" * 1000, joins=False)
             messages += 1
@@ -73,7 +72,7 @@ def test_messages_stay_apart_and_small_ones_that_wait_can_be_joined():
 def test_a_pipe_is_written_to_as_well():
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    buffer = SendBuffer(partial(os.writev, writer))
+    buffer = SendBuffer(writer)
     buffer.put(b"a", b"b" * 100_000)
     assert os.read(reader, 10) == b"abbbbbbbbb"
     assert buffer.size == 100_001 - 65536
@@ -85,7 +84,7 @@ def test_a_pipe_is_written_to_as_well():
 
 def test_what_waits_can_be_taken_out_without_what_was_sent_of_it(pair):
     ours, theirs = pair
-    buffer = SendBuffer(ours.sendmsg)
+    buffer = SendBuffer(ours)
     data = os.urandom(1 << 20)
     buffer.put(data)
     buffer.put(b"end")

@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.reach.connections import AgentStart, HostConnection, HostPhase
 from ddplaunch.reach.order import Orders
-from ddplaunch.reach.startup import CONNECTED_FOR_ONE_MORE, FEW, FIRST_PAUSE, MAX_REPEATS, Calls, pause
+from ddplaunch.reach.startup import CONNECTED_FOR_ONE_MORE, FIRST_PAUSE, LEAST_AT_ONCE, MAX_REPEATS, Calls, pause
 from tests.loops import FakeLoop
 
 
@@ -30,7 +30,7 @@ class Hosts:
             for rank in range(number)
         ]
         self.may_call = True
-        self.calls = Calls(self.loop, self.all, os.environ, (1024, 1024), lambda: self.may_call)
+        self.calls = Calls(self.loop, self.all, os.environ, (1024, 1024), self)
         self.calls.make_next()
 
     def close(self, host: HostConnection) -> None:
@@ -61,7 +61,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    hosts = Hosts(FEW + 4)
+    hosts = Hosts(LEAST_AT_ONCE + 4)
     yield hosts
     for host in hosts.all:
         if host.phase is HostPhase.STARTING:
@@ -91,10 +91,10 @@ def test_no_more_hosts_are_called_at_a_time_than_there_was_room_for(hosts: Hosts
         assert hosts.calls.repeat(host)
     hosts.calls.make_next()
     hosts.loop.pass_time(60)
-    assert hosts.starting == list(range(2, FEW + 4)), "there was room for these"
+    assert hosts.starting == list(range(2, LEAST_AT_ONCE + 4)), "there was room for these"
     hosts.close(hosts.all[-1])
     hosts.calls.make_next()
-    assert hosts.starting == [0, *range(2, FEW + 3)]
+    assert hosts.starting == [0, *range(2, LEAST_AT_ONCE + 3)]
 
 
 def test_a_few_are_called_at_a_time_even_if_all_were_refused(hosts: Hosts) -> None:
@@ -103,7 +103,7 @@ def test_a_few_are_called_at_a_time_even_if_all_were_refused(hosts: Hosts) -> No
         assert hosts.calls.repeat(host)
     hosts.calls.make_next()
     hosts.loop.pass_time(60)
-    assert len(hosts.starting) == FEW
+    assert len(hosts.starting) == LEAST_AT_ONCE
 
 
 def test_a_host_that_waits_for_its_next_call_is_not_called_once_the_job_is_over(hosts: Hosts) -> None:
@@ -127,10 +127,10 @@ def test_hosts_that_were_refused_at_once_do_not_all_call_again_at_once() -> None
 @pytest.mark.parametrize(
     ("says", "at_first"),
     [
-        ("user me\nproxyjump jump.example", FEW),
-        ("proxycommand ssh -W %h:%p jump", FEW),
-        ("user me\nproxyjump none\nproxyusefdpass no", FEW + 8),
-        ("user me", FEW + 8),
+        ("user me\nproxyjump jump.example", LEAST_AT_ONCE),
+        ("proxycommand ssh -W %h:%p jump", LEAST_AT_ONCE),
+        ("user me\nproxyjump none\nproxyusefdpass no", LEAST_AT_ONCE + 8),
+        ("user me", LEAST_AT_ONCE + 8),
     ],
     ids=["a jump host", "a command", "none", "neither"],
 )
@@ -141,15 +141,17 @@ def test_of_hosts_behind_a_jump_host_a_few_are_called_at_first_and_more_as_they_
     ssh = tmp_path / "ssh"
     ssh.write_text(f'#!/bin/sh\n[ "$*" = "-G -T node" ] && exec cat {tmp_path}/says\nexec cat\n')
     ssh.chmod(0o755)
-    hosts = Hosts(FEW + 8, argv=(str(ssh), "-T", "node", "exec it"))
-    assert len(hosts.starting) == FEW, "until it is known"
+    hosts = Hosts(LEAST_AT_ONCE + 8, argv=(str(ssh), "-T", "node", "exec it"))
+    assert len(hosts.starting) == LEAST_AT_ONCE, "until it is known"
     (asked,) = hosts.loop.questions
     asked.answer_with(asked.question())
     assert len(hosts.starting) == at_first
     for host in hosts.all[:CONNECTED_FOR_ONE_MORE]:
         host.phase = HostPhase.CONNECTED
     hosts.calls.make_next()
-    assert len(hosts.starting) == (FEW + 1 if at_first == FEW else FEW + 8 - CONNECTED_FOR_ONE_MORE)
+    assert len(hosts.starting) == (
+        LEAST_AT_ONCE + 1 if at_first == LEAST_AT_ONCE else LEAST_AT_ONCE + 8 - CONNECTED_FOR_ONE_MORE
+    )
     for host in hosts.all:
         host.phase = HostPhase.STARTING if host.phase is HostPhase.CONNECTED else host.phase
         if host.phase is HostPhase.STARTING:

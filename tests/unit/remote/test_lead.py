@@ -22,7 +22,7 @@ from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.cluster import AllocatedJob, Allocation, Endpoint
 from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.reach.channel.handshake import Client, Key
-from ddplaunch.reach.channel.peer import Greeting, Peer
+from ddplaunch.reach.channel.peer import Greeting
 from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.record.events import Event
 from ddplaunch.record.file_queue import PROGRESS, FileQueue
@@ -30,6 +30,7 @@ from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.outcome import CLOSED
 from ddplaunch.system.process.linux import memory_file
 from tests.loops import FakeLoop
+from tests.peers import PeerRecorder
 from tests.unit.builders import spec
 from tests.unit.coordinator.test_incoming import HELLO
 
@@ -149,19 +150,19 @@ def test_the_address_of_the_command_is_not_where_workers_meet(bed: Bed) -> None:
 
 def test_the_last_words_of_an_agent_that_has_ended_come_before_its_end(bed: Bed) -> None:
     ours, its = socket.socketpair()
-    known: list[int] = []
-    agents: list[Peer] = []
-    bed.lead.incoming.agents.connections.adopt(ours, "gpu01", known.append, print)
-    Greeting(bed.loop, its, ("", 0), Client(KEY), opened=agents.append, failed=print)
-    while not (known and agents):
+    connections = bed.lead.incoming.agents.connections
+    agents = PeerRecorder()
+    connections.adopt(ours, "gpu01", connections)
+    Greeting(bed.loop, its, ("", 0), Client(KEY), agents)
+    while not (connections.ids and agents.peers):
         bed.loop.run_once()
-    (agent,) = agents
+    (known,), (agent,) = connections.ids, agents.peers
     agent.send(messages.encode(HELLO))
     while not bed.lead.coordinator.state.members:
         bed.loop.run_once()
     agent.send(messages.encode(Unfit("a GPU is gone")))
     agent.close()
-    bed.lead.incoming.lose(known[0], CLOSED, has_ended=True)
+    bed.lead.incoming.lose(known, CLOSED, has_ended=True)
     left = [event.fields["reason"] for event in bed.told if event.name == "node_left"]
     assert left == ["its health check failed: a GPU is gone"]
 

@@ -17,7 +17,7 @@ from ddplaunch import __version__
 from ddplaunch.plan.cluster import Allocation, Rendezvous
 from ddplaunch.plan.cluster.endpoints import job_name
 from ddplaunch.plan.cluster.hostlist import Host as HostOfList
-from ddplaunch.reach.channel.dialer import Dialer, Target
+from ddplaunch.reach.channel.dialer import Dialer, DialResult, Target
 from ddplaunch.reach.channel.handshake import Key, key
 from ddplaunch.reach.channel.listener import MAX_REFUSALS, Listener
 from ddplaunch.reach.channel.peer import HANDSHAKE_TIMEOUT, Peer
@@ -185,21 +185,20 @@ class Gathering:
             loop,
             listen(rendezvous.listen, rendezvous.ports),
             _key(spec, env, allocation),
-            opened=self._on_opened,
-            refused=self._report_refusal,
+            self,
             user_timeout=_UNCONFIRMED_LIMIT,
         )
         self._loop = loop
         self._silent: dict[Peer, Timer] = {}  # connections without a hello, the oldest first, and when they are closed
         self._refusals = 0  # that were reported
 
-    def _report_refusal(self, who: str, why: str) -> None:
-        """Say who was refused, and why, for the first few: without a token anybody may come."""
+    def on_refused(self, who: str, reason: str) -> None:
+        """Say who was refused, and why, for the first few: without a token anybody may come. Called by the listener, too."""
         self._refusals += 1
         if self._refusals <= MAX_REFUSALS:
-            say(f"{who} was refused: {why}")
+            say(f"{who} was refused: {reason}")
 
-    def _on_opened(self, peer: Peer) -> None:
+    def on_opened(self, peer: Peer) -> None:
         """Wait for the hello of a node that has proved the key. Called by the listener."""
         if len(self._silent) == _MOST_SILENT:
             oldest = next(iter(self._silent))
@@ -219,7 +218,7 @@ class Gathering:
         rank = lowest_free if hello.node_rank is None else hello.node_rank
         node = self._missing.pop(rank, None)
         if node is None:
-            self._report_refusal(hello.host, f"node rank {rank} is taken, or too high")
+            self.on_refused(hello.host, f"node rank {rank} is taken, or too high")
             peer.close()
             return
         if not self._cluster_names_nodes:
@@ -274,30 +273,23 @@ def _targets(rendezvous: Rendezvous) -> list[Target]:
 
 def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Peer:
     """Try all targets again and again, until one is node 0; raise LaunchError if none is in time."""
-    peers: list[Peer] = []
-    reasons: dict[str, str] = {}  # by target, why it is not node 0 so far
-    dialer = Dialer(
-        loop,
-        _key(spec, env, allocation),
-        opened=peers.append,
-        refused=reasons.__setitem__,  # called with a target and why it is not node 0
-        user_timeout=_UNCONFIRMED_LIMIT,
-    )
+    result = DialResult()
+    dialer = Dialer(loop, _key(spec, env, allocation), result, user_timeout=_UNCONFIRMED_LIMIT)
     dialer.set_targets(targets)
     until = loop.now() + min(spec.rdzv_timeout, WITHIN)
     wake = loop.timer(until, lambda: None)  # only ends the loop's sleep
-    while not peers and loop.now() < until:
+    while result.peer is None and loop.now() < until:
         loop.run_once()
     wake.cancel()
     dialer.stop()
-    if not peers:
-        tried = "; ".join(f"{endpoint}: {why}" for endpoint, why in list(reasons.items())[:4])
+    if result.peer is None:
+        tried = "; ".join(f"{endpoint}: {why}" for endpoint, why in list(result.reasons.items())[:4])
         raise LaunchError(
             f"node 0 is not reached: {tried}",
             hint="start the doctor there too, and open these ports. `ddplaunch doctor --standalone` examines one machine alone",
             status=RENDEZVOUS,
         )
-    return peers[0]
+    return result.peer
 
 
 class _Answering:

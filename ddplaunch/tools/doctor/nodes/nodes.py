@@ -49,6 +49,8 @@ class Batch(Struct, kw_only=True):
 class Nodes:
     """The connections to all nodes. A node that does not start, answer or stay is `lost`, with the reason, and asked no more."""
 
+    may_call = True  # nothing holds calls back
+
     def __init__(
         self, loop: Loop, agents: Sequence[AgentStart], *, starter: str, python: str, env: Mapping[str, str]
     ) -> None:
@@ -64,7 +66,7 @@ class Nodes:
         ]
         called = [host for host in self._hosts if isinstance(host, HostConnection)]
         open_files_before = raise_open_files()  # what ssh and the nodes get
-        self._calls = Calls(loop, called, env, open_files_before, may_call=lambda: True)  # nothing holds calls back
+        self._calls = Calls(loop, called, env, open_files_before, self)
         self.names = [agent.host for agent in agents]  # by node rank
         self._request_numbers = count(1)
         self._batches: list[Batch] = []  # that are waited for
