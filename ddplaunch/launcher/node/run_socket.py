@@ -18,7 +18,7 @@ from ddplaunch.launcher.node.events import QuestionAnswered
 from ddplaunch.reach.pipes import SOCKET
 from ddplaunch.record.file_queue import LISTEN, pack
 from ddplaunch.system.errors import call_or_report
-from ddplaunch.system.fields import line, text
+from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:  # only a job that is looked into needs it
@@ -149,9 +149,7 @@ class RunSocket:
     def ended(self, end: JobEnd) -> None:
         """Tell those that wait for it how the job has ended."""
         if (clients := self._clients) is not None:
-            from ddplaunch.record.window.requests import RunEnded
-
-            call_or_report(lambda: clients.ended(RunEnded(end.status, end.why, text(end.text))), self.fail)
+            call_or_report(lambda: clients.on_job_ended(end.status), self.fail)
 
     def close(self) -> None:
         """Take no connections any more, and drop those that there are; called a second time, do nothing."""

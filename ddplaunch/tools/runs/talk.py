@@ -95,14 +95,14 @@ def _debug(sock: socket.socket, run: Known, rank: int, look: Look) -> int:
     try:
         for reply in client.replies_of(sock, requests.Attach(rank), _DEBUGGER_WITHIN):
             match reply:
-                case requests.RequestRefused(reason):
-                    raise LaunchError(f"run {run.name}: {indented(reason)}")
-                case requests.Unreached():
+                case requests.RequestRefused(runs_no_python=True):
                     say(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
                     here = text_of(run, Wanted(ranks=str(rank)), look)
                     sys.stdout.write(f"{here}\n")
                     return UNREACHED
-                case requests.Attached():
+                case requests.RequestRefused(reason):
+                    raise LaunchError(f"run {run.name}: {indented(reason)}")
+                case requests.Done():
                     say(f"this is {heading(run)}")
                     say(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
                     # at the prompt Ctrl-C only drops the line
@@ -223,7 +223,7 @@ def _stop(run: Known) -> Iterator[int | None]:
                     case requests.Run(nnodes=nnodes):
                         say(f"stopping {heading(run)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                         yield None
-                    case requests.RunEnded(status):
+                    case requests.Done(status):
                         say(f"{what_ends} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         yield OK
                         return

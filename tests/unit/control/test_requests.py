@@ -42,18 +42,15 @@ RUN = {
 TO_AGENT: list[dict[str, Any]] = [
     {"asked": {"type": "status"}, "within": 2.0, "protocol": 1},
     {"asked": {"type": "stop"}, "within": 2.0, "protocol": 1},
-    {"asked": {"type": "attach", "rank": 3}, "within": 2.0, "protocol": 1},
+    {"asked": {"type": "attach", "rank": 3, "profiles": True}, "within": 2.0, "protocol": 1},
 ]
 TO_CLIENT: list[dict[str, Any]] = [
     RUN,
     {"type": "node", "node_rank": None, "host": "a", "answer": {"type": "none", "reason": "was lost"}},
-    {"type": "done"},
-    {"type": "ended", "status": 130, "why": "signalled", "text": ""},
+    {"type": "done", "status": 130},
     {"type": "elsewhere", "run_id": "20261122-1", "host": "a", "srun_job": "7+1"},
-    {"type": "attached"},
-    {"type": "unreached"},
     {"type": "said", "text": "(Pdb) ", "asks": True, "ends": False},
-    {"type": "refused", "reason": "too many"},
+    {"type": "refused", "reason": "too many", "runs_no_python": False},
 ]
 TO_VIEWER: list[dict[str, Any]] = [{"place": "L3J1bnMAc29ja2V0", "columns": 80, "lines": 24, "snapshot": True}]
 TO_FRONT: list[dict[str, Any]] = [{"text": "k7qx  1 min\nall 4: running", "snapshot": False}]
