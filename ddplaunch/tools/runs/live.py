@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from ddplaunch.reach.pipes import MESSAGE, ROWS, STDERR
 from ddplaunch.record.folders import short
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.seen.collectives import Wait, waits
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import AskStacks, AskStatus
-from ddplaunch.record.window.rows import LONGEST, Drawn, decode_draw, encode, snapshot_parts
+from ddplaunch.record.window.rows import LONGEST, decode_draw
 from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.console.tables import BAD, NAME, NOTE, ODD, Look, Piece, Words, line, section, written
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.fields import text
 from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.runs import client, find, ps, talk
 from ddplaunch.tools.runs.client import RunReplies
@@ -38,7 +38,8 @@ _LONGEST_PAUSE = 10.0  # seconds from one look to the next, whatever it costs
 _CONFIRM_AFTER = 2.0  # seconds from a first look that finds ranks waiting to the second one
 # seconds from one question about collectives to the next, twice as long where the ranks have moved
 _ASK_AGAIN_AFTER = 10.0
-_MOST_LISTED = 16  # that a snapshot lists
+_MOST_LISTED = 16  # workers that a snapshot lists
+_PART = MESSAGE // 4  # characters in one reply: UTF-8 has at most four bytes for each
 
 
 def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
@@ -47,11 +48,17 @@ def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
     while data := connection.recv(LONGEST):
         draw = decode_draw(data)
         if draw.snapshot:
-            replies = snapshot_parts(f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
+            replies = replies_with(STDERR, f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
         else:
-            replies = [Drawn(text(viewer.rows(draw.socket_path, draw.columns, draw.lines)))]
+            replies = replies_with(ROWS, viewer.rows(draw.socket_path, draw.columns, draw.lines))
         for reply in replies:
-            connection.send(encode(reply))
+            connection.send(reply)
+
+
+def replies_with(stream: bytes, drawn: str) -> list[bytes]:
+    """Return the replies, at least one, that carry what was drawn to a stream of the front; all rows fit one reply."""
+    starts = range(0, max(1, len(drawn)), _PART)
+    return [stream + drawn[start : start + _PART].encode(errors="replace") for start in starts]
 
 
 class _Viewer:
