@@ -64,7 +64,7 @@ def read(path: str, now: float) -> list[Failure]:
 
 
 def _read(path: str, now: float) -> list[Failure]:
-    """Read the file, on a disk that may hang; for the rest see `read`."""
+    """Return the failures in the file that are not too old, the oldest first. Raises LaunchError: it cannot be used."""
     try:
         with open_regular(path) as file:
             owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST_FILE)

@@ -74,7 +74,7 @@ class _Writer:
     def run(self) -> None:
         """Carry out every message: those of the socket, then those that an agent that has ended left in the shared file."""
         with open(os.dup(self._sock), "rb") as messages, open(os.dup(self._shared), "rb") as left:
-            os.lseek(left.fileno(), file_queue.PROGRESS, os.SEEK_SET)
+            os.lseek(left.fileno(), file_queue.PROGRESS, os.SEEK_SET)  # the file begins with our progress
 
             def read(size: int) -> bytes:
                 data = messages.read(size)

@@ -36,7 +36,7 @@ def reasons(samples: Sequence[Sample], cwd: str) -> list[str]:
     return [*_printed(samples, cwd), *_ended_children(samples, badly=True)]
 
 
-def ended_well(samples: Sequence[Sample]) -> list[str]:
+def sentences_on_ended_children(samples: Sequence[Sample]) -> list[str]:
     """Say which children have ended with status 0: a rank may wait for something that they have not done."""
     return _ended_children(samples, badly=False)
 

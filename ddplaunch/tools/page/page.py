@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any
@@ -128,7 +128,8 @@ def _whose_files(run: History) -> str:
     """Say of which nodes this page tells, where the others have left their files on disks of their own; "" if it tells of all."""
     nodes = [node for node in run.nodes if node.plan.get("workers") != []]  # without the command that started all
     here = [node.host or "a node" for node in nodes]
-    missing = run.planned_size[1] - len(here)
+    _, planned_nodes = run.planned_size
+    missing = planned_nodes - len(here)
     if not here or missing <= 0:
         return ""
     others = "The other one has" if missing == 1 else f"The other {missing} have"
@@ -248,7 +249,7 @@ def _time_by_events(run: History) -> Spent | None:
     for one in run.generations:
         if one.number in farthest:
             reached, ended = farthest[one.number]
-            attempts.append(attempt(one.began, ended=ended, exit=ended, reached=reached))
+            attempts.append(attempt(one.began, ended, worker_ended=ended, reached=reached))
     return time_spent(attempts, run.began, run.ended)
 
 
@@ -339,7 +340,7 @@ def _workers(run: History) -> Html | None:
         rows.append((
             str(rank), run.nodes[life.node].host, str(plan.get("device", "")), str(life.pid or ""), life.how or "running",
             "" if life.ended is None else duration(life.ended - life.began), step,
-            _quantity(used.get("peak_rss"), Size, size), _quantity(used.get("cpu_seconds"), Duration, duration),
+            _bytes_in_words(used.get("peak_rss")), _seconds_in_words(used.get("cpu_seconds")),
         ))  # fmt: skip
     head = ("rank", "host", "device", "pid", "ended", "after", "step", "memory", "CPU time")
     more = f", the first {_MOST_WORKERS} of {len(last)}" if len(last) > _MOST_WORKERS else ""
@@ -400,14 +401,15 @@ def _machine(run: History) -> Html:
     rows = [("ddplaunch", run.version or "not known"), ("Python", str(first.about.get("python") or "not known"))]
     rows += [(name, str(packages[name])) for name in _SHOWN_PACKAGES if name in packages]
     machines = []
-    for node in run.nodes[run.nodes.index(first) :][:_MOST_WORKERS]:
+    with_workers = run.nodes[run.nodes.index(first) :]
+    for node in with_workers[:_MOST_WORKERS]:
         ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
         nothing = "none" if node.plan else "its plan is missing"
         machine = _object(node.about.get("machine"))
         devices = machine.get("devices")
         machines.append((
             node.host or "a node", ranks or nothing, f"{machine.get('cpus') or ''} {machine.get('cpu') or ''}",
-            _quantity(machine.get("memory"), Size, size), _counted(map(str, devices if isinstance(devices, list) else ())),
+            _bytes_in_words(machine.get("memory")), _grouped(map(str, devices if isinstance(devices, list) else ())),
             str(machine.get("driver") or ""), f"{machine.get('system') or ''} {machine.get('kernel') or ''}",
         ))  # fmt: skip
     all_packages = "\n".join(f"{name} {version}" for name, version in packages.items())
@@ -418,14 +420,21 @@ def _machine(run: History) -> Html:
     )
 
 
-def _quantity(value: object, kind: Any, words: Callable[[Any], str]) -> str:
-    """Write a number of a JSON file; "" for what is no such quantity (`kind`), as a number beyond all bounds."""
+def _bytes_in_words(value: object) -> str:
+    """Write a size that a JSON file has; "" for what is none, such as a number beyond all bounds."""
     with suppress(msgspec.ValidationError):
-        return words(msgspec.convert(value, kind))
+        return size(msgspec.convert(value, Size))
     return ""
 
 
-def _counted(names: Iterable[str]) -> str:
+def _seconds_in_words(value: object) -> str:
+    """Write a time span that a JSON file has; "" for what is none."""
+    with suppress(msgspec.ValidationError):
+        return duration(msgspec.convert(value, Duration))
+    return ""
+
+
+def _grouped(names: Iterable[str]) -> str:
     """Name things, equal ones with their number: "8 x NVIDIA H100"."""
     return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
 

@@ -260,7 +260,7 @@ def _round_up(largest: float, unit: str) -> float:
             scale *= 1024
     power = 10.0 ** floor(log10(largest / scale))
     tops = (step * power * scale for step in (1, 2, 4, 6, 8, 10))
-    # the largest value may be above a line that it is on by its last digits
+    # a largest value that lies above a top by its last digits only needs no higher one
     return next(top for top in tops if top >= largest * 0.999)
 
 

@@ -142,6 +142,7 @@ def _collectives(run: History) -> Iterator[Entry]:
             if not piece.began <= at < piece.ended:  # no worker of the rank is known to have run then
                 continue
             # nobody ended the wait for a collective to which not all came: its slice ends with the worker
+            # else it ends a tick after the last rank came, so that this one has a slice, too: arrows begin and end in slices
             end = piece.ended if one.is_open else min(piece.ended, last_came + _TICK)
             following = bisect_right(calls[rank], at)
             if following < len(calls[rank]):
@@ -155,7 +156,7 @@ def _collectives(run: History) -> Iterator[Entry]:
             continue
         for track in waiting.values():
             arrows += 1  # an arrow for each that waited: viewers take one end for each start
-            # both ends lie within the _TICK for which all these slices last
+            # both ends lie within that tick
             yield from arrow(arrows, "collective", "last to come", (start, last_came), (track, last_came + 1))
 
 
