@@ -54,26 +54,26 @@ class _Writer:
         `listener` is the socket of the run, which this process binds, since the disk with its path may hang.
         """
         self._sock = sock
-        self._shared = shared
+        self._shared_file = shared
         self._listener = listener
-        self._done = 0  # bytes of messages
-        self._steps = 0  # which rise with each message, and with each piece of a long copy
+        self._bytes_done = 0  # bytes of messages
+        self._steps_done = 0  # which rise with each message, and with each piece of a long copy
         self._path = ""  # of the run's folder, for people
         # descriptors, -1 while there is no folder. All is done by these, never by a path: others may put a folder in its place
         self._folder = -1
         self._events = -1
         self._samples: dict[str, int] = {}  # by name
         self._logs: dict[int, BoundedLog] = {}  # by the number that the agent has given
-        self._times: LogTimes | None = None
+        self._log_times: LogTimes | None = None
         # where the socket of the run lies: a descriptor of the folder, and the name
-        self._socket: tuple[int, str] | None = None
+        self._socket_place: tuple[int, str] | None = None
         # step by step; None: there is nothing to remove, or that is done
         self._old_runs_removal: Iterator[str | None] | None = None
         self._removal_begins_at = 0.0  # monotonic seconds
 
     def run(self) -> None:
         """Carry out every message: those of the socket, then those that an agent that has ended left in the shared file."""
-        with open(os.dup(self._sock), "rb") as messages, open(os.dup(self._shared), "rb") as left:
+        with open(os.dup(self._sock), "rb") as messages, open(os.dup(self._shared_file), "rb") as left:
             os.lseek(left.fileno(), file_queue.PROGRESS, os.SEEK_SET)  # the file begins with our progress
 
             def read(size: int) -> bytes:
@@ -92,17 +92,17 @@ class _Writer:
                 if len(data) == size:  # else the agent was killed before it had handed over the whole message
                     self._do(kind, log, data)
                 self._note_done(file_queue.HEADER + size)
-        if self._socket is not None:
-            folder, name = self._socket
+        if self._socket_place is not None:
+            folder, name = self._socket_place
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
         for number in tuple(self._logs):
             self._close_log(number)
 
     def _note_done(self, size: int) -> None:
-        self._done += size
-        self._steps += 1
-        os.pwrite(self._shared, self._done.to_bytes(8, "little") + self._steps.to_bytes(8, "little"), 0)
+        self._bytes_done += size
+        self._steps_done += 1
+        os.pwrite(self._shared_file, self._bytes_done.to_bytes(8, "little") + self._steps_done.to_bytes(8, "little"), 0)
 
     def _do(self, kind: bytes, log: int, data: bytes) -> None:
         """Carry out one message of the agent; an error of the disk is reported, and the job goes on.
@@ -160,7 +160,7 @@ class _Writer:
             self.reply(none=f"{error.strerror}: {error.filename}")
             return
         folders.lock(self._events)
-        self._times = LogTimes(self._folder)
+        self._log_times = LogTimes(self._folder)
         self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
             # jobs that end within TIDY_AFTER remove nothing; after a day in which all did, this one begins at once
@@ -195,15 +195,15 @@ class _Writer:
         if in_folder and self._folder >= 0:
             with suppress(OSError):  # the file system has no sockets
                 run_socket.listen(listener, self._folder, run_socket.NAME)
-                self._socket = self._folder, run_socket.NAME
-        if self._socket is None:
+                self._socket_place = self._folder, run_socket.NAME
+        if self._socket_place is None:
             with suppress(OSError):
                 folder = run_socket.open_runtime_folder(make=True)
                 run_socket.listen(listener, folder, name)
-                self._socket = folder, name
+                self._socket_place = folder, name
         listener.close()  # the agent has it too, and is to be the last to close it
-        if self._socket is not None:
-            found, name = self._socket
+        if self._socket_place is not None:
+            found, name = self._socket_place
             self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{found}"), name=name)
         elif why := run_socket.why_unsafe():
             self.reply(listening=False, why=why)
@@ -254,8 +254,8 @@ class _Writer:
 
     def _write_log(self, number: int, write: Callable[[BoundedLog], None]) -> None:
         log = self._logs[number]
-        if self._times is not None:
-            self._times.note(*log.end, time.time())
+        if self._log_times is not None:
+            self._log_times.note(*log.end, time.time())
         before = log.error
         write(log)
         if before is None:

@@ -54,7 +54,7 @@ class RunSocket:
         is_simulated_node = link.coordinator is None and context.inputs.spec.simulate
         if files.listener is None or is_simulated_node:
             return
-        files.listening = self._on_socket_named
+        files.on_socket_reply = self._on_socket_named
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
         # the socket lies in the folder of the run, unless that is the user's
         is_folder_ours = context.folder is not None and context.inputs.spec.log_dir is None
