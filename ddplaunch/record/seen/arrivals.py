@@ -98,7 +98,7 @@ def _arrivals_in(group: str, members: str, calls: Sequence[_Call], every: int, m
         times=increments(call.at for call in kept[-most:]),
         newest=calls[-1].number,
         newest_at=calls[-1].at,
-        length=bounded_number(length),
+        length=bounded_number(length),  # what torch's recorder tells may be more than a message takes
         period=bounded_duration(period),
     )
 

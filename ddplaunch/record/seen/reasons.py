@@ -51,7 +51,7 @@ def _printed(samples: Iterable[Sample], cwd: str) -> list[str]:
 
 
 def _summary(said: str, cwd: str) -> str:
-    """Write what `last_error` found in a line: "OSError: shard 17 is gone   (train.py:5 in prefetch)"; "" if it says nothing."""
+    """Write an error that a process printed: "OSError: shard 17 is gone   (train.py:5 in prefetch)"; "" if it says nothing."""
     frames: tuple[Frame, ...]  # outermost first
     if said.startswith(FATAL):
         what, crash = said.partition("\n")[0], parse_crash(said)

@@ -50,20 +50,20 @@ class _StepTimes:
     """The time that a step of one rank takes, from the moments at which its step was seen to be another."""
 
     def __init__(self) -> None:
-        self._seen: tuple[float, float, int] | None = None  # when, the step, the generation
+        self._last_change: tuple[float, float, int] | None = None  # when, the step, the generation
 
     def on_step(self, at: float, step: float, generation: int) -> float | None:
-        """Return the seconds that a step took since it was seen to be another; None while it is the same."""
-        if self._seen is None:
-            self._seen = at, step, generation
+        """Return how many seconds a step took, if it is another one than before; None at first, and after a restart."""
+        if self._last_change is None:
+            self._last_change = at, step, generation
             return None
-        seen_at, seen_step, seen_generation = self._seen
-        if (seen_step, seen_generation) == (step, generation):
+        changed_at, former_step, former_generation = self._last_change
+        if (former_step, former_generation) == (step, generation):
             return None
-        self._seen = at, step, generation
-        if seen_generation != generation or step < seen_step:
+        self._last_change = at, step, generation
+        if former_generation != generation or step < former_step:
             return None
-        return (at - seen_at) / (step - seen_step)
+        return (at - changed_at) / (step - former_step)
 
 
 _STEP_TIME = "Step time"
