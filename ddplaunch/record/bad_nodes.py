@@ -134,7 +134,7 @@ def remember_suspects(path: str, failures: Sequence[tuple[Failure, str | None]],
     def remember_proven() -> None:
         proven = [one for one, address in failures if address is None or leads_to(one.host, address)]
         if proven:
-            _remember(path, proven, now, ())
+            _remember(path, proven, now, well=())
 
     with suppress(OSError, AskedEnded):
         ask(remember_proven, _DISK_WITHIN)

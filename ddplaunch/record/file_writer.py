@@ -90,7 +90,7 @@ class _Writer:
                     break
                 data = read(size)
                 if len(data) == size:  # else the agent was killed before it had handed over the whole message
-                    self._do(kind, log, data)
+                    self._carry_out(kind, log, data)
                 self._note_done(file_queue.HEADER + size)
         if self._socket_place is not None:
             folder, name = self._socket_place
@@ -104,7 +104,7 @@ class _Writer:
         self._steps_done += 1
         os.pwrite(self._shared_file, self._bytes_done.to_bytes(8, "little") + self._steps_done.to_bytes(8, "little"), 0)
 
-    def _do(self, kind: bytes, log: int, data: bytes) -> None:
+    def _carry_out(self, kind: bytes, log: int, data: bytes) -> None:
         """Carry out one message of the agent; an error of the disk is reported, and the job goes on.
 
         `kind` says what the message is, and what `data` holds (see file_queue); `log` is the number of a log, 0 for none. What
@@ -112,7 +112,7 @@ class _Writer:
         """
         try:
             if kind == file_queue.MAKE:
-                self._make(**marshal.loads(data))
+                self._make_folder(**marshal.loads(data))
             elif kind == file_queue.OPEN and self._folder_fd >= 0:
                 self._open_log(log, **marshal.loads(data))
             elif kind == file_queue.WRITE and log in self._logs:
@@ -150,7 +150,7 @@ class _Writer:
 
     # --- the folder
 
-    def _make(self, root: str, name: str, runs: str | None, keep: int) -> None:
+    def _make_folder(self, root: str, name: str, runs: str | None, keep: int) -> None:
         """Make the folder of this run; old ones in `runs` are removed after `keep` days, None: there are none to remove."""
         try:
             self._path, self._folder_fd, self._events_fd = folders.make(root, name)

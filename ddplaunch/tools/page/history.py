@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -137,7 +137,7 @@ class NodeHistory:
         """Read the files that a node has `left`; add to `problems` what is wrong with them. `index` is that in History.nodes."""
         self.folder = left.folder
         rows = [_shown(row, redactor) for row in _rows(f"{left.folder}/events.jsonl", problems)]
-        plan, summary, self.about = (_object(left, name, problems) for name in ("plan", "summary", "about"))
+        plan, summary, self.about = (_file_of(left, name, problems) for name in ("plan", "summary", "about"))
         self.plan, self.summary = _shown_plan(plan, redactor), redactor.data(summary)
         # what is added to CLOCK_MONOTONIC of this node to give seconds since 1970
         self.offset = statistics.median([row.at - row.mono for row in rows]) if rows else 0.0
@@ -226,9 +226,7 @@ class NodeHistory:
 
 def _planned_host(plan: dict[str, Any]) -> str:
     """Return the host of the first worker in a node's plan; "" where it names none."""
-    workers = plan.get("workers")
-    first = workers[0] if isinstance(workers, list) and workers else None
-    host = first.get("host") if isinstance(first, dict) else None
+    host = next(mappings_in(plan.get("workers")), {}).get("host")
     return host if isinstance(host, str) else ""
 
 
@@ -368,7 +366,17 @@ def _modified(path: str) -> float:
         return 0.0
 
 
-def _object(left: record.Node, name: str, problems: list[str]) -> dict[str, Any]:
+def mapping_or_empty(found: object) -> Mapping[str, Any]:
+    """Return an object of a JSON file; {} for anything else."""
+    return found if isinstance(found, dict) else {}
+
+
+def mappings_in(found: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects in a list of a JSON file; none of anything else."""
+    return (one for one in found if isinstance(one, dict)) if isinstance(found, list) else iter(())
+
+
+def _file_of(left: record.Node, name: str, problems: list[str]) -> dict[str, Any]:
     """Return what a node has left in one of its JSON files; say in `problems` what is wrong with the file."""
     found, path = left.object(name), f"{left.folder}/{name}.json"
     if found and found.get("v") != VERSION:
