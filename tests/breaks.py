@@ -63,7 +63,7 @@ BREAKS = (
     Break("system/console/lines.py", "return whole if len(self._partial_line) <= MAX_LINE else", "return whole if True else", "unit/output"),
     Break("system/console/streams.py", 'if env.get("NO_COLOR"):', "if False:", "unit/output unit/report"),
     Break("record/old_runs.py", "if os.path.islink(folder) or not", "if not", "unit/runlog"),
-    Break("record/old_runs.py", "return not run.matters, -run.written", "return run.matters, -run.written", "unit/runlog"),
+    Break("record/old_runs.py", "return not run.failed_or_took_long, -run.written", "return run.failed_or_took_long, -run.written", "unit/runlog"),
     # processes: these need jobs
     Break("system/process/tree.py", "below += reversed(children(child))", "below += ()", "process/test_tree.py"),
     Break("system/process/child.py", "if signum != signal.SIGKILL:", "if signum == signal.SIGKILL:", "process/test_signals.py process/test_paused.py"),

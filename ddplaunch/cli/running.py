@@ -192,9 +192,10 @@ def report(env: Env, opens: bool, out: str | None, trace_file: str | None, shows
 @click.pass_obj
 def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: bool, as_json: bool) -> int:
     """Show where the workers are."""
-    from ddplaunch.tools.runs import talk as verb
+    from ddplaunch.tools.runs import talk
 
-    return show(verb.show(env, run, verb.Wanted(ranks=ranks, threads=threads, native=native, as_json=as_json)))
+    wanted = talk.WantedStacks(ranks=ranks, threads=threads, native=native, as_json=as_json)
+    return show(talk.show_stacks(env, run, wanted))
 
 
 @click.command(

@@ -39,15 +39,15 @@ _GIT = (
 
 
 def about(
-    folder: str, python: str | None, devices: Sequence[Device], env: Mapping[str, str], known: Sequence[str] = ()
+    folder: str, python: str | None, devices: Sequence[Device], env: Mapping[str, str], secrets: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return what about.json holds: `folder` is that of the program, `python` the interpreter of the workers.
 
-    `known` are secrets that are hidden wherever they stand.
+    `secrets` are hidden wherever they stand.
     """
     return {
         "v": VERSION,
-        "code": _code(folder, env, known),
+        "code": _code(folder, env, secrets),
         "machine": _machine(devices),
         "python": _python_version(python, env) if python is not None else None,
         "packages": dict(sorted(packages(python).items())) if python is not None else {},
@@ -57,7 +57,7 @@ def about(
 # --- the code
 
 
-def _code(folder: str, env: Mapping[str, str], known: Sequence[str]) -> dict[str, Any] | None:
+def _code(folder: str, env: Mapping[str, str], secrets: Sequence[str]) -> dict[str, Any] | None:
     """Return the commit of the repository in which a folder lies, and what was changed since; None without one."""
     until = time.monotonic() + _GIT_TIMEOUT
     git = partial(_output, env=_for_git(env), folder=folder, until=until)
@@ -77,7 +77,7 @@ def _code(folder: str, env: Mapping[str, str], known: Sequence[str]) -> dict[str
         "changed": list(map(line, changed[:_MOST_FILES])),
     }
     if changed:
-        redactor = Redactor(known)
+        redactor = Redactor(secrets)
         changes = git((*_GIT, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD"))
         found["diff"] = piece(diff(changes or "", redactor, _LONGEST_DIFF), _LONGEST_DIFF)
         found["hidden"] = redactor.hidden

@@ -64,7 +64,7 @@ def read(path: str, now: float) -> list[Failure]:
 
 
 def _read(path: str, now: float) -> list[Failure]:
-    """Read the file, on a disk that may hang; for the rest see `read`."""
+    """Return the failures in the file that are not too old, the oldest first. Raises LaunchError: it cannot be used."""
     try:
         with open_regular(path) as file:
             owner, text = os.fstat(file.fileno()).st_uid, file.read(_LARGEST_FILE)
@@ -134,7 +134,7 @@ def remember_suspects(path: str, failures: Sequence[tuple[Failure, str | None]],
     def remember_proven() -> None:
         proven = [one for one, address in failures if address is None or leads_to(one.host, address)]
         if proven:
-            _remember(path, proven, now, ())
+            _remember(path, proven, now, well=())
 
     with suppress(OSError, AskedEnded):
         ask(remember_proven, _DISK_WITHIN)

@@ -113,7 +113,7 @@ class FileQueue:
         self.pid = pid  # of the writer; 0: there is none
         self.listener = listener
         self._sock = sock
-        self._shared = shared
+        self._shared_file = shared
         self._buffer = SendBuffer(-1 if sock is None else sock)
         self._replies = Decoder(LONGEST_REPLY)
         self._handed_over = 0  # bytes, ever
@@ -121,13 +121,13 @@ class FileQueue:
         self._is_rechecking = False  # whether the timer is set for a second look
         self._loop: Loop | None = None
         self._timer: Timer | None = None  # to look whether there is progress
-        self._logs = 0  # that were opened; a log's number is how many these were
-        self._missing: Counter[int] = Counter()  # by log: bytes that were dropped since the writer last took any
+        self._logs_opened = 0  # which is the number of the latest log
+        self._dropped_bytes: Counter[int] = Counter()  # by log, since the writer last took any output
         self._was_told_to_end = False
-        # called with each reply, except for that about the socket of the run
-        self.replied: Callable[[Reply], None] = lambda _: None
-        # called with that reply: `listener` has a name, or can have none
-        self.listening: Callable[[Reply], None] = lambda _: None
+        # called with each reply, except for that to LISTEN
+        self.on_reply: Callable[[Reply], None] = lambda _: None
+        # called with that reply: the socket of the run has a name now, or can have none
+        self.on_socket_reply: Callable[[Reply], None] = lambda _: None
         self.dropped_lines = 0
         self.hangs = False  # the disk hangs: the writer has made no progress for long
         self.has_hung = False  # the disk hung at some time
@@ -137,14 +137,14 @@ class FileQueue:
 
     def open_log(self, data: bytes) -> Log:
         """Open a log; `data` is the content of the message."""
-        self._logs += 1
-        self.put(OPEN, data, self._logs)
-        return Log(self, self._logs)
+        self._logs_opened += 1
+        self.put(OPEN, data, self._logs_opened)
+        return Log(self, self._logs_opened)
 
     def append(self, log: int, data: bytes) -> None:
         """Append to a log. Once too much waits, drop what comes until all that waits is written."""
-        if self._missing or self.size + len(data) > LIMIT or self._sock is None:
-            self._missing[log] += len(data)
+        if self._dropped_bytes or self.size + len(data) > LIMIT or self._sock is None:
+            self._dropped_bytes[log] += len(data)
             self.dropped_lines += data.count(b"\n")
         else:
             self.put(WRITE, data, log)
@@ -155,8 +155,8 @@ class FileQueue:
         self.put(CLOSE, b"", log)
 
     def _note_missing(self, log: int) -> None:
-        if log in self._missing:
-            self.put(MISSING, b"%d" % self._missing.pop(log), log)
+        if log in self._dropped_bytes:
+            self.put(MISSING, b"%d" % self._dropped_bytes.pop(log), log)
 
     def put(self, kind: bytes, data: bytes = b"", log: int = 0) -> None:
         """Send a message to the writer, or keep the message until the socket has room. See `append` for output of workers.
@@ -185,7 +185,7 @@ class FileQueue:
         try:
             self._buffer.flush()
             if not self.size:
-                for log in tuple(self._missing):
+                for log in tuple(self._dropped_bytes):
                     self._note_missing(log)
         except OSError:
             self._lose_writer()
@@ -224,8 +224,8 @@ class FileQueue:
                 self._replies.feed(data)
                 while (found := self._replies.take()) is not None:
                     reply = values_of(found)
-                    on_reply = self.listening if "listening" in reply else self.replied
-                    on_reply(reply)
+                    is_about_socket = "listening" in reply
+                    (self.on_socket_reply if is_about_socket else self.on_reply)(reply)
         except BlockingIOError:
             pass
         except OSError:
@@ -238,7 +238,7 @@ class FileQueue:
         if self.hangs:
             self._check_progress()
         elif not self._timer.is_set and self._handed_over:
-            self._seen_progress = os.pread(self._shared, PROGRESS, 0)
+            self._seen_progress = os.pread(self._shared_file, PROGRESS, 0)
             self._timer.set(self._loop.now() + HANG_TIMEOUT)
 
     def _check_progress(self) -> None:
@@ -248,7 +248,7 @@ class FileQueue:
         """
         assert self._loop is not None
         assert self._timer is not None
-        progress = os.pread(self._shared, PROGRESS, 0)
+        progress = os.pread(self._shared_file, PROGRESS, 0)
         bytes_done = int.from_bytes(progress[:8], "little")
         has_done_all = bytes_done == self._handed_over
         has_progressed = progress != self._seen_progress
@@ -276,7 +276,7 @@ class FileQueue:
     @property
     def keeps_logs(self) -> bool:
         """Whether all that is written to logs is kept."""
-        return self._sock is not None and not (self.fails or self.hangs or self._missing)
+        return self._sock is not None and not (self.fails or self.hangs or self._dropped_bytes)
 
     @property
     def holds(self) -> bool:
@@ -303,13 +303,13 @@ class FileQueue:
             return
         at = PROGRESS
         for block in self._buffer.take():
-            at += os.pwrite(self._shared, block, at)
+            at += os.pwrite(self._shared_file, block, at)
         self.close()
 
     def _lose_writer(self) -> None:
         if not self._was_told_to_end:
             who = f"the process that writes the logs{f' (pid {self.pid})' if self.pid else ''}"
-            self.replied({"problem": f"{who} has ended, perhaps killed: output is shown, but no longer kept"})
+            self.on_reply({"problem": f"{who} has ended, perhaps killed: output is shown, but no longer kept"})
         self.close()
 
     def close(self) -> None:
@@ -320,7 +320,7 @@ class FileQueue:
             self._loop.unwatch(self._sock)
             self._timer.cancel()
         self._sock.close()
-        os.close(self._shared)
+        os.close(self._shared_file)
         self._sock, self.hangs = None, False
         self.pid = 0
         self._buffer.take()  # and drop it

@@ -54,27 +54,27 @@ class _Writer:
         `listener` is the socket of the run, which this process binds, since the disk with its path may hang.
         """
         self._sock = sock
-        self._shared = shared
+        self._shared_file = shared
         self._listener = listener
-        self._done = 0  # bytes of messages
-        self._steps = 0  # which rise with each message, and with each piece of a long copy
+        self._bytes_done = 0  # bytes of messages
+        self._steps_done = 0  # which rise with each message, and with each piece of a long copy
         self._path = ""  # of the run's folder, for people
-        # descriptors, -1 while there is no folder. All is done by these, never by a path: others may put a folder in its place
-        self._folder = -1
-        self._events = -1
-        self._samples: dict[str, int] = {}  # by name
+        # -1 while there is no folder. All is done by descriptors, never by a path: others may put a folder in its place
+        self._folder_fd = -1
+        self._events_fd = -1
+        self._sample_fds: dict[str, int] = {}  # by name
         self._logs: dict[int, BoundedLog] = {}  # by the number that the agent has given
-        self._times: LogTimes | None = None
+        self._log_times: LogTimes | None = None
         # where the socket of the run lies: a descriptor of the folder, and the name
-        self._socket: tuple[int, str] | None = None
+        self._socket_place: tuple[int, str] | None = None
         # step by step; None: there is nothing to remove, or that is done
         self._old_runs_removal: Iterator[str | None] | None = None
         self._removal_begins_at = 0.0  # monotonic seconds
 
     def run(self) -> None:
         """Carry out every message: those of the socket, then those that an agent that has ended left in the shared file."""
-        with open(os.dup(self._sock), "rb") as messages, open(os.dup(self._shared), "rb") as left:
-            os.lseek(left.fileno(), file_queue.PROGRESS, os.SEEK_SET)
+        with open(os.dup(self._sock), "rb") as messages, open(os.dup(self._shared_file), "rb") as left:
+            os.lseek(left.fileno(), file_queue.PROGRESS, os.SEEK_SET)  # the file begins with our progress
 
             def read(size: int) -> bytes:
                 data = messages.read(size)
@@ -90,21 +90,21 @@ class _Writer:
                     break
                 data = read(size)
                 if len(data) == size:  # else the agent was killed before it had handed over the whole message
-                    self._do(kind, log, data)
+                    self._carry_out(kind, log, data)
                 self._note_done(file_queue.HEADER + size)
-        if self._socket is not None:
-            folder, name = self._socket
+        if self._socket_place is not None:
+            folder, name = self._socket_place
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
         for number in tuple(self._logs):
             self._close_log(number)
 
     def _note_done(self, size: int) -> None:
-        self._done += size
-        self._steps += 1
-        os.pwrite(self._shared, self._done.to_bytes(8, "little") + self._steps.to_bytes(8, "little"), 0)
+        self._bytes_done += size
+        self._steps_done += 1
+        os.pwrite(self._shared_file, self._bytes_done.to_bytes(8, "little") + self._steps_done.to_bytes(8, "little"), 0)
 
-    def _do(self, kind: bytes, log: int, data: bytes) -> None:
+    def _carry_out(self, kind: bytes, log: int, data: bytes) -> None:
         """Carry out one message of the agent; an error of the disk is reported, and the job goes on.
 
         `kind` says what the message is, and what `data` holds (see file_queue); `log` is the number of a log, 0 for none. What
@@ -112,8 +112,8 @@ class _Writer:
         """
         try:
             if kind == file_queue.MAKE:
-                self._make(**marshal.loads(data))
-            elif kind == file_queue.OPEN and self._folder >= 0:
+                self._make_folder(**marshal.loads(data))
+            elif kind == file_queue.OPEN and self._folder_fd >= 0:
                 self._open_log(log, **marshal.loads(data))
             elif kind == file_queue.WRITE and log in self._logs:
                 self._write_log(log, lambda file: file.write(data))
@@ -122,12 +122,12 @@ class _Writer:
             elif kind == file_queue.CLOSE and log in self._logs:
                 self._close_log(log)
             elif kind == file_queue.EVENT:
-                self._append(self._events, "events.jsonl", json.dumps(marshal.loads(data)))
+                self._append(self._events_fd, "events.jsonl", json.dumps(marshal.loads(data)))
             elif kind == file_queue.SAMPLE:
                 name, values = marshal.loads(data)
-                if name not in self._samples and self._folder >= 0:
-                    self._samples[name] = self._create(name, os.O_APPEND)
-                self._append(self._samples.get(name, -1), name, json.dumps(values, separators=(",", ":")))
+                if name not in self._sample_fds and self._folder_fd >= 0:
+                    self._sample_fds[name] = self._create(name, os.O_APPEND)
+                self._append(self._sample_fds.get(name, -1), name, json.dumps(values, separators=(",", ":")))
             elif kind == file_queue.LISTEN:
                 self._listen(**marshal.loads(data))
             elif kind == file_queue.REMOVE:
@@ -150,17 +150,17 @@ class _Writer:
 
     # --- the folder
 
-    def _make(self, root: str, name: str, runs: str | None, keep: int) -> None:
+    def _make_folder(self, root: str, name: str, runs: str | None, keep: int) -> None:
         """Make the folder of this run; old ones in `runs` are removed after `keep` days, None: there are none to remove."""
         try:
-            self._path, self._folder, self._events = folders.make(root, name)
+            self._path, self._folder_fd, self._events_fd = folders.make(root, name)
             unsafe = folders.replaceable_by(self._path)
         except OSError as error:
-            self._folder = self._events = -1
+            self._folder_fd = self._events_fd = -1
             self.reply(none=f"{error.strerror}: {error.filename}")
             return
-        folders.lock(self._events)
-        self._times = LogTimes(self._folder)
+        folders.lock(self._events_fd)
+        self._log_times = LogTimes(self._folder_fd)
         self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
             # jobs that end within TIDY_AFTER remove nothing; after a day in which all did, this one begins at once
@@ -192,18 +192,18 @@ class _Writer:
         Without `in_folder`, only there. Where that fails too, the agent is told why only if a user could do anything about it.
         """
         listener = socket.socket(fileno=self._listener)
-        if in_folder and self._folder >= 0:
+        if in_folder and self._folder_fd >= 0:
             with suppress(OSError):  # the file system has no sockets
-                run_socket.listen(listener, self._folder, run_socket.NAME)
-                self._socket = self._folder, run_socket.NAME
-        if self._socket is None:
+                run_socket.listen(listener, self._folder_fd, run_socket.NAME)
+                self._socket_place = self._folder_fd, run_socket.NAME
+        if self._socket_place is None:
             with suppress(OSError):
                 folder = run_socket.open_runtime_folder(make=True)
                 run_socket.listen(listener, folder, name)
-                self._socket = folder, name
+                self._socket_place = folder, name
         listener.close()  # the agent has it too, and is to be the last to close it
-        if self._socket is not None:
-            found, name = self._socket
+        if self._socket_place is not None:
+            found, name = self._socket_place
             self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{found}"), name=name)
         elif why := run_socket.why_unsafe():
             self.reply(listening=False, why=why)
@@ -211,14 +211,14 @@ class _Writer:
     def _create(self, name: str, flags: int = 0) -> int:
         """Create a file of the folder, which is not there yet, and give its descriptor."""
         new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return os.open(name, new | flags, 0o600, dir_fd=self._folder)
+        return os.open(name, new | flags, 0o600, dir_fd=self._folder_fd)
 
     def _make_above(self, name: str) -> None:
         """Make the folders in which this file lies. The whole folder, if it was removed, stays removed."""
         for depth, character in enumerate(name):
             if character == "/":
                 with suppress(FileExistsError):
-                    os.mkdir(name[:depth], 0o700, dir_fd=self._folder)
+                    os.mkdir(name[:depth], 0o700, dir_fd=self._folder_fd)
 
     def _append(self, file: int, name: str, text: str) -> None:
         """Append a line to a file."""
@@ -232,30 +232,30 @@ class _Writer:
 
     def _replace(self, name: str, content: bytes) -> None:
         """Write one file, whole or not at all: under another name first, then renamed."""
-        if self._folder < 0:
+        if self._folder_fd < 0:
             return
         self._make_above(name)
         new = f"{name}.new"
         try:
             with open(self._create(new), "wb") as file:
                 file.write(content)
-            os.replace(new, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            os.replace(new, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._folder_fd)
         except OSError:
             with suppress(OSError):
-                os.unlink(new, dir_fd=self._folder)
+                os.unlink(new, dir_fd=self._folder_fd)
             raise
 
     # --- logs
 
     def _open_log(self, number: int, name: str, limit: int | None) -> None:
         self._make_above(name)
-        self._logs[number] = log = BoundedLog(name, limit, folder=self._folder)
+        self._logs[number] = log = BoundedLog(name, limit, folder=self._folder_fd)
         self._note_error(log)
 
     def _write_log(self, number: int, write: Callable[[BoundedLog], None]) -> None:
         log = self._logs[number]
-        if self._times is not None:
-            self._times.note(*log.end, time.time())
+        if self._log_times is not None:
+            self._log_times.note(*log.end, time.time())
         before = log.error
         write(log)
         if before is None:

@@ -202,7 +202,7 @@ class LogTimes:
 
     def note(self, name: str, offset: int, at: float) -> None:
         """Note, unless that was done not long ago, that this log has `offset` bytes at this time (seconds since 1970)."""
-        interval = INTERVAL * 2 ** (self._size // _DOUBLES_EVERY)
+        interval = INTERVAL * 2 ** (self._size // _DOUBLES_EVERY)  # so that the file of times stays small
         was_noted_at = self._noted.get(name)
         is_recent = was_noted_at is not None and 0 <= at - was_noted_at < interval  # not if the clock was set back
         if self._fd < 0 or is_recent:

@@ -150,7 +150,7 @@ class LogReader:
                 if end_of_states := self._rest.rfind(b"\r") + 1:
                     yield self._rest[:end_of_states]
                     self._rest = self._rest[end_of_states:]
-                if len(self._rest) >= CHUNK:
+                if len(self._rest) >= CHUNK:  # a line that is too long to be kept until it ends
                     yield from self.rest()
             if (following := self._next_segment()) is None:
                 return

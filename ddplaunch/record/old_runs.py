@@ -35,10 +35,12 @@ SKEW = 3600.0  # seconds by which two clocks may differ that agree
 LEAP = 14 * DAY  # a time in which no job has looked here, which is as likely that of a clock that is wrong
 _KEEP_ALL = "`--keep-runs 0` keeps all runs at any time"
 
-_LEAST_COUNTED = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
-_LONG_RUN = 600.0  # seconds: a run that took so long matters, even if it ended well
+_COUNTED_AT_LEAST = (
+    256 << 10
+)  # bytes for each run: so many that they are slow to list are too many however small each is
+_LONG_RUN = 600.0  # seconds: a run that took so long stays longer, even if it ended well
 _FREE = 1 << 30  # bytes that should be free on the disk, or a twentieth of it if that is less
-_LEAST_SIZE = 1 << 20  # bytes: smaller runs do not make room
+_LEAST_TO_MAKE_ROOM = 1 << 20  # bytes of a run: to remove smaller ones would not help a full disk
 _ENDED_WELL = ("finished", "signalled")  # how a job ends (`why` of job_ended) that did not fail
 _BEING_REMOVED = ".removed-"  # how the name of a run begins that is being removed; no name of a run begins with a dot
 _LIST = "removed-runs"
@@ -50,8 +52,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     name: str
     written: float  # when, in seconds since 1970
-    matters: bool  # it took long, or failed
-    size: int = 0  # bytes, _LEAST_COUNTED at least
+    failed_or_took_long: bool
+    size: int = 0  # bytes, _COUNTED_AT_LEAST or more
 
 
 class Removal(Struct, frozen=True):
@@ -126,8 +128,10 @@ def tidy(runs: str, days: int) -> Generator[str | None, None, None]:
         if why:
             yield f"no old runs are removed: {why}. {_KEEP_ALL}"
         os.pwrite(marker, b"%017.3f %017.3f\n" % (looks.last_at, looks.leapt_at), 0)
-        # the marker has the time of this write now; in doubt it stays, so that the doubt is not said again within AGAIN_AFTER
-        if not (why and tidied_at):
+        # That write has set the time of the marker to now, as if all were tidied. In doubt this stays, so that the doubt is not
+        # said again within AGAIN_AFTER; but where no job has ever tidied, the next one whose clock is right is to do so at once.
+        time_stays = bool(why) and tidied_at > 0
+        if not time_stays:
             os.utime(marker, (tidied_at, tidied_at))
         removed = yield from _remove_by_rules(runs, days, by_age=not why)
         if removed:
@@ -172,7 +176,7 @@ def _remove_by_rules(runs: str, days: int, *, by_age: bool) -> Generator[None, N
                 removed += yield from _remove(runs, run, f"it was older than {days} days")
             else:
                 old.append(run)
-    old.sort(key=_last_to_go)  # so that the first to go is the last in the list
+    old.sort(key=_last_to_go)
     excess = sum(run.size for run in old) - ROOM if by_age else 0
     while excess > 0:
         run = old.pop()
@@ -182,14 +186,14 @@ def _remove_by_rules(runs: str, days: int, *, by_age: bool) -> Generator[None, N
     for run in reversed([*young, *old]):
         if not _is_full(runs):
             break
-        if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _LEAST_SIZE:
+        if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _LEAST_TO_MAKE_ROOM:
             removed += yield from _remove(runs, run, "the disk was almost full")
     return removed
 
 
 def _last_to_go(run: Candidate) -> tuple[bool, float]:
-    """Return what sorts runs: those that matter stand before others, and young ones before old ones."""
-    return not run.matters, -run.written
+    """Return what sorts runs so that the last one goes first: failed and long ones before others, young ones before old ones."""
+    return not run.failed_or_took_long, -run.written
 
 
 def find_candidate(runs: str, name: str) -> Candidate | None:
@@ -223,8 +227,8 @@ def find_candidate(runs: str, name: str) -> Candidate | None:
         ended_well.append(summary.get("why") in _ENDED_WELL)
     if not began or not is_name_of_run:
         return None
-    matters = not all(ended_well) or max(written) - min(began) >= _LONG_RUN
-    return Candidate(name=name, written=max(written), matters=matters)
+    failed_or_took_long = not all(ended_well) or max(written) - min(began) >= _LONG_RUN
+    return Candidate(name=name, written=max(written), failed_or_took_long=failed_or_took_long)
 
 
 def _own_file(path: str) -> os.stat_result | None:
@@ -252,7 +256,7 @@ def _measure(runs: str, run: Candidate) -> Generator[None, None, Candidate]:
                 else:
                     written = max(written, found.st_mtime)
                 yield
-    return replace(run, size=max(size, _LEAST_COUNTED), written=written)
+    return replace(run, size=max(size, _COUNTED_AT_LEAST), written=written)
 
 
 def _remove(runs: str, run: Candidate, why: str) -> Generator[None, None, bool]:

@@ -65,7 +65,7 @@ class RunFolder:
         if name and not files.is_open:
             self._keep_nothing("there is no room for one more process")
         elif name:
-            files.replied = self._on_reply
+            files.on_reply = self._on_reply
             files.put(MAKE, pack({"root": root, "name": name, "runs": runs, "keep": keep}))
 
     @classmethod

@@ -30,9 +30,9 @@ class Attempt(Struct, frozen=True):
     last_step: int = 0
 
 
-def attempt(began: float, ended: float, exit: float, reached: Progress | Reached) -> Attempt:
-    """Return the generation whose farthest worker ended at `exit`, and how far that worker was."""
-    last_call = exit - reached.age
+def attempt(began: float, ended: float, worker_ended: float, reached: Progress | Reached) -> Attempt:
+    """Return the generation, of which the worker that came farthest ended at `worker_ended`, and had `reached` a step before."""
+    last_call = worker_ended - reached.age
     return Attempt(began, ended, last_call - reached.seconds, last_call, reached.first_step, reached.step)
 
 

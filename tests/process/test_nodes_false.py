@@ -168,7 +168,7 @@ def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(membe
         assert requests.decode_request(b64decode(asked["data"])[4:]).asked == requests.Attach(1)
         number = asked["number"]
         member.say({"type": "pause_limits", "paused": True})
-        for reply in (requests.Attached(), requests.Said("(Pdb) ", asks=True)):
+        for reply in (requests.Done(), requests.Said("(Pdb) ", asks=True)):
             member.say({"type": "chunk", "number": number, "data": b64encode(pack(requests.encode(reply))).decode()})
         member.say({"type": "chunk", "number": number + 1, "data": "bm9uc2Vuc2U="})
         received, decoder = [], Decoder(LIMIT)
@@ -176,7 +176,7 @@ def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(membe
             decoder.feed(sock.recv(1 << 16))
             while (frame := decoder.take()) is not None:
                 received.append(requests.decode_reply(frame))
-        assert [type(reply).__name__ for reply in received] == ["Run", "Attached", "Said"]
+        assert [type(reply).__name__ for reply in received] == ["Run", "Done", "Said"]
         assert nobody not in nodes.started[0].err
         sock.sendall(b"where\n")
         assert b64decode(heard_chunk(member)["data"]) == b"where\n"

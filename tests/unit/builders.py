@@ -11,7 +11,7 @@ from ddplaunch.cli.job import parse, resolve
 from ddplaunch.launcher.tell.causes import NO_TRACES, Evidence
 from ddplaunch.plan import Plan, PlannedAgent, WorkerPlan
 from ddplaunch.record.seen import Arrivals
-from ddplaunch.record.seen.arrivals import gaps
+from ddplaunch.record.seen.arrivals import increments
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 from ddplaunch.spec.outcome import Frame, WorkerExit
 from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
@@ -110,8 +110,8 @@ def arrivals(rank: int, first: int, times: Sequence[int], members: str = "0-3") 
         rank=rank,
         group="gloo 0",
         members=members,
-        numbers=gaps(numbers),
-        times=gaps(times),
+        numbers=increments(numbers),
+        times=increments(times),
         newest=numbers[-1],
         newest_at=times[-1],
         length=1,

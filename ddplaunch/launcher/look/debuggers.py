@@ -21,7 +21,7 @@ from msgspec import Struct
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.look.stacks import has_our_handler, read_status
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
-from ddplaunch.record.window.requests import Attach, Attached, Profile, Reply, Unreached, reached_within
+from ddplaunch.record.window.requests import Attach, Done, Reply
 from ddplaunch.system.errors import indented
 from ddplaunch.system.loop.loop import Acceptor, Loop
 from ddplaunch.system.process.child import ATTACH_SIGNAL, RunningWorker
@@ -50,10 +50,7 @@ class Visitor(Protocol):
     def hand_over(self, *last: Reply) -> socket.socket | None:
         """Give the connection away behind these replies, unless it is lost."""
 
-    def finish(self, reply: Reply) -> None:
-        """Send the last reply."""
-
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, *, runs_no_python: bool = False) -> None:
         """Refuse to answer, and say why."""
 
 
@@ -146,7 +143,7 @@ class Debuggers:
 
     def _introduce(self, sock: socket.socket, rank: int, pending: _Pending) -> None:
         """Hand a worker the connection of the visitor that waits for this worker, unless the visitor has left."""
-        visitor = pending.visitor.hand_over(Attached())
+        visitor = pending.visitor.hand_over(Done())
         if visitor is None:
             self._drop(sock, rank)
             return
@@ -211,14 +208,14 @@ class Debuggers:
         if (sock := self._asking.get(rank)) is not None:
             self._drop(sock, rank)
 
-    def attach(self, request: Attach | Profile, visitor: Visitor) -> None:
+    def attach(self, request: Attach, visitor: Visitor) -> None:
         """Have a worker come for a client, by a signal; tell the client if none can come, or if none does in time."""
-        rank, until = request.rank, self._loop.now() + reached_within(request)
+        rank, until = request.rank, self._loop.now() + request.within
         if why := self._why_unreachable(rank):
             visitor.refuse(f"rank {rank} {why}")
             return
         self.listen()  # the worker connects to the address, and then `_introduce` brings the two together
-        self._pending[rank] = _Pending(visitor, until, isinstance(request, Profile))
+        self._pending[rank] = _Pending(visitor, until, request.profiles)
         self._gives_up.set_by(until)
         self._running[rank].signal(ATTACH_SIGNAL)
 
@@ -247,7 +244,8 @@ class Debuggers:
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:
                 del self._pending[rank]
-                pending.visitor.finish(Unreached())
+                reason = f"rank {rank} runs no Python in its main thread just now"
+                pending.visitor.refuse(reason, runs_no_python=True)
         self._gives_up.set(min((pending.until for pending in self._pending.values()), default=None))
 
     def detach_all(self) -> None:

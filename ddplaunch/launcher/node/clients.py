@@ -104,10 +104,10 @@ class Client:
         """Drop the connection in so many seconds, and in those that the client has to read the replies."""
         self._time_is_up.set(self._loop.now() + seconds + READ_TIMEOUT)
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, *, runs_no_python: bool = False) -> None:
         """Refuse to answer, and say why."""
         self._has_asked = True
-        self.finish(requests.RequestRefused(line(reason)))
+        self.finish(requests.RequestRefused(line(reason), runs_no_python))
 
     def finish(self, reply: requests.Reply) -> None:
         """Send the last reply."""
@@ -216,10 +216,10 @@ class Clients:
         if sum(each.queued for each in self._clients.values()) > MAX_QUEUED:
             max(self._clients.values(), key=lambda each: each.queued).close()
 
-    def ended(self, end: requests.RunEnded) -> None:
-        """Tell those that wait for it how the job has ended."""
+    def on_job_ended(self, status: int) -> None:
+        """Tell those that wait for the end of the job with which exit status it has ended."""
         for client in [client for client in self._clients.values() if client.awaits_end]:
-            client.finish(end)
+            client.finish(requests.Done(status))
 
     def close(self) -> None:
         """Drop all, and take none any more; what the kernel has taken still arrives."""
@@ -253,9 +253,9 @@ class RunClients(Clients):
             self._answer_alone(client, request)
         elif client not in self._of_coordinator:  # it is on this host, and the coordinator on another
             client.finish(self._where_coordinator_is())
-        elif not isinstance(asked, requests.Attach | requests.Profile):
+        elif not isinstance(asked, requests.Attach):
             client.refuse("the coordinator answers that itself")
-        elif isinstance(asked, requests.Attach) and not self._context.draft.authenticated:
+        elif not asked.profiles and not self._context.draft.authenticated:
             client.refuse(_UNAUTHENTICATED)
         else:
             self._loop.post(AttachAsked(number, asked))
@@ -267,7 +267,7 @@ class RunClients(Clients):
             case requests.StopRun():
                 client.awaits_end = True
                 self._loop.post(StopAsked())
-            case requests.Attach() | requests.Profile() as asked:
+            case requests.Attach() as asked:
                 self._attach(client, request, asked, coordinator)
             case question:  # each node's answer is a reply, and the last reply says that all have answered or are late
                 # the coordinator calls these, and what fails in them ends the socket, not the job
@@ -287,7 +287,7 @@ class RunClients(Clients):
         if isinstance(request.asked, requests.StopRun):
             client.awaits_end = True
             self._loop.post(StopAsked())
-        elif isinstance(request.asked, requests.Attach | requests.Profile):
+        elif isinstance(request.asked, requests.Attach):
             client.refuse("it waits for node 0, and has no workers")
         else:
             client.finish(requests.Done())  # to a question about workers, of which there are none
@@ -296,7 +296,7 @@ class RunClients(Clients):
         self,
         client: Client,
         request: requests.Request,
-        asked: requests.Attach | requests.Profile,
+        asked: requests.Attach,
         coordinator: Coordinator,
     ) -> None:
         """Connect a client that wants to debug or profile a rank to the agent of the rank's node, and pass the request on."""
@@ -310,7 +310,7 @@ class RunClients(Clients):
         elif (sock := client.hand_over()) is not None:
             node = f"node {member.node_rank} ({host_name(member.host)})"
             if_late = pack(requests.encode(requests.RequestRefused(line(f"{node} does not answer"))))
-            within = requests.reached_within(asked) + _ON_THE_WAY
+            within = asked.within + _ON_THE_WAY
             coordinator.streams.open(member.id, sock, pack(requests.encode(request)), within, if_late)
 
     def forget(self, number: int) -> Client | None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.record.window.questions import Answered
-    from ddplaunch.record.window.requests import Attach, Profile, Request
+    from ddplaunch.record.window.requests import Attach, Request
 
 # --- processes
 
@@ -87,7 +87,7 @@ class AttachAsked(Struct, frozen=True):
     """A client wants to debug, or to profile, a worker of this node."""
 
     client: int
-    asked: Attach | Profile
+    asked: Attach
 
 
 class ClientGone(Struct, frozen=True):

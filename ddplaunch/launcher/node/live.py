@@ -20,9 +20,8 @@ from operator import itemgetter
 from typing import NoReturn
 
 from ddplaunch.launcher.node.front import FrontOutput
-from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, SOCKET, STDERR
-from ddplaunch.record.window.rows import LONGEST, Draw, decode_drawn, encode
-from ddplaunch.system.fields import Malformed
+from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, ROWS, SOCKET, STDERR
+from ddplaunch.record.window.rows import Draw, encode
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach, signal_at_end_of
 from ddplaunch.system.process.terminal import Modes, modes, set_modes
@@ -71,7 +70,7 @@ class LiveOutput(FrontOutput):
                         break
                     self._on_message(stream=bytes(buffer[:1]), data=bytes(buffer[1:size]))
                 if self._viewer is not None and self._viewer.fileno() in ready:
-                    self._on_reply(self._viewer)
+                    self._read_reply(self._viewer)
                 if _KEYBOARD in ready:
                     self._on_keys()
                 self._do_what_is_due()
@@ -91,12 +90,18 @@ class LiveOutput(FrontOutput):
         return {fd for fd, _ in self._poll.poll(timeout)}
 
     def _on_message(self, stream: bytes, data: bytes) -> None:
-        """Take a message of the agent: the place of the run's socket, progress bars, or output, which is held for a moment."""
+        """Take a message of the agent or the viewer: the place of the run's socket, progress bars, rows, or output.
+
+        Output, which a snapshot is too, is held for a moment.
+        """
         if stream == SOCKET:
             self._on_socket_of_run(data)
         elif stream == BARS:
             self._take_bars(data)
             self._is_redraw_due = True
+        elif stream == ROWS:
+            self._asked_at = None
+            self._show_rows(data.decode(errors="replace").split("\n"))
         elif stream != CONTROL:  # which is for a caller in Python, and that has no --live
             self._held.append((stream, data))
             self._held_size += len(data)
@@ -182,29 +187,25 @@ class LiveOutput(FrontOutput):
             return
         try:
             self._viewer.send(encode(Draw(self._socket_place, size.columns, size.lines, snapshot)), socket.MSG_DONTWAIT)
-        except OSError:  # the viewer reads too little; or it has ended, which `_on_reply` sees
+        except OSError:  # the viewer reads too little; or it has ended, which `_read_reply` sees
             return
         if not snapshot:
             self._asked_at = now
 
-    def _on_reply(self, viewer: socket.socket) -> None:
-        """Show rows, or a part of a snapshot; do without a viewer that has ended, or sends what is no reply."""
+    def _read_reply(self, viewer: socket.socket) -> None:
+        """Take rows, or a part of a snapshot; do without a viewer that has ended."""
         try:
-            data = viewer.recv(LONGEST, socket.MSG_DONTWAIT)
-            reply = decode_drawn(data) if data else None
+            reply = viewer.recv(1 + MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except (OSError, Malformed):
-            reply = None
-        if reply is None:
-            self._do_without_viewer()
-            if not self.agent_has_ended:  # else the viewer has ended with the run, as it should
-                self._write_above_rows(_LOST)
-        elif reply.snapshot:
-            self._write_above_rows(reply.text)
-        else:
-            self._asked_at = None
-            self._show_rows(reply.text.split("\n"))
+        except OSError:
+            reply = b""
+        if reply:
+            self._on_message(stream=reply[:1], data=reply[1:])
+            return
+        self._do_without_viewer()
+        if not self.agent_has_ended:  # else the viewer has ended with the run, as it should
+            self._write_above_rows(_LOST)
 
     def _do_without_viewer(self) -> None:
         """Show no rows any more, and give the keyboard back."""

@@ -18,7 +18,7 @@ from ddplaunch.launcher.node.events import QuestionAnswered
 from ddplaunch.reach.pipes import SOCKET
 from ddplaunch.record.file_queue import LISTEN, pack
 from ddplaunch.system.errors import call_or_report
-from ddplaunch.system.fields import line, text
+from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:  # only a job that is looked into needs it
@@ -54,7 +54,7 @@ class RunSocket:
         is_simulated_node = link.coordinator is None and context.inputs.spec.simulate
         if files.listener is None or is_simulated_node:
             return
-        files.listening = self._on_socket_named
+        files.on_socket_reply = self._on_socket_named
         name = f"{context.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
         # the socket lies in the folder of the run, unless that is the user's
         is_folder_ours = context.folder is not None and context.inputs.spec.log_dir is None
@@ -157,9 +157,7 @@ class RunSocket:
     def ended(self, end: JobEnd) -> None:
         """Tell those that wait for it how the job has ended."""
         if (clients := self._clients) is not None:
-            from ddplaunch.record.window.requests import RunEnded
-
-            call_or_report(lambda: clients.ended(RunEnded(end.status, end.why, text(end.text))), self.fail)
+            call_or_report(lambda: clients.on_job_ended(end.status), self.fail)
 
     def close(self) -> None:
         """Take no connections any more, and drop those that there are; called a second time, do nothing."""

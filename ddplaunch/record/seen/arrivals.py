@@ -65,8 +65,8 @@ def arrivals(rank: int, bodies: Iterable[bytes], members: Mapping[str, str], eve
     for group, of_group in calls.items():
         _, _, own_name = group.partition(" ")  # behind the backend, see `_named_group`
         ranks = members.get(own_name, "")
-        known_ranks = ranks if len(ranks) <= LONGEST_REPEATED_MEMBERS else ""
-        made.append(_arrivals_in(group, known_ranks, of_group, every, most_of_group, rank))
+        named_ranks = ranks if len(ranks) <= LONGEST_REPEATED_MEMBERS else ""  # all workers send them, again and again
+        made.append(_arrivals_in(group, named_ranks, of_group, every, most_of_group, rank))
     return made
 
 
@@ -94,16 +94,16 @@ def _arrivals_in(group: str, members: str, calls: Sequence[_Call], every: int, m
         rank=rank,
         group=group,
         members=members,
-        numbers=gaps(call.number for call in kept[-most:]),
-        times=gaps(call.at for call in kept[-most:]),
+        numbers=increments(call.number for call in kept[-most:]),
+        times=increments(call.at for call in kept[-most:]),
         newest=calls[-1].number,
         newest_at=calls[-1].at,
-        length=bounded_number(length),
+        length=bounded_number(length),  # what torch's recorder tells may be more than a message takes
         period=bounded_duration(period),
     )
 
 
-def gaps(values: Iterable[int]) -> tuple[int, ...]:
+def increments(values: Iterable[int]) -> tuple[int, ...]:
     """Return each value less the one before, the first one as it is; where the clock was set back between two times, 0."""
     return tuple(bounded_size(after - before) for before, after in pairwise((0, *values)))
 

@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from ddplaunch.record.seen import NOT_BEGUN, Call, Group, Sample, Whereabouts
 from ddplaunch.record.seen.merge import is_waiting, merge, own_location, where
-from ddplaunch.record.seen.reasons import ended_well, reasons
+from ddplaunch.record.seen.reasons import reasons, sentences_on_ended_children
 from ddplaunch.system.words import these_ranks
 
 # whose tensors have equal sizes on all ranks; of others, such as gather, scatter and all_to_all, they may differ
-_EQUAL_SIZES = {
+_OPERATIONS_OF_EQUAL_SIZES = {
     "all_reduce",
     "broadcast",
     "reduce",
@@ -61,7 +61,7 @@ class _Explained(NamedTuple):
     """Lines about one wait, and the ranks whose location these lines name."""
 
     lines: list[str]
-    ranks: frozenset[int]
+    located: frozenset[int]
 
 
 class _Joined:
@@ -70,9 +70,9 @@ class _Joined:
     def __init__(self, samples: Iterable[Sample], cwd: str) -> None:
         """Join the samples of workers; children of workers are in no group."""
         self._cwd = cwd
-        self._ranks = {sample.rank: sample for sample in samples if not sample.child}
+        self._samples = {sample.rank: sample for sample in samples if not sample.child}
         found: dict[str, dict[int, Group]] = {}
-        for rank, sample in sorted(self._ranks.items()):  # one pass: thousands of ranks have thousands of groups
+        for rank, sample in sorted(self._samples.items()):  # one pass: thousands of ranks have thousands of groups
             for group in sample.groups or ():
                 found.setdefault(group.name, {})[rank] = group
         # what each rank tells of a group, by the group's name; group 2 comes before group 10
@@ -98,12 +98,12 @@ class _Joined:
     def at_the_end(self) -> list[str]:
         """Say where the ranks were when they had to end, and who waited for whom; each rank's location once."""
         explained = [self._explained(wait, located=True) for wait in self.waits[:_MOST_NAMED]]
-        named = frozenset[int]().union(*(each.ranks for each in explained))
+        already_located = frozenset[int]().union(*(each.located for each in explained))
         elsewhere: dict[tuple[str, str], list[int]] = {}  # ranks, by their state and location
-        for sample in self._ranks.values():
+        for sample in self._samples.values():
             # by a stack, or by a sentence in place of one: "its script has ended"
             is_known = bool(sample.main or sample.state)
-            if is_known and sample.rank not in named:
+            if is_known and sample.rank not in already_located:
                 elsewhere.setdefault((sample.state, where(sample, self._cwd)), []).append(sample.rank)
         locations = [
             these_ranks(who) + (f": {state}" if state else f" {'was' if len(who) == 1 else 'were'} in {text}")
@@ -128,11 +128,11 @@ class _Joined:
 
     def _has_not_reached(self, number: int, rank: int, group: Group | None) -> bool:
         """Whether a rank is known not to have called this collective; `group` is what it tells of the group, None for nothing."""
-        if rank not in self._ranks:
+        if rank not in self._samples:
             return False
         last = max((call.number for call in _calls(group)), default=0) if group is not None else 0
         # a rank of which torch tells nothing may have called anything, unless it has ended
-        tells_all = self._ranks[rank].groups is not None or self._ranks[rank].ended
+        tells_all = self._samples[rank].groups is not None or self._samples[rank].ended
         return last < number and tells_all
 
     def _explained(self, wait: Wait, *, located: bool = False) -> _Explained:
@@ -142,16 +142,16 @@ class _Joined:
         """
         of_rank = self._groups[wait.name]
         calls = {rank: call for rank, group in of_rank.items() for call in _calls(group) if call.number == wait.number}
-        group, named = self._group_text(wait.name), set[int]()
+        group, located_ranks = self._group_text(wait.name), set[int]()
         if kinds := _differences(calls):
             called = "; ".join(f"{these_ranks(who)} called {text}" for text, who in kinds)
             lines = [f"{_DISAGREE} about collective #{wait.number} of {group}: {called}"]
         else:
-            locations = {own_location(self._ranks[rank], self._cwd) for rank in wait.waiting} if located else set()
+            locations = {own_location(self._samples[rank], self._cwd) for rank in wait.waiting} if located else set()
             here = ""
             if len(locations) == 1:
                 here = f", {locations.pop()}"
-                named.update(wait.waiting)
+                located_ranks.update(wait.waiting)
             verb = "waits" if len(wait.waiting) == 1 else "wait"
             call = self._call_text(wait.waiting[0], wait)
             lines = [f"{these_ranks(wait.waiting)} {verb} in {call} of {group}{here}"]
@@ -164,15 +164,15 @@ class _Joined:
                 lines.append(f"  {these_ranks(who)} have not reached it: {they}")
             else:
                 lines.append(f"  {these_ranks(who)} has not reached it: {text}")
-            named.update(who)
-        return _Explained(lines, frozenset(named))
+            located_ranks.update(who)
+        return _Explained(lines, frozenset(located_ranks))
 
     def _what_instead(self, rank: int, wait: Wait, *, many: bool = False) -> str:
         """Say what a missing rank, or `many` like it, did last in the group, and where the rank is: "it has ended"."""
         it_has, it_is, it_waits, its = (
             ("they have", "they are", "they wait", "their") if many else ("it has", "it is", "it waits", "its")
         )
-        sample, group = self._ranks[rank], self._groups[wait.name].get(rank)
+        sample, group = self._samples[rank], self._groups[wait.name].get(rank)
         if sample.ended:
             return f"{it_has} ended"
         last = f"{it_has} called none of this group"
@@ -195,7 +195,7 @@ class _Joined:
         title = next((group.title for group in of_rank if group.title), "")
         members = next((group.ranks for group in of_rank if group.members), [])
         facts = [title] if title else []
-        if members and len(members) < len(self._ranks):
+        if members and len(members) < len(self._samples):
             facts.append(these_ranks(members))
         return f"group {name}" + (f" ({', '.join(facts)})" if facts else "")
 
@@ -222,7 +222,7 @@ class _Joined:
     def _point_to_point(self) -> list[str]:
         """Return lines about unfinished sends and receives of NCCL, the first one of each rank and group; gloo records none."""
         pending: dict[str, list[int]] = {}
-        for rank, sample in sorted(self._ranks.items()):
+        for rank, sample in sorted(self._samples.items()):
             for group in sample.groups or ():
                 first = next((call for call in group.calls if call.is_p2p and not call.done), None)
                 if first is not None:
@@ -251,7 +251,7 @@ def _differences(calls: dict[int, Call]) -> list[tuple[str, list[int]]]:
     """Return what was called under one number, and by which ranks; [] if all ranks called the same."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     for rank, call in calls.items():
-        sizes = (call.inputs, call.outputs) if call.operation in _EQUAL_SIZES else ()
+        sizes = (call.inputs, call.outputs) if call.operation in _OPERATIONS_OF_EQUAL_SIZES else ()
         kinds.setdefault((call.operation, *sizes), []).append(rank)
     if len(kinds) < 2:
         return []
@@ -307,11 +307,11 @@ def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
             what, *printed = printed
     groups = sorted(merge(workers), key=lambda group: awaited.isdisjoint(group.ranks))
     locations = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST_NAMED])
-    facts = (*printed, *locations, *ended_well(samples), *waits, *ras_lines(samples))
+    facts = (*printed, *locations, *sentences_on_ended_children(samples), *waits, *lines_of_nccl_ras(samples))
     return Whereabouts(what=what, locations=facts, awaited=tuple(sorted(awaited)), is_explained=is_explained)
 
 
-def ras_lines(samples: Sequence[Sample]) -> list[str]:
+def lines_of_nccl_ras(samples: Sequence[Sample]) -> list[str]:
     """Return what NCCL's RAS service says of the whole job, if a worker listens for it."""
     asked = next((sample for sample in samples if sample.ras), None)
     if asked is None:

@@ -36,7 +36,7 @@ def reasons(samples: Sequence[Sample], cwd: str) -> list[str]:
     return [*_printed(samples, cwd), *_ended_children(samples, badly=True)]
 
 
-def ended_well(samples: Sequence[Sample]) -> list[str]:
+def sentences_on_ended_children(samples: Sequence[Sample]) -> list[str]:
     """Say which children have ended with status 0: a rank may wait for something that they have not done."""
     return _ended_children(samples, badly=False)
 
@@ -51,7 +51,7 @@ def _printed(samples: Iterable[Sample], cwd: str) -> list[str]:
 
 
 def _summary(said: str, cwd: str) -> str:
-    """Write what `last_error` found in a line: "OSError: shard 17 is gone   (train.py:5 in prefetch)"; "" if it says nothing."""
+    """Write an error that a process printed: "OSError: shard 17 is gone   (train.py:5 in prefetch)"; "" if it says nothing."""
     frames: tuple[Frame, ...]  # outermost first
     if said.startswith(FATAL):
         what, crash = said.partition("\n")[0], parse_crash(said)

@@ -38,7 +38,7 @@ def parse_members(text: str) -> dict[str, str]:
     room = _MOST_MEMBERS
     for line in text.split("\n"):
         name, _, ranks = line.rpartition(" ")
-        size = _count(ranks) if len(ranks) <= LONGEST_MEMBERS else 0
+        size = _count_ranks(ranks) if len(ranks) <= LONGEST_MEMBERS else 0
         if 0 < size <= min(room, MAX_MEMBERS):
             found[name] = ranks
             room -= size
@@ -47,10 +47,10 @@ def parse_members(text: str) -> dict[str, str]:
 
 def last_rank(written: str) -> int:
     """Return the highest rank in a text of ascending ranges, -1 for any other text."""
-    return int(re.split("[,-]", written)[-1]) if _count(written) else -1
+    return int(re.split("[,-]", written)[-1]) if _count_ranks(written) else -1
 
 
-def _count(written: str) -> int:
+def _count_ranks(written: str) -> int:
     """Return how many ranks a text of ascending ranges names: 4 for "0-2,4"; 0 for any other text."""
     ranges = []
     for part in written.split(","):
@@ -72,7 +72,7 @@ def parse(body: bytes, members: Mapping[str, str]) -> list[Group]:
         group_id = str(fields.get("pg_id"))
         has_room = group_id in names or len(names) < _MOST_GROUPS
         if has_room and (call := call_of(fields)) is not None:
-            names.setdefault(group_id, title_of(fields.get("process_group")))
+            names.setdefault(group_id, name_and_title_of(fields.get("process_group")))
             calls.setdefault(group_id, []).append(call)
     return [
         Group(
@@ -80,7 +80,7 @@ def parse(body: bytes, members: Mapping[str, str]) -> list[Group]:
             title=title,
             members=members.get(name, ""),
             completed=number_of(_mapping(status.get(group_id)).get("last_completed_collective")),
-            calls=_kept(calls[group_id]),
+            calls=_latest_and_awaited(calls[group_id]),
         )
         for group_id, (name, title) in names.items()
     ]
@@ -106,7 +106,7 @@ def _entries(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [_mapping(entry) for entry in entries] if isinstance(entries, list) else []
 
 
-def _kept(calls: list[Call]) -> tuple[Call, ...]:
+def _latest_and_awaited(calls: list[Call]) -> tuple[Call, ...]:
     """The last calls, and the first that is not completed: its rank waits there, whatever it has queued since."""
     waiting = next((call for call in calls if not call.done), None)
     kept = calls[-_MOST_CALLS:]
@@ -149,7 +149,7 @@ def _tensors(fields: Mapping[str, Any], side: str) -> str:
     return piece(f"{kind} {shapes}".strip(), _LONGEST_TEXT)
 
 
-def title_of(value: object) -> tuple[str, str]:
+def name_and_title_of(value: object) -> tuple[str, str]:
     """Return the name of a group, and what the program calls it; "" for what is not known."""
     name, title = ([*value, "", ""] if isinstance(value, list) else ["", ""])[:2]
     return piece(str(name), _LONGEST_TEXT), "" if title in ("default_pg", "undefined") else piece(

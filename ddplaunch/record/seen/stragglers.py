@@ -79,7 +79,7 @@ def compare(found: Iterable[Arrivals], clocks: Mapping[int, Clock]) -> list[Step
 def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Mapping[int, Clock]) -> Steps:
     """Return the steps of a group, with the rank that came last in each and by how many seconds.
 
-    Of the collectives of a step the one counts to which its last rank came latest.
+    A step has several collectives: the one counts whose last rank was the latest. All ranks' times are brought to one clock.
     """
     # by rank and number: nanoseconds of one clock
     times = {rank: {number: at - clocks[rank].ahead for number, at in each.calls} for rank, each in ranks.items()}
@@ -103,7 +103,7 @@ def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Map
         *others, (at, rank) = sorted((of_rank[number], rank) for rank, of_rank in times.items())
         median_at, median_rank = others[len(others) // 2]
         error = max(clocks[rank].error, clocks[median_rank].error)
-        seconds = (at - median_at - error) / 1e9
+        seconds = (at - median_at - error) / 1e9  # at least so late, whatever the clocks are wrong by
         late = Late(step=number // length, rank=rank, seconds=max(0.0, seconds))
         if late.step not in latest or late.seconds > latest[late.step].seconds:
             latest[late.step] = late

@@ -3,8 +3,8 @@
 An observer connects (`record/run_socket.py`), sends one `Request`, and reads replies until the job closes the connection:
 
 - `AskStatus`, `AskStacks` or `AskArrivals`: `Run`, then a `NodeReply` for each node as it comes, then `Done`;
-- `StopRun`: `Run`, then `RunEnded` once the job has ended;
-- `Attach` or `Profile`: `Run`, then `Attached`, and the worker itself is at the other end from then on; or `Unreached`.
+- `StopRun`: `Run`, then `Done` once the job has ended;
+- `Attach`: `Run`, then `Done` once a worker has come, which is itself at the other end from then on.
 
 In place of any of these, `RequestRefused` says why there is no answer, and a node without the coordinator says `RunsElsewhere`.
 Nothing is told unasked: `top` and --live ask again, `logs` reads the run folder. Each message is a frame of
@@ -45,23 +45,20 @@ class StopRun(Struct, frozen=True, tag="stop"):
 
 
 class Attach(Struct, frozen=True, tag="attach"):
-    """Open a debugger in a worker, which is then at the other end of the connection."""
+    """Have a worker come to the other end of the connection: one that opens a debugger there, or one that is profiled."""
 
     rank: Number
+    profiles: bool = (
+        False  # worker/profiler.py says what is spoken then; a debugger replies with `Said`, and takes lines of text
+    )
+
+    @property
+    def within(self) -> float:
+        """Seconds in which the main thread of the worker has to come by: a profile waits for the end of a long call in C."""
+        return 20.0 if self.profiles else 3.0
 
 
-class Profile(Struct, frozen=True, tag="profile"):
-    """Profile a worker, which is then at the other end of the connection; see worker/profiler.py for what it says there."""
-
-    rank: Number
-
-
-def reached_within(asked: Attach | Profile) -> float:
-    """Return the seconds in which the main thread of a worker has to come by: a profile waits for the end of a long call in C."""
-    return 3.0 if isinstance(asked, Attach) else 20.0
-
-
-Asked = Question | StopRun | Attach | Profile
+Asked = Question | StopRun | Attach
 
 
 class Request(Struct, frozen=True):
@@ -98,27 +95,21 @@ class Run(Struct, frozen=True, tag="run"):
     python: Piece = ""  # on these
 
 
-class _NodeReply(Struct, frozen=True, tag="node"):
+class _ReplyingNode(Struct, frozen=True):
     node_rank: Number | None  # None: it takes no part in this generation
     host: Host
 
 
-class NodeReply(_NodeReply, frozen=True, tag="node"):
+class NodeReply(_ReplyingNode, frozen=True, tag="node"):
     """What one node has answered."""
 
     answer: Answer
 
 
 class Done(Struct, frozen=True, tag="done"):
-    """All nodes have answered, or have had the time to."""
+    """The last reply of an agent: all nodes have answered or have had the time to, the job has ended, or the worker has come."""
 
-
-class RunEnded(Struct, frozen=True, tag="ended"):
-    """The job has ended."""
-
-    status: Status
-    why: Keyword
-    text: Text = ""
+    status: Status | None = None  # of the job that has ended
 
 
 class RunsElsewhere(Struct, frozen=True, tag="elsewhere"):
@@ -127,14 +118,6 @@ class RunsElsewhere(Struct, frozen=True, tag="elsewhere"):
     run_id: Piece  # "": not known before all nodes have met
     host: Host
     srun_job: Line = ""  # by which srun reaches that host, as `other_host.job_of_srun` has it; "" for none
-
-
-class Attached(Struct, frozen=True, tag="attached"):
-    """From now on the worker itself replies: to `Attach` with `Said`, and takes lines of text."""
-
-
-class Unreached(Struct, frozen=True, tag="unreached"):
-    """The main thread of the worker has not come by in time: it runs no Python."""
 
 
 class Said(Struct, frozen=True, tag="said"):
@@ -149,19 +132,20 @@ class RequestRefused(Struct, frozen=True, tag="refused"):
     """There will be no answer."""
 
     reason: Line
+    runs_no_python: bool = False  # the worker to attach to: its main thread has not come by in time
 
 
 class _Protocol(Struct):
     protocol: Number
 
 
-Reply = Run | NodeReply | Done | RunEnded | RunsElsewhere | Attached | Unreached | Said | RequestRefused
+Reply = Run | NodeReply | Done | RunsElsewhere | Said | RequestRefused
 
 encode = msgspec.json.Encoder().encode
 protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)
 decode_request: Callable[[bytes], Request] = decoder(Request)
 _decode_reply: Callable[[bytes], Reply] = decoder(Reply)
-_decode_without_answer: Callable[[bytes], _NodeReply] = decoder(_NodeReply)
+_decode_without_answer: Callable[[bytes], _ReplyingNode] = decoder(_ReplyingNode)
 
 
 def decode_reply(payload: bytes) -> Reply:

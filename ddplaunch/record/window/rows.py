@@ -1,7 +1,8 @@
-"""What the front of a job with --live asks its viewer for, and the reply. Pure: bytes to values and back.
+"""What the front of a job with --live asks its viewer for. Pure: bytes to values and back.
 
 The viewer is a process beside the front: an observer of the run, as `ddplaunch top` is, which draws the rows below the lines. The
-front alone writes to the terminal, and asks for rows once a second, for a snapshot at a key. Each message is one packet.
+front alone writes to the terminal, and asks for rows once a second, for a snapshot at a key. Each request is one packet. A reply
+is a message to the front as the agent's are: `ROWS`, or a part of a snapshot for `STDERR`, see `reach/pipes.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.record.run_socket import SocketPath
-from ddplaunch.system.fields import Number, Text, decoder, text
+from ddplaunch.system.fields import Number, decoder
 
-LONGEST = 1 << 17  # bytes of a message
-_PART = 1 << 14  # characters of a snapshot in one message: JSON makes at most six bytes of each
+LONGEST = 1 << 14  # bytes of a request
 
 
 class Draw(Struct, frozen=True):
@@ -36,18 +36,5 @@ class Draw(Struct, frozen=True):
         return SocketPath(folder, name)
 
 
-class Drawn(Struct, frozen=True):
-    """The rows, in place of those before; or a part of a snapshot, which follows the part before."""
-
-    text: Text
-    snapshot: bool = False
-
-
-def snapshot_parts(written: str) -> list[Drawn]:
-    """Return the replies that carry a snapshot."""
-    return [Drawn(text(written[at : at + _PART]), snapshot=True) for at in range(0, len(written), _PART)]
-
-
 encode = msgspec.json.Encoder().encode
 decode_draw: Callable[[bytes], Draw] = decoder(Draw)
-decode_drawn: Callable[[bytes], Drawn] = decoder(Drawn)

@@ -106,7 +106,7 @@ class _Key(NamedTuple):
     number: int
 
     @property
-    def of_group(self) -> tuple[int, str, str]:
+    def group_of_generation(self) -> tuple[int, str, str]:
         """The group in its generation, whose collectives are numbered."""
         return self[:3]
 
@@ -148,7 +148,8 @@ def collectives(
     """Return the collectives in the order of their times.
 
     `rows_of_nodes` are the lines of each node, with what is to be added to its clock to give seconds since 1970;
-    `generation_starts` says when each generation began, and its number: the numbers of collectives start again with each.
+    `generation_starts` says when each generation began, and its number: the numbers of collectives start again with each. The
+    last collective of a generation that had to end is open, unless all had come to it.
     """
     gathering = _Gathering()
     starts = [at for at, _ in generation_starts]
@@ -166,12 +167,14 @@ def collectives(
                     operation = row.operations[index] if index < len(row.operations) else ""
                     gathering.add(_Key(generation, row.group, row.members, number), came, operation)
             gathering.drop_oldest()
-    last_of_group = {key.of_group: key.number for key in sorted(gathering.found)}
+    last_of_group = {
+        key.group_of_generation: key.number for key in sorted(gathering.found)
+    }  # of equal keys the last stays
     made = []
     for key, gathered in gathering.found.items():
         each = Collective(**key._asdict(), operation=gathered.operation, came=gathered.came)
         # a line names operations only if its workers had to end; one that is written while they run may be too early for some
-        was_at_the_end = bool(gathered.operation) and last_of_group[key.of_group] == key.number
+        was_at_the_end = bool(gathered.operation) and last_of_group[key.group_of_generation] == key.number
         made.append(replace(each, is_open=True) if was_at_the_end and not each.is_complete else each)
     return sorted(made, key=lambda one: min(one.came.values()))
 

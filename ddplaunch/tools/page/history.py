@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -137,7 +137,7 @@ class NodeHistory:
         """Read the files that a node has `left`; add to `problems` what is wrong with them. `index` is that in History.nodes."""
         self.folder = left.folder
         rows = [_shown(row, redactor) for row in _rows(f"{left.folder}/events.jsonl", problems)]
-        plan, summary, self.about = (_object(left, name, problems) for name in ("plan", "summary", "about"))
+        plan, summary, self.about = (_file_of(left, name, problems) for name in ("plan", "summary", "about"))
         self.plan, self.summary = _shown_plan(plan, redactor), redactor.data(summary)
         # what is added to CLOCK_MONOTONIC of this node to give seconds since 1970
         self.offset = statistics.median([row.at - row.mono for row in rows]) if rows else 0.0
@@ -147,7 +147,7 @@ class NodeHistory:
         self.lives: dict[tuple[int, int], Life] = {}  # by rank and generation
         self.marks: list[Mark] = []
         self.gaps: list[Gap] = []
-        self.end = 0.0  # when the last event happened, in seconds since 1970; 0: there is none
+        self.last_event_at = 0.0  # seconds since 1970; 0: there is no event
         self._index = index
         self._generation = 0  # the latest one that the events so far have begun
         self._raised: set[tuple[int | None, int]] = set()  # ranks, with generations, that an event says to have raised
@@ -160,7 +160,7 @@ class NodeHistory:
     def _on_event(self, row: EventRow) -> None:
         """Gather what the next event tells."""
         at = row.mono + self.offset
-        self.end = max(self.end, at)
+        self.last_event_at = max(self.last_event_at, at)
         match row.event:
             case "job_started":
                 self.job_started = row
@@ -188,7 +188,8 @@ class NodeHistory:
     def _add_mark(self, row: EventRow, at: float) -> None:
         """Add the event to what the page lists as having happened, if it belongs there and no event before has told the same.
 
-        The mark of an exception tells of the worker's end, too: unless a signal ended it, long after its program handled that.
+        The mark of an exception tells of the worker's end, too, unless a signal ended the worker: then its program may have
+        handled the exception, and gone on for long.
         """
         worker = row.rank, self._generation
         if row.event == "worker_raised":
@@ -198,11 +199,11 @@ class NodeHistory:
         if not is_told_by_exception and (text := _in_words(row)):
             ranks = row.ranks if row.rank is None else str(row.rank)
             self.marks.append(
-                Mark(at=self._failed_at(row, at), node=self._index, name=row.event, text=text, ranks=ranks)
+                Mark(at=self._happened_at(row, at), node=self._index, name=row.event, text=text, ranks=ranks)
             )
 
-    def _failed_at(self, row: EventRow, at: float) -> float:
-        """Return when a worker raised the exception of which an event tells that was written `at`; else `at`.
+    def _happened_at(self, row: EventRow, at: float) -> float:
+        """Return when that happened of which an event tells that was written `at`: an exception may have been raised before.
 
         The end of a worker is seen late, and others that only lost contact with it may have been seen to fail before.
         """
@@ -225,9 +226,7 @@ class NodeHistory:
 
 def _planned_host(plan: dict[str, Any]) -> str:
     """Return the host of the first worker in a node's plan; "" where it names none."""
-    workers = plan.get("workers")
-    first = workers[0] if isinstance(workers, list) and workers else None
-    host = first.get("host") if isinstance(first, dict) else None
+    host = next(mappings_in(plan.get("workers")), {}).get("host")
     return host if isinstance(host, str) else ""
 
 
@@ -282,14 +281,14 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
     is_going_on = goes_on(folder)  # looked at first: a run that ends meanwhile has written its end
     problems: list[str] = []
     nodes = [NodeHistory(index, each, redactor, problems) for index, each in enumerate(record.Run(folder).nodes)]
-    if not any(node.end or node.plan for node in nodes):
+    if not any(node.last_event_at or node.plan for node in nodes):
         return None
     generations = _generations(nodes)
     lives = [life for node in nodes for life in node.lives.values()]
     # of the job as a whole, a node of the last generation tells: the first one that saw the job end, or else the first one
     seen_most = max(nodes, key=lambda node: (max(node.generations, default=-1), node.job_ended is not None))
     job_ended = None if is_going_on else seen_most.job_ended
-    last_event = max(node.end for node in nodes)
+    last_event = max(node.last_event_at for node in nodes)
     began = min([*(life.began for life in lives), *(one.began for one in generations)], default=last_event)
     ended = last_event
     if is_going_on:
@@ -346,10 +345,10 @@ def _last_sign(folder: str, nodes: Sequence[NodeHistory]) -> float:
 
     That is in seconds since 1970; 0 if it is not known. A node without events has no clock that is known.
     """
-    with_events = [node for node in nodes if node.end]
+    with_events = [node for node in nodes if node.last_event_at]
     signs = [at + node.offset for node in with_events if (at := _last_sample(f"{node.folder}/{SAMPLES}")) is not None]
     # a copy of the folder has another time than that of the last event, and tells nothing
-    if all(abs(_modified(f"{node.folder}/events.jsonl") - node.end) < _WITHIN for node in with_events):
+    if all(abs(_modified(f"{node.folder}/events.jsonl") - node.last_event_at) < _WITHIN for node in with_events):
         signs += (_modified(path) for log in logs_of(folder) for path in log.paths)
     return max(signs, default=0.0)
 
@@ -367,7 +366,17 @@ def _modified(path: str) -> float:
         return 0.0
 
 
-def _object(left: record.Node, name: str, problems: list[str]) -> dict[str, Any]:
+def mapping_or_empty(found: object) -> Mapping[str, Any]:
+    """Return an object of a JSON file; {} for anything else."""
+    return found if isinstance(found, dict) else {}
+
+
+def mappings_in(found: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects in a list of a JSON file; none of anything else."""
+    return (one for one in found if isinstance(one, dict)) if isinstance(found, list) else iter(())
+
+
+def _file_of(left: record.Node, name: str, problems: list[str]) -> dict[str, Any]:
     """Return what a node has left in one of its JSON files; say in `problems` what is wrong with the file."""
     found, path = left.object(name), f"{left.folder}/{name}.json"
     if found and found.get("v") != VERSION:

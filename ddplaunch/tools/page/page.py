@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any
@@ -23,7 +23,7 @@ from ddplaunch.system.fields import Duration, Size, clean
 from ddplaunch.system.redaction import Redactor, diff
 from ddplaunch.system.words import compress, count, duration, size, some
 from ddplaunch.tools.page.collectives import waits
-from ddplaunch.tools.page.history import History, Life, NodeHistory
+from ddplaunch.tools.page.history import History, Life, NodeHistory, mapping_or_empty, mappings_in
 from ddplaunch.tools.page.pictures import Html, charts, join, scrolling, styles, table, tag, timeline, unfolding
 
 _POLICY = "default-src 'none';style-src 'unsafe-inline';base-uri 'none';form-action 'none'"
@@ -128,7 +128,8 @@ def _whose_files(run: History) -> str:
     """Say of which nodes this page tells, where the others have left their files on disks of their own; "" if it tells of all."""
     nodes = [node for node in run.nodes if node.plan.get("workers") != []]  # without the command that started all
     here = [node.host or "a node" for node in nodes]
-    missing = run.planned_size[1] - len(here)
+    _, planned_nodes = run.planned_size
+    missing = planned_nodes - len(here)
     if not here or missing <= 0:
         return ""
     others = "The other one has" if missing == 1 else f"The other {missing} have"
@@ -248,7 +249,7 @@ def _time_by_events(run: History) -> Spent | None:
     for one in run.generations:
         if one.number in farthest:
             reached, ended = farthest[one.number]
-            attempts.append(attempt(one.began, ended=ended, exit=ended, reached=reached))
+            attempts.append(attempt(one.began, ended, worker_ended=ended, reached=reached))
     return time_spent(attempts, run.began, run.ended)
 
 
@@ -339,16 +340,16 @@ def _workers(run: History) -> Html | None:
         rows.append((
             str(rank), run.nodes[life.node].host, str(plan.get("device", "")), str(life.pid or ""), life.how or "running",
             "" if life.ended is None else duration(life.ended - life.began), step,
-            _quantity(used.get("peak_rss"), Size, size), _quantity(used.get("cpu_seconds"), Duration, duration),
+            _bytes_in_words(used.get("peak_rss")), _seconds_in_words(used.get("cpu_seconds")),
         ))  # fmt: skip
     head = ("rank", "host", "device", "pid", "ended", "after", "step", "memory", "CPU time")
     more = f", the first {_MOST_WORKERS} of {len(last)}" if len(last) > _MOST_WORKERS else ""
-    return table(f"Each rank in its last generation{more}", head, _cut(rows)) if rows else None
+    return table(f"Each rank in its last generation{more}", head, _with_short_cells(rows)) if rows else None
 
 
 def _workers_by_rank(files: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     """Return what plans or summaries of the nodes say of each worker."""
-    workers = [worker for file in files for worker in _objects(file.get("workers"))]
+    workers = [worker for file in files for worker in mappings_in(file.get("workers"))]
     return {worker["rank"]: worker for worker in workers if isinstance(worker.get("rank"), int)}
 
 
@@ -369,7 +370,7 @@ def _logs(run: History, redactor: Redactor) -> Html | None:
 def _plan(run: History) -> Html | None:
     """Show what the first node has decided, and why: values of the plan, reasons, origins of options; None without a plan."""
     plan = run.nodes[0].plan
-    reasons, origins = _object(plan.get("reasons")), _object(plan.get("origins"))
+    reasons, origins = mapping_or_empty(plan.get("reasons")), mapping_or_empty(plan.get("origins"))
     version_of_format = "v"
     values = {name: value for name, value in plan.items() if isinstance(value, str | int) and name != version_of_format}
     rows = [(name, str(value), str(reasons.get(name, ""))) for name, value in values.items()]
@@ -377,55 +378,69 @@ def _plan(run: History) -> Html | None:
     rows += [(name, "option", str(where)) for name, where in origins.items()]
     if not rows:
         return None
-    worker = next(_objects(_first_with_workers(run).plan.get("workers")), {})
+    worker = next(mappings_in(_first_with_workers(run).plan.get("workers")), {})
     argv = worker.get("argv")
     command = tag("p", "Command of a worker: ", tag("code", " ".join(map(str, argv)))) if isinstance(argv, list) else ""
-    return join(command, table("What was decided, and why", ("what", "value", "why"), _cut(rows)))
+    return join(command, table("What was decided, and why", ("what", "value", "why"), _with_short_cells(rows)))
 
 
 def _environment(run: History) -> Html | None:
     """Show the variables that ddplaunch set for the first worker."""
-    worker = next(_objects(_first_with_workers(run).plan.get("workers")), {})
+    worker = next(mappings_in(_first_with_workers(run).plan.get("workers")), {})
     variables = worker.get("variables")
     if not isinstance(variables, dict) or not variables:
         return None
     rows = [(name, str(value)) for name, value in sorted(variables.items())]
-    return table(f"Variables that ddplaunch set for rank {worker.get('rank', 0)}", ("name", "value"), _cut(rows))
+    return table(
+        f"Variables that ddplaunch set for rank {worker.get('rank', 0)}", ("name", "value"), _with_short_cells(rows)
+    )
 
 
 def _machine(run: History) -> Html:
     """Show the versions of packages on the first node, and the machines of all nodes."""
     first = _first_with_workers(run)
-    packages = _object(first.about.get("packages"))
+    packages = mapping_or_empty(first.about.get("packages"))
     rows = [("ddplaunch", run.version or "not known"), ("Python", str(first.about.get("python") or "not known"))]
     rows += [(name, str(packages[name])) for name in _SHOWN_PACKAGES if name in packages]
     machines = []
-    for node in run.nodes[run.nodes.index(first) :][:_MOST_WORKERS]:
-        ranks = compress(rank for one in _objects(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int))
+    with_workers = run.nodes[run.nodes.index(first) :]
+    for node in with_workers[:_MOST_WORKERS]:
+        ranks = compress(
+            rank for one in mappings_in(node.plan.get("workers")) if isinstance(rank := one.get("rank"), int)
+        )
         nothing = "none" if node.plan else "its plan is missing"
-        machine = _object(node.about.get("machine"))
+        machine = mapping_or_empty(node.about.get("machine"))
         devices = machine.get("devices")
         machines.append((
             node.host or "a node", ranks or nothing, f"{machine.get('cpus') or ''} {machine.get('cpu') or ''}",
-            _quantity(machine.get("memory"), Size, size), _counted(map(str, devices if isinstance(devices, list) else ())),
+            _bytes_in_words(machine.get("memory")), _grouped(map(str, devices if isinstance(devices, list) else ())),
             str(machine.get("driver") or ""), f"{machine.get('system') or ''} {machine.get('kernel') or ''}",
         ))  # fmt: skip
     all_packages = "\n".join(f"{name} {version}" for name, version in packages.items())
     return join(
-        table("Versions", ("what", "version"), _cut(rows)),
-        table("Machines", ("host", "ranks", "CPUs", "memory", "devices", "driver", "system"), _cut(machines)),
+        table("Versions", ("what", "version"), _with_short_cells(rows)),
+        table(
+            "Machines", ("host", "ranks", "CPUs", "memory", "devices", "driver", "system"), _with_short_cells(machines)
+        ),
         unfolding("All packages", all_packages, _PACKAGES_ROOM) if packages else "",
     )
 
 
-def _quantity(value: object, kind: Any, words: Callable[[Any], str]) -> str:
-    """Write a number of a JSON file; "" for what is no such quantity (`kind`), as a number beyond all bounds."""
+def _bytes_in_words(value: object) -> str:
+    """Write a size that a JSON file has; "" for what is none, such as a number beyond all bounds."""
     with suppress(msgspec.ValidationError):
-        return words(msgspec.convert(value, kind))
+        return size(msgspec.convert(value, Size))
     return ""
 
 
-def _counted(names: Iterable[str]) -> str:
+def _seconds_in_words(value: object) -> str:
+    """Write a time span that a JSON file has; "" for what is none."""
+    with suppress(msgspec.ValidationError):
+        return duration(msgspec.convert(value, Duration))
+    return ""
+
+
+def _grouped(names: Iterable[str]) -> str:
     """Name things, equal ones with their number: "8 x NVIDIA H100"."""
     return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
 
@@ -454,7 +469,7 @@ def _code(run: History, redactor: Redactor, *, shows_diff: bool) -> Html | None:
     elif changes:
         shown = unfolding(f"Changes since the commit{f', {counted}' if hidden else ''}", changes, _DIFF_ROOM)
     return join(
-        table("The repository of the program when the run began", ("what", "value"), _cut(rows)),
+        table("The repository of the program when the run began", ("what", "value"), _with_short_cells(rows)),
         unfolding("Changed files", files, _PACKAGES_ROOM) if files else "",
         shown,
     )
@@ -477,17 +492,7 @@ def _changes(code: Mapping[str, Any], redactor: Redactor) -> tuple[str, int]:
     return shown, redactor.hidden - hidden_before
 
 
-def _object(found: object) -> Mapping[str, Any]:
-    """Return an object of a JSON file; {} for anything else."""
-    return found if isinstance(found, dict) else {}
-
-
-def _objects(found: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a list of a JSON file; none of anything else."""
-    return (one for one in found if isinstance(one, dict)) if isinstance(found, list) else iter(())
-
-
-def _cut(rows: Iterable[Iterable[str]]) -> list[list[str]]:
+def _with_short_cells(rows: Iterable[Iterable[str]]) -> list[list[str]]:
     return [[cell[:_LONGEST_CELL] for cell in row] for row in rows]
 
 

@@ -25,7 +25,7 @@ from ddplaunch.tools.page.samples import Curve, Point
 _LEFT, _WIDTH = 90, 900  # units of a picture: room for names, and for the time of the run
 _MOST_RESTARTS = 200  # that are marked, and as many gaps
 
-_Across = Callable[[float], float]  # where in a picture a time (seconds since 1970) lies: so many units from the left
+_XOfTime = Callable[[float], float]  # where in a picture a time (seconds since 1970) lies: so many units from the left
 
 
 def _length(run: History) -> float:
@@ -33,13 +33,13 @@ def _length(run: History) -> float:
     return max(run.ended - run.began, 1e-3)
 
 
-def _across(run: History) -> _Across:
+def _x_of_time(run: History) -> _XOfTime:
     """Return the function that gives the place of a time of the run."""
     length = _length(run)
     return lambda at: round(_LEFT + _WIDTH * min(max((at - run.began) / length, 0.0), 1.0), 1)
 
 
-def _restarts(run: History, x: _Across, top: int, bottom: int) -> list[Html]:
+def _restarts(run: History, x: _XOfTime, top: int, bottom: int) -> list[Html]:
     """Return a line from top to bottom for each start of a generation but the first."""
     began = [generation.began for generation in run.generations[1:]]
     return [tag("path", d=f"M{x(at)} {top}V{bottom}", class_="restart") for at in began[:_MOST_RESTARTS]]
@@ -65,7 +65,7 @@ def timeline(run: History) -> Html:
     is_low = len(rows) > _MANY_ROWS
     height = _LOW_ROW if is_low else _ROW
     bottom = _AXIS + height * len(rows)
-    x = _across(run)
+    x = _x_of_time(run)
     # units from one bar to the next at least, so that all rows together have no more than _MOST_BARS
     narrowest = max(0.5, _WIDTH * len(rows) / _MOST_BARS)
     drawn = []
@@ -95,7 +95,7 @@ def timeline(run: History) -> Html:
     )
 
 
-def _bars(lives: Iterable[Life], x: _Across, run_ended: float, top: int, height: int, narrowest: float) -> Html:
+def _bars(lives: Iterable[Life], x: _XOfTime, run_ended: float, top: int, height: int, narrowest: float) -> Html:
     """Return the bars of one rank: a bar for each life, or for several of one kind that begin within `narrowest` units.
 
     All bars of a kind are one path.
@@ -185,7 +185,7 @@ def _chart(run: History, curve: Curve) -> Html:
     """Draw a figure over time: a line for each rank, or, for many ranks, a band."""
     largest = max(point.value for points in curve.ranks.values() for point in points)
     top = _round_up(largest, curve.unit)
-    x = _across(run)
+    x = _x_of_time(run)
 
     def y(value: float) -> float:
         """Return how many units below the top of the picture a value lies."""
@@ -213,7 +213,7 @@ def _chart(run: History, curve: Curve) -> Html:
     )
 
 
-def _line(points: Sequence[Point], x: _Across, y: Callable[[float], float]) -> str:
+def _line(points: Sequence[Point], x: _XOfTime, y: Callable[[float], float]) -> str:
     """Return an SVG path through these points, with a gap at each restart."""
     words, generation = [], None
     for point in points:
@@ -225,7 +225,7 @@ def _line(points: Sequence[Point], x: _Across, y: Callable[[float], float]) -> s
     return "".join(words)
 
 
-def _band(run: History, curve: Curve, x: _Across, y: Callable[[float], float]) -> Iterator[Html]:
+def _band(run: History, curve: Curve, x: _XOfTime, y: Callable[[float], float]) -> Iterator[Html]:
     """Yield the band between the lowest and the highest rank, and the line of the median: one of each for a generation."""
     width = _length(run) / _BAND_PARTS  # seconds of a part
     by_part: dict[tuple[int, int], list[float]] = {}  # values of all ranks, by generation and part
@@ -260,7 +260,7 @@ def _round_up(largest: float, unit: str) -> float:
             scale *= 1024
     power = 10.0 ** floor(log10(largest / scale))
     tops = (step * power * scale for step in (1, 2, 4, 6, 8, 10))
-    # the largest value may be above a line that it is on by its last digits
+    # a largest value that lies above a top by its last digits only needs no higher one
     return next(top for top in tops if top >= largest * 0.999)
 
 

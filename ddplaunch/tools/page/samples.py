@@ -50,20 +50,20 @@ class _StepTimes:
     """The time that a step of one rank takes, from the moments at which its step was seen to be another."""
 
     def __init__(self) -> None:
-        self._seen: tuple[float, float, int] | None = None  # when, the step, the generation
+        self._last_change: tuple[float, float, int] | None = None  # when, the step, the generation
 
     def on_step(self, at: float, step: float, generation: int) -> float | None:
-        """Return the seconds that a step took since it was seen to be another; None while it is the same."""
-        if self._seen is None:
-            self._seen = at, step, generation
+        """Return how many seconds a step took, if it is another one than before; None at first, and after a restart."""
+        if self._last_change is None:
+            self._last_change = at, step, generation
             return None
-        seen_at, seen_step, seen_generation = self._seen
-        if (seen_step, seen_generation) == (step, generation):
+        changed_at, former_step, former_generation = self._last_change
+        if (former_step, former_generation) == (step, generation):
             return None
-        self._seen = at, step, generation
-        if seen_generation != generation or step < seen_step:
+        self._last_change = at, step, generation
+        if former_generation != generation or step < former_step:
             return None
-        return (at - seen_at) / (step - seen_step)
+        return (at - changed_at) / (step - former_step)
 
 
 _STEP_TIME = "Step time"
@@ -92,10 +92,10 @@ def curves(
         for (_, generation, written_ranks), rows_of_part in groupby(rows, part_of):
             joined = list(rows_of_part)
             at = joined[-1].mono + offset
-            most_values = max(map(_most_values, joined))  # of one figure, one for each of the first ranks
+            most_values = max(map(_count_of_values, joined))  # of a figure: one for each of the first ranks
             ranks = parse_first_ranks(written_ranks, most_values)
             for name, field in _FIGURES:
-                values = _joined([getattr(row, field) for row in joined], largest=name in _MEMORY)
+                values = _one_for_each_rank([getattr(row, field) for row in joined], is_largest=name in _MEMORY)
                 factor = _MIB if name in _MEMORY else 1
                 for rank, value in zip(ranks, values, strict=False):
                     if value is not None:
@@ -112,16 +112,16 @@ def curves(
     ]
 
 
-def _most_values(row: SampleRow) -> int:
+def _count_of_values(row: SampleRow) -> int:
     return max(len(values) for values in (row.step, *(getattr(row, field) for _, field in _FIGURES)))
 
 
-def _joined(rows: Sequence[Sequence[float | None]], *, largest: bool) -> Sequence[float | None]:
+def _one_for_each_rank(rows: Sequence[Sequence[float | None]], *, is_largest: bool) -> Sequence[float | None]:
     """Return one value for each rank from several: the largest or the mean of those that are known."""
     if len(rows) == 1:
         return rows[0]
     columns = ([value for value in column if value is not None] for column in zip(*rows, strict=False))
-    return [(max(column) if largest else sum(column) / len(column)) if column else None for column in columns]
+    return [(max(column) if is_largest else sum(column) / len(column)) if column else None for column in columns]
 
 
 def parse_first_ranks(text: str, most: int) -> list[int]:

@@ -99,7 +99,7 @@ def _job(run: History) -> Iterator[Entry]:
     next_began = [one.began for one in run.generations[1:]] + [run.ended]
     for one, next_at in zip(run.generations, next_began, strict=True):
         end = min(ends.get(one.number, next_at), next_at)  # without a worker in the events, it lasted until the next
-        began, ended, following = (_ts(run, at) for at in (one.began, end, next_at))
+        began, ended, following = (_microseconds(run, at) for at in (one.began, end, next_at))
         details = {"failed_rank": one.failed_rank}
         yield span(_JOB_TRACK, "ddplaunch", f"generation {one.number}", began, max(ended - began, 0), details)
         if one is not run.generations[-1]:
@@ -119,8 +119,10 @@ def _workers(run: History) -> Iterator[Entry]:
 
 def _pieces(run: History, life: Life) -> Spans:
     """Return the times in which a worker ran, in microseconds since the start of the run: at least the moment of its start."""
-    began, ended = _ts(run, life.began), _ts(run, run.ended if life.ended is None else life.ended)
-    gaps = union((_ts(run, gap.began), _ts(run, gap.ended)) for gap in run.gaps if gap.node == life.node)
+    began, ended = _microseconds(run, life.began), _microseconds(run, run.ended if life.ended is None else life.ended)
+    gaps = union(
+        (_microseconds(run, gap.began), _microseconds(run, gap.ended)) for gap in run.gaps if gap.node == life.node
+    )
     return difference([(began, ended)], gaps) or [(began, began)]
 
 
@@ -134,14 +136,15 @@ def _collectives(run: History) -> Iterator[Entry]:
     arrows = 0
     for one in _latest(run.collectives):
         waiting: dict[int, Track] = {}  # the ranks whose slice lasts until the last rank has come, that one included
-        last_came = _ts(run, one.came[one.last])
+        last_came = _microseconds(run, one.came[one.last])
         details = {"ranks": one.members, "last": one.last, "missing": one.missing_text(_LONGEST_MISSING)}
         for rank, came in one.came.items():
-            at = _ts(run, came)
+            at = _microseconds(run, came)
             piece = _piece_at(pieces.get(rank, []), at)
             if not piece.began <= at < piece.ended:  # no worker of the rank is known to have run then
                 continue
             # nobody ended the wait for a collective to which not all came: its slice ends with the worker
+            # else it ends a tick after the last rank came, so that this one has a slice, too: arrows begin and end in slices
             end = piece.ended if one.is_open else min(piece.ended, last_came + _TICK)
             following = bisect_right(calls[rank], at)
             if following < len(calls[rank]):
@@ -155,7 +158,7 @@ def _collectives(run: History) -> Iterator[Entry]:
             continue
         for track in waiting.values():
             arrows += 1  # an arrow for each that waited: viewers take one end for each start
-            # both ends lie within the _TICK for which all these slices last
+            # both ends lie within that tick
             yield from arrow(arrows, "collective", "last to come", (start, last_came), (track, last_came + 1))
 
 
@@ -174,7 +177,7 @@ def _calls_by_rank(run: History) -> Mapping[int, list[int]]:
     calls: dict[int, list[int]] = {}
     for one in run.collectives:
         for rank, came in one.came.items():
-            calls.setdefault(rank, []).append(_ts(run, came))
+            calls.setdefault(rank, []).append(_microseconds(run, came))
     for of_rank in calls.values():
         of_rank.sort()
     return calls
@@ -206,7 +209,9 @@ def _counters(run: History) -> Iterator[Entry]:
                 continue
             name = f"rank {rank} {curve.name}, {unit}"
             for one in points[:: max(1, ceil(len(points) / room))]:
-                yield point(_process_of_curves(run, nodes[rank]), name, _ts(run, one.at), round(one.value * factor, 3))
+                yield point(
+                    _process_of_curves(run, nodes[rank]), name, _microseconds(run, one.at), round(one.value * factor, 3)
+                )
 
 
 def _marks(run: History) -> Iterator[Entry]:
@@ -216,9 +221,9 @@ def _marks(run: History) -> Iterator[Entry]:
     for mark in run.marks:
         ranks = [rank for rank in ranks_of(mark.ranks, most) if tracks.get(rank) == mark.node]
         for track in [_track(mark.node, rank) for rank in ranks] or [_JOB_TRACK]:
-            yield moment(track, mark.name, _ts(run, mark.at), {"text": mark.text})
+            yield moment(track, mark.name, _microseconds(run, mark.at), {"text": mark.text})
 
 
-def _ts(run: History, at: float) -> int:
+def _microseconds(run: History, at: float) -> int:
     """Return a time (seconds since 1970) as microseconds since the start of the run."""
     return max(round((at - run.began) * 1e6), 0)

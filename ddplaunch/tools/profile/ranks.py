@@ -157,7 +157,7 @@ class Rank:
         self._is_attached = False  # to the worker: what came before is of its agent
         self._ping_sent = 0  # nanoseconds since 1970
         with suppress(OSError):  # its end will be read
-            sock.send(pack(requests.encode(requests.Request(requests.Profile(rank)))))
+            sock.send(pack(requests.encode(requests.Request(requests.Attach(rank, profiles=True)))))
 
     @property
     def is_over(self) -> bool:
@@ -221,11 +221,9 @@ class Rank:
         match reply:
             case requests.RequestRefused(reason):
                 self.fail(reason.removeprefix(f"rank {self.rank} "))
-            case requests.Unreached():
-                self.fail(_NOT_REACHED)
             case requests.RunsElsewhere():
                 self.fail("cannot be reached from here")
-            case requests.Attached():
+            case requests.Done():
                 self._is_attached = True
                 self.tell(type="profile", steps=self._wish.steps, memory=self._wish.memory)
 
@@ -306,7 +304,7 @@ class _Profile:
 
     def begin(self) -> None:
         """Have all ranks record, as far as they begin soon enough after the first one: a rank that does not is left out."""
-        until = clock.now() + requests.reached_within(requests.Profile(0)) + _TRAVEL_TIME  # for rank 0 as for any other
+        until = clock.now() + requests.Attach(0, profiles=True).within + _TRAVEL_TIME  # for rank 0 as for any other
         while True:
             self._ask_more()
             all_were_asked = not self._not_asked

@@ -16,7 +16,7 @@ from typing import IO, Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from ddplaunch.record.seen.recorder import call_of, title_of
+from ddplaunch.record.seen.recorder import call_of, name_and_title_of
 from ddplaunch.record.trace import Span, Spans, difference, union
 from ddplaunch.system.fields import Malformed, Number, Piece, Size, check_density, decoder
 
@@ -299,7 +299,7 @@ def _collectives(
         if event is None:
             continue
         begin, end = _span(event)
-        group, _title = title_of(entry.get("process_group"))
+        group, _title = name_and_title_of(entry.get("process_group"))
         found.append(
             Collective(
                 group=group,

@@ -27,7 +27,7 @@ class Board:
         self._read_at = 0.0  # when the nodes replied, in monotonic seconds
         self._sort_index = 0  # of the column in COLUMNS
         self._is_reversed = False
-        self._first = 0  # the row at the top of what is shown
+        self._scrolled_by = 0  # rows that are above those shown
         self._height = 1  # rows for which there was room at the last showing
 
     @property
@@ -70,13 +70,13 @@ class Board:
 
     def lines(self, width: int, height: int, question: str = "") -> list[Words]:
         """Return what a terminal of so many columns and lines shows; the last line is `question`, or else what the keys do."""
-        columns = self._shown(width)
+        columns = self._columns_that_fit(width)
         names = [line((column.name, NAME if column is self.sort_column else NOTE)) for column in columns]
         head = [*self._head(), _cells(names, columns)]
         foot = line((question, ODD)) if question else line((_HELP, NOTE))
         self._height = max(1, height - len(head) - 1)
         self._scroll()
-        below = self._rows[self._first : self._first + self._height]
+        below = self._rows[self._scrolled_by : self._scrolled_by + self._height]
         rows = [self._line(row, columns, width) for row in below]
         empty = [Words()] * (self._height - len(rows))
         every = [*head, *rows, *empty, foot][:height]
@@ -103,7 +103,7 @@ class Board:
         """Have the selected row be one of those that are shown."""
         at = next((at for at, row in enumerate(self._rows) if row.worker.rank == self.selected), 0)
         most = max(0, len(self._rows) - self._height)
-        self._first = max(0, min(self._first, at, most), at - self._height + 1)
+        self._scrolled_by = max(0, min(self._scrolled_by, at, most), at - self._height + 1)
 
     def _line(self, row: Row, columns: Sequence[Column], width: int) -> Words:
         made = _cells([column.cell(row) for column in columns], columns)
@@ -112,7 +112,7 @@ class Board:
             made.stylize("reverse")
         return made
 
-    def _shown(self, width: int) -> list[Column]:
+    def _columns_that_fit(self, width: int) -> list[Column]:
         """Return the columns for which there is room, those that matter most first."""
         present = [column for column in COLUMNS if not column.is_absent(self.replies)]
         chosen, left = [], width - _LEAST

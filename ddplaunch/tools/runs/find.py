@@ -209,8 +209,9 @@ def _on_other_hosts_by_folder(env: Mapping[str, str], names_here: Collection[str
             job = plan.get("srun_job")
             srun_job = job if isinstance(job, str) and _SRUN_JOB.fullmatch(job) else ""
             is_pod = other_host.are_pods(env) or plan.get("cluster") == "kubernetes"
-            pods = {"is_pod": is_pod, "is_indexed": other_host.are_indexed(env)}
-            found.append(replace(of_folder(folder), host=host_name(start.host), srun_job=srun_job, **pods))
+            # by what a line for that host is to be typed: srun, kubectl or ssh
+            kind = {"srun_job": srun_job, "is_pod": is_pod, "is_indexed": other_host.are_indexed(env)}
+            found.append(replace(of_folder(folder), host=host_name(start.host), **kind))
     return found
 
 

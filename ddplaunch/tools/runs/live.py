@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from ddplaunch.reach.pipes import MESSAGE, ROWS, STDERR
 from ddplaunch.record.folders import short
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.seen.collectives import Wait, waits
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import AskStacks, AskStatus
-from ddplaunch.record.window.rows import LONGEST, Drawn, decode_draw, encode, snapshot_parts
+from ddplaunch.record.window.rows import LONGEST, decode_draw
 from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.console.tables import BAD, NAME, NOTE, ODD, Look, Piece, Words, line, section, written
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import line as printable
-from ddplaunch.system.fields import text
 from ddplaunch.system.words import count, duration, size, these_ranks
 from ddplaunch.tools.runs import client, find, ps, talk
 from ddplaunch.tools.runs.client import RunReplies
@@ -38,7 +38,8 @@ _LONGEST_PAUSE = 10.0  # seconds from one look to the next, whatever it costs
 _CONFIRM_AFTER = 2.0  # seconds from a first look that finds ranks waiting to the second one
 # seconds from one question about collectives to the next, twice as long where the ranks have moved
 _ASK_AGAIN_AFTER = 10.0
-_MOST_LISTED = 16  # that a snapshot lists
+_MOST_LISTED = 16  # workers that a snapshot lists
+_PART = MESSAGE // 4  # characters in one reply: UTF-8 has at most four bytes for each
 
 
 def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
@@ -47,11 +48,17 @@ def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
     while data := connection.recv(LONGEST):
         draw = decode_draw(data)
         if draw.snapshot:
-            replies = snapshot_parts(f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
+            replies = replies_with(STDERR, f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
         else:
-            replies = [Drawn(text(viewer.rows(draw.socket_path, draw.columns, draw.lines)))]
+            replies = replies_with(ROWS, viewer.rows(draw.socket_path, draw.columns, draw.lines))
         for reply in replies:
-            connection.send(encode(reply))
+            connection.send(reply)
+
+
+def replies_with(stream: bytes, drawn: str) -> list[bytes]:
+    """Return the replies, at least one, that carry what was drawn to a stream of the front; all rows fit one reply."""
+    starts = range(0, max(1, len(drawn)), _PART)
+    return [stream + drawn[start : start + _PART].encode(errors="replace") for start in starts]
 
 
 class _Viewer:
@@ -63,7 +70,7 @@ class _Viewer:
         self._rows = LiveRows()
         self._next_look_at = 0.0  # monotonic seconds, as all times here
         self._ask_for_waits_at = 0.0  # not before this time
-        self._pause = _ASK_AGAIN_AFTER  # seconds from the last question about collectives to the next
+        self._pause_of_asking = _ASK_AGAIN_AFTER  # seconds from the last question about collectives to the next
         self._waits: list[Wait] = []  # what the last question about collectives found
 
     def rows(self, path: SocketPath, columns: int, lines: int) -> str:
@@ -71,7 +78,7 @@ class _Viewer:
         cpu_before, now = time.process_time(), time.monotonic()
         if now >= self._next_look_at and (replies := client.ask(path, AskStatus(), _ANSWER_WITHIN)) is not None:
             self._rows.on_replies(replies, time.monotonic())
-            if self._rows.stands(now) and now >= self._ask_for_waits_at:
+            if self._rows.show_no_progress(now) and now >= self._ask_for_waits_at:
                 self._look_for_waits(path)
             workers_by_node = Counter(id(node) for node, _ in replies.workers)
             agents_cpu = max(workers_by_node.values(), default=0) * _CPU_OF_WORKER
@@ -79,22 +86,23 @@ class _Viewer:
             pause = cpu / _SHARE_OF_CORE  # after which looks have cost that share of the time
             self._next_look_at = now + max(_LOOK_EVERY, min(pause, _LONGEST_PAUSE))
         # half of the lines are left to the output of workers
-        shown = self._rows.render(time.monotonic(), columns - 1, max(1, lines // 2))
+        width = columns - 1  # a row as wide as the terminal could be followed by an empty one
+        shown = self._rows.render(time.monotonic(), width, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
     def _look_for_waits(self, path: SocketPath) -> None:
         """Ask in which collectives ranks wait, and show those in which they waited at the last question too; plan the next."""
-        replies = client.ask(path, AskStacks(talk.WITHIN, frames=False), talk.WITHIN + _ANSWER_WITHIN)
+        replies = client.ask(path, AskStacks(talk.STACKS_WITHIN, frames=False), talk.STACKS_WITHIN + _ANSWER_WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         confirmed = [wait for wait in self._waits if wait in before]
         self._rows.show_waits(confirmed)
         if self._waits and not before:  # seen for the first time
             self._ask_for_waits_at = time.monotonic() + _CONFIRM_AFTER
             return
-        all_have_moved = bool(self._waits) and not confirmed
+        are_only_slow = bool(self._waits) and not confirmed  # all have moved on: it is not worth asking so often
         self._waits = confirmed  # a new wait is to be seen twice again
-        self._pause = self._pause * 2 if all_have_moved else _ASK_AGAIN_AFTER
-        self._ask_for_waits_at = time.monotonic() + self._pause
+        self._pause_of_asking = self._pause_of_asking * 2 if are_only_slow else _ASK_AGAIN_AFTER
+        self._ask_for_waits_at = time.monotonic() + self._pause_of_asking
 
     def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
@@ -106,7 +114,7 @@ class _Viewer:
         has_few = replies.run is not None and replies.run.world_size <= _MOST_LISTED
         shown = written([ps.render(replies) if has_few else ps.facts_of(replies)], look)
         try:
-            return f"{shown}\n{talk.text_of(run, talk.Wanted(), look)}"
+            return f"{shown}\n{talk.text_of_stacks(run, talk.WantedStacks(), look)}"
         except LaunchError as error:
             return f"{shown}\nddplaunch: {error.message}"
 
@@ -188,7 +196,7 @@ class LiveRows:
         while len(steps) > 2 and steps[1].at < at - _RECENT_SECONDS:
             steps.popleft()
 
-    def stands(self, at: float) -> bool:
+    def show_no_progress(self, at: float) -> bool:
         """Whether no rank has made a step or written a line for some time: which collective they wait in is worth a question."""
         return bool(self._rows) and at - self._changed_at >= _STANDS_AFTER
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from ddplaunch.record.seen import Group
-from ddplaunch.record.seen.collectives import explain, ras_lines
+from ddplaunch.record.seen.collectives import explain, lines_of_nccl_ras
 from ddplaunch.record.seen.merge import Line, lines, merge
 from ddplaunch.record.seen.reasons import reasons
 from ddplaunch.record.window import requests
@@ -52,7 +52,7 @@ def _connection(run: Known, *, hint: str | None = None) -> Iterator[socket.socke
     try:
         with run.replies.socket_path.connect() as sock:
             yield sock
-    except (TimeoutError, BlockingIOError):
+    except (TimeoutError, BlockingIOError):  # the second by connect(): too many wait there already
         what = f"run {run.name} does not answer: its agent is stopped, or hangs"
         raise LaunchError(what, hint=hint, status=NODE_LOST) from None
     except Malformed as error:
@@ -95,14 +95,14 @@ def _debug(sock: socket.socket, run: Known, rank: int, look: Look) -> int:
     try:
         for reply in client.replies_of(sock, requests.Attach(rank), _DEBUGGER_WITHIN):
             match reply:
-                case requests.RequestRefused(reason):
-                    raise LaunchError(f"run {run.name}: {indented(reason)}")
-                case requests.Unreached():
+                case requests.RequestRefused(runs_no_python=True):
                     say(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
-                    here = text_of(run, Wanted(ranks=str(rank)), look)
+                    here = text_of_stacks(run, WantedStacks(ranks=str(rank)), look)
                     sys.stdout.write(f"{here}\n")
                     return UNREACHED
-                case requests.Attached():
+                case requests.RequestRefused(reason):
+                    raise LaunchError(f"run {run.name}: {indented(reason)}")
+                case requests.Done():
                     say(f"this is {heading(run)}")
                     say(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
                     # at the prompt Ctrl-C only drops the line
@@ -223,7 +223,7 @@ def _stop(run: Known) -> Iterator[int | None]:
                     case requests.Run(nnodes=nnodes):
                         say(f"stopping {heading(run)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                         yield None
-                    case requests.RunEnded(status):
+                    case requests.Done(status):
                         say(f"{what_ends} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         yield OK
                         return
@@ -239,12 +239,12 @@ def _stop(run: Known) -> Iterator[int | None]:
         yield OK
 
 
-WITHIN = 1.0  # seconds that workers have
+STACKS_WITHIN = 1.0  # seconds that workers have
 _TRAVEL_TIME = 1.5  # seconds, for the child that asks them and for the channel
 _NATIVE_WITHIN = 10.0  # seconds that py-spy has
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class WantedStacks(Struct, frozen=True, kw_only=True):
     """What is to be shown, as it was typed."""
 
     ranks: str | None = None
@@ -260,7 +260,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         return [*ranks, *(flag for flag, is_given in given.items() if is_given)]
 
 
-def show(env: Mapping[str, str], named: str | None, want: Wanted) -> str:
+def show_stacks(env: Mapping[str, str], named: str | None, want: WantedStacks) -> str:
     """Return the stacks of the job that is meant, for stdout."""
     choice.ranks_meant(want.ranks)
     if want.native and not shutil.which("py-spy"):
@@ -268,17 +268,17 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted) -> str:
     run = choice.choose_running(env, named, "stacks", *want.typed)
     if not want.as_json:
         say(f"stacks of {heading(run)}")
-    return text_of(run, want, Look.of_stdout(env))
+    return text_of_stacks(run, want, Look.of_stdout(env))
 
 
-def text_of(run: Known, want: Wanted, look: Look) -> str:
+def text_of_stacks(run: Known, want: WantedStacks, look: Look) -> str:
     """Ask this job for its stacks, and return them as text in colours and a width (`look`), or as JSON.
 
     Raises:
         LaunchError: no node has answered, or there is no such rank.
     """
     ranks, name = choice.ranks_meant(want.ranks), run.name  # ranks: None for all
-    replies = _ask(run, want)
+    replies = _ask_for_stacks(run, want)
     samples = replies.samples
     # 0: the nodes have not met, so that it is not known
     world_size = replies.run.world_size if replies.run is not None else 0
@@ -303,17 +303,17 @@ def text_of(run: Known, want: Wanted, look: Look) -> str:
         [line((f"run {name} is suspended", ODD))] if is_suspended else [],
         [line((text, ODD)) for text in waits],
         [_line(each) for each in lines(merge(shown, threads=want.threads), cwd, threads=want.threads)],
-        [line(text) for text in ras_lines(samples)],
+        [line(text) for text in lines_of_nccl_ras(samples)],
         [line((text, ODD)) for text in silent],
     ]
     blocks = [section(*part) for part in parts if part]
     return written(blocks, look) if blocks else f"run {name} has no worker now"
 
 
-def _ask(run: Known, want: Wanted) -> RunReplies:
+def _ask_for_stacks(run: Known, want: WantedStacks) -> RunReplies:
     """Ask a run for the stacks of its workers; raise LaunchError if no node has answered."""
     assert run.replies is not None
-    within = _NATIVE_WITHIN if want.native else WITHIN
+    within = _NATIVE_WITHIN if want.native else STACKS_WITHIN
     question = AskStacks(within, want.threads, want.native)
     replies = client.ask(run.replies.socket_path, question, within + _TRAVEL_TIME)
     if replies is None or (replies.problem and not replies.nodes):

@@ -187,7 +187,7 @@ class _Top:
                 self._asks_to_stop = True
             case "s":
                 look = Look.of_stdout(self._env)
-                self._off_screen(screen, lambda: print(talk.text_of(self._run, talk.Wanted(), look)))
+                self._off_screen(screen, lambda: print(talk.text_of_stacks(self._run, talk.WantedStacks(), look)))
             case "l" if rank is not None:
                 self._off_screen(screen, lambda: _logs(self._env, self._run, rank))
             case "a" if rank is not None:

@@ -29,7 +29,7 @@ def rank(tmp_path):
 
     decoder = Decoder(1000)
     decoder.feed(its.recv(1000))
-    assert requests.decode_request(decoder.take() or b"").asked == requests.Profile(3)
+    assert requests.decode_request(decoder.take() or b"").asked == requests.Attach(3, profiles=True)
     yield made, its, says
     for each in (ours, its, made.trace, made.memory):
         each.close()
@@ -44,7 +44,7 @@ def pongs(its: socket.socket, says: Callable[..., Rank], number: int = 8) -> Non
 
 def test_a_worker_is_asked_for_its_time_begins_makes_its_trace_and_sends_it(rank):
     made, its, says = rank
-    says(requests.encode(requests.Attached()))
+    says(requests.encode(requests.Done()))
     assert json.loads(its.recv(1000)) == {"type": "profile", "steps": 0, "memory": False}
     says(HELLO)
     pongs(its, says)
@@ -63,12 +63,15 @@ def test_a_worker_is_asked_for_its_time_begins_makes_its_trace_and_sends_it(rank
     ("messages", "why"),
     [
         ([requests.encode(requests.RequestRefused("rank 3 has ended"))], "has ended"),
-        ([requests.encode(requests.Unreached())], "runs no Python in its main thread just now"),
+        (
+            [requests.encode(requests.RequestRefused("rank 3 runs no Python in its main thread just now", True))],
+            "runs no Python in its main thread just now",
+        ),
         ([b"\xff"], "says what this version does not understand"),
-        ([requests.encode(requests.Attached()), b"[" * 3000], "says what this version does not understand"),
-        ([requests.encode(requests.Attached()), {**HELLO, "pid": -1}], "says what this version does not understand"),
-        ([requests.encode(requests.Attached()), b"\0" + b"x"], "sends more than 1 GiB"),
-        ([requests.encode(requests.Attached()), {"type": "failed", "reason": "has no torch"}], "has no torch"),
+        ([requests.encode(requests.Done()), b"[" * 3000], "says what this version does not understand"),
+        ([requests.encode(requests.Done()), {**HELLO, "pid": -1}], "says what this version does not understand"),
+        ([requests.encode(requests.Done()), b"\0" + b"x"], "sends more than 1 GiB"),
+        ([requests.encode(requests.Done()), {"type": "failed", "reason": "has no torch"}], "has no torch"),
     ],
 )
 def test_a_rank_that_fails_says_why(rank, messages, why):
@@ -80,7 +83,7 @@ def test_a_rank_that_fails_says_why(rank, messages, why):
 
 def test_what_comes_in_a_wrong_order_changes_nothing(rank):
     _, _, says = rank
-    says(requests.encode(requests.Attached()))
+    says(requests.encode(requests.Done()))
     made = says(
         {"type": "sent"}, {"type": "finished", "size": 1}, {"type": "began"}, {"type": "pong", "at": 1, "number": 0}
     )

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.cells import cell_len
 
+from ddplaunch.reach.pipes import MESSAGE, STDERR
 from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.seen.collectives import Wait
 from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply, Run
 from ddplaunch.spec.outcome import Progress
 from ddplaunch.tools.runs.client import RunReplies
-from ddplaunch.tools.runs.live import LiveRows
+from ddplaunch.tools.runs.live import LiveRows, replies_with
 from tests.unit.runs.test_find import RUN, WORKER
 
 FRESH = replace(RUN, restarts=0, seconds=60.0)
@@ -162,11 +163,11 @@ def test_a_job_stands_once_no_rank_has_written_or_made_a_step_for_a_while_and_wh
     made = LiveRows()
     made.on_replies(replies(worker(0, written=5)), 0.0)
     made.on_replies(replies(worker(0, written=5)), 9.0)
-    assert not made.stands(9.0)
-    assert made.stands(10.0)
+    assert not made.show_no_progress(9.0)
+    assert made.show_no_progress(10.0)
     made.show_waits([Wait(name="0", operation="all_reduce", number=1, waiting=(0,), missing=())])
     made.on_replies(replies(worker(0, written=6)), 11.0)
-    assert not made.stands(11.0)
+    assert not made.show_no_progress(11.0)
     assert "all_reduce" not in made.render(11.0, 100, 10)[1].plain
 
 
@@ -212,3 +213,10 @@ def test_whatever_workers_write_a_row_is_one_line_of_printable_text_that_fits(
     for row in shown:
         assert cell_len(row) <= width
         assert not re.search(r"[\x00-\x1f\x7f-\x9f]", row)
+
+
+@given(st.text(st.characters(codec=None), max_size=100).map(lambda text: text * 1000))
+def test_a_snapshot_arrives_whole_in_messages_that_are_not_too_long(written: str) -> None:
+    messages = replies_with(STDERR, written)
+    assert all(message[:1] == STDERR and len(message) <= 1 + MESSAGE for message in messages)
+    assert b"".join(message[1:] for message in messages) == written.encode(errors="replace")
