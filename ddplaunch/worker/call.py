@@ -50,9 +50,10 @@ class CallerConnection:
         if uid != os.geteuid():
             sys.exit("a process of another user listens at the address of the caller of launch()")
         callers_nonce, key = bytes(self._exactly(NONCE)), bytes.fromhex(secret)
-        hello = HELLO.pack(os.urandom(NONCE), RANK, int(os.environ["WORLD_SIZE"]), bytes(PROOF))[:-PROOF]
-        self.socket.sendall(hello + hmac.digest(key, b"worker" + callers_nonce + hello, "sha256"))
-        expected = hmac.digest(key, b"caller" + callers_nonce + hello, "sha256")
+        without_proof = HELLO.pack(os.urandom(NONCE), RANK, int(os.environ["WORLD_SIZE"]), bytes(PROOF))[:-PROOF]
+        said = callers_nonce + without_proof  # what is proved, so that no old proof fits: both nonces are random
+        self.socket.sendall(without_proof + hmac.digest(key, b"worker" + said, "sha256"))
+        expected = hmac.digest(key, b"caller" + said, "sha256")
         if not hmac.compare_digest(bytes(self._exactly(PROOF)), expected):
             sys.exit("another process listens at the address of the caller of launch()")
 
@@ -117,7 +118,8 @@ def main() -> None:
         sys.exit("the process that called launch() is gone")
     during = ""  # what this worker does, for an exception that is not the function's own
     try:
-        if call["stacks_after"] is not None:  # shortly before the caller's timeout all stacks go to its file
+        # shortly before the caller's timeout all stacks go to its file, the last descriptor
+        if call["stacks_after"] is not None:
             faulthandler.dump_traceback_later(call["stacks_after"], file=descriptors[-1])
         # the caller's main module, which multiprocessing names in one of two ways
         main = call["preparation"].get("init_main_from_name") or call["preparation"].get("init_main_from_path")
@@ -173,7 +175,7 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     `during` says what this worker did for the function, "" if the function itself has raised the exception.
     """
     remove_our_frames(error)
-    error_file: Any = load_error_file()
+    error_file: Any = loaded_error_module()
     description = {
         "type": error_file.type_of(error),
         "message": error_file.message_of(error),
@@ -193,7 +195,7 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     sys.exit(1)
 
 
-def load_error_file() -> "ModuleType":
+def loaded_error_module() -> "ModuleType":
     """Return error_file.py beside this file as a module that is not in `sys.modules`, as the bootstrap loads it."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "error_file.py")
     importlib: Any = sys.modules["_frozen_importlib_external"]

@@ -276,7 +276,7 @@ class Imported:
             if variables.get(name) != os.environ.get(name)
         }
         self._printed.end()
-        gc.collect(0)  # older objects have been collected
+        gc.collect(0)  # the youngest objects; all others have survived a collection
         gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
 
     def why_unsafe(self, sockets: "Collection[int]", children: "Collection[int]" = ()) -> "str | None":

@@ -243,7 +243,7 @@ class Children:
 
 
 def _tidies(pid: int) -> bool:
-    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tree.py.
+    """Return whether a process cleans up after others and then ends by itself: one of multiprocessing's or torch's.
 
     A process in uninterruptible sleep (D) may be one that reads a page for a moment: say yes, since the caller looks again.
     """
@@ -260,4 +260,5 @@ def _tidies(pid: int) -> bool:
             command = file.read()
     except OSError:  # it has ended
         return False
+    # the same in ddplaunch/system/process/tree.py
     return b"resource_tracker import main" in command or b"torch_shm_manager" in command.partition(b"\0")[0]

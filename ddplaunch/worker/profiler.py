@@ -43,7 +43,7 @@ PIECE = 1 << 18  # bytes that are compressed at once
 LONGEST_LINE = 1 << 16  # bytes of what the client says
 # torch's functions that give what its flight recorders hold
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # the files in which `backward` calls C++
+FILES_OF_BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # in which it calls C++
 # how a frame with a compressed piece of the trace, or a piece of the allocator's history, begins
 TRACE, MEMORY = b"\0", b"\1"
 
@@ -85,9 +85,8 @@ class Profile:
         self.steps = 0  # of the optimizer
         self.optimizer = 0  # id of the one whose steps are counted: the first that has done one
         self.first_progress = -1  # the step at which `progress()` was when its steps were first asked for
-        self.samples: list[
-            list[Any]
-        ] = []  # of the main thread: since when, until when (time of day, ns), FILE:LONGEST_LINE
+        # of the main thread: since when, until when (time of day, ns), FILE:LINE
+        self.samples: list[list[Any]] = []
         self.entries: list[Any] = []  # of torch's recorders: collectives
         self.newest_ids = dict.fromkeys(RECORDERS, -1)  # of the entries that were read, by recorder
         self.times: dict[str, int] = {}  # ns of the time of day; with `mono` in the name, of CLOCK_MONOTONIC
@@ -99,7 +98,7 @@ class Profile:
         if not self.due:
             return False
         while frame is not None:
-            if frame.f_code.co_filename.endswith(BACKWARD):  # which would undo a start or stop when it returns
+            if frame.f_code.co_filename.endswith(FILES_OF_BACKWARD):  # at its end it would undo a start or stop
                 self.came_too_early = True
                 return True
             frame = frame.f_back
@@ -216,7 +215,7 @@ class Profile:
             raise outcome[0]
 
     def serve(self) -> None:
-        """Speak with the client, from the first word to the last, in the order that the module's docstring gives."""
+        """Answer "hello", record from "begin" to "end", and send the trace. Raises Refused; OSError, EOFError: it has left."""
         wish = self.next_message(CLIENT_TIMEOUT)
         torch: Any = sys.modules.get("torch")
         wants_memory = wish.get("memory") is True  # the history of the allocator
@@ -226,7 +225,7 @@ class Profile:
             torch=str(getattr(torch, "__version__", "")),
             boot=boot_id(),
             pid=os.getpid(),
-            memory=wants_memory and (why_no_memory or "yes"),
+            memory=wants_memory and (why_no_memory or "yes"),  # False: not wished
         )
         if self.next_but_pings(CLIENT_TIMEOUT).get("type") != "begin":
             raise EOFError

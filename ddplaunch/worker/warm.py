@@ -42,12 +42,12 @@ _TITLE = "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
 _ARG_START, _ARG_END = 45, 46
 
 
-def serve(load: "Callable[[str], ModuleType]", path: str, fd: str, seconds: str, *modules: str) -> "list[str]":
+def serve(load_sibling: "Callable[[str], ModuleType]", path: str, fd: str, seconds: str, *modules: str) -> "list[str]":
     """Import, then serve runs until none has come for `seconds`. Returns only in a worker, with the worker's arguments.
 
-    `fd` is the descriptor of the socket that is bound to `path`; `load` loads a file beside this one.
+    `fd` is the descriptor of the socket that is bound to `path`.
     """
-    warm = _Warm(load, path, int(fd), int(seconds), modules)
+    warm = _Warm(load_sibling, path, int(fd), int(seconds), modules)
     # with the title of a worker, `ps` would show a process that a job seems to have left
     undo_title = _change_title(_NAME, _TITLE)
     while True:
@@ -77,11 +77,11 @@ class _Warm:
     """A warm interpreter, its clients (launchers that look for one), and the guards that were forked from it."""
 
     def __init__(
-        self, load: "Callable[[str], ModuleType]", path: str, fd: int, seconds: int, modules: "tuple[str, ...]"
+        self, load_sibling: "Callable[[str], ModuleType]", path: str, fd: int, seconds: int, modules: "tuple[str, ...]"
     ) -> None:
         """Import the modules, and have clients connect; `fd` is the descriptor of the socket at `path`."""
         began = time.time_ns()
-        self.fork_server, self.guard, imported_files = load("fork_server"), load("guard"), load("imported_files")
+        self.fork_server, self.guard = load_sibling("fork_server"), load_sibling("guard")
         self._socket = self.fork_server._socket
         self._path = path
         self._inode = _inode(path)  # another at the path later: somebody else's socket
@@ -94,7 +94,8 @@ class _Warm:
         _signal.alarm(_IMPORTS_WITHIN)  # ends this process
         self.imported = self.fork_server.Imported(modules, kind, target)
         _signal.alarm(0)
-        self._imported_files = imported_files.ImportedFiles(began, self.fork_server.folder_of(kind, target))
+        folder = self.fork_server.folder_of(kind, target)
+        self._imported_files = load_sibling("imported_files").ImportedFiles(began, folder)
         self.imported.leave_working_directory()  # whose file system may be unmounted between runs
         self.guard.adopt_orphans()  # the processes that workers have started, where their guard was killed
         self._children = self.guard.Children()

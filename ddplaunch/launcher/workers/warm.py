@@ -114,8 +114,8 @@ def ask(name: str, line: str) -> str:
     return ""
 
 
-def guard_at(interpreter: Interpreter, output: int) -> Guard:
-    """Have the interpreter fork a guard for this run; the guard says when it is ready. `output` is as for `Guard`.
+def guard_at(interpreter: Interpreter, front_pipe: int) -> Guard:
+    """Have the interpreter fork a guard for this run; the guard says when it is ready, and keeps `front_pipe` open.
 
     Raises ServerLost: the interpreter has ended, or does not answer.
     """
@@ -124,16 +124,16 @@ def guard_at(interpreter: Interpreter, output: int) -> Guard:
         connection.sendall(os.fsencode(f"guard {interpreter.seconds} {interpreter.folder}\n"))
     except OSError as error:
         raise ServerLost(why_failed(error)) from None
-    return Guard(connection, output, check_same)
+    return Guard(connection, front_pipe)
 
 
 # --- the one that fits a plan
 
 
-def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
+def interpreter_for(plan: Plan, env_of_command: Mapping[str, str]) -> Interpreter:
     """Return the interpreter that fits this plan, whether such a process listens or not; CannotKeep if none may be kept here.
 
-    `caller` are the variables of the command that was typed.
+    `env_of_command` are the variables of the command that was typed.
     """
     assert plan.keep_warm is not None
     assert plan.preload is not None
@@ -151,7 +151,7 @@ def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
         raise CannotKeep("the working directory was removed") from None
     if "\n" in folder:  # which ends what an interpreter is asked
         raise CannotKeep("the path of the folder has two lines")
-    name = _name_for(command, of_warm_interpreter(caller, plan), plan.preload, folder)
+    name = _name_for(command, of_warm_interpreter(env_of_command, plan), plan.preload, folder)
     if name is None:
         raise CannotKeep("it is not known on such a machine how to find all that a process inherits")
     return Interpreter(name=name, seconds=plan.keep_warm, folder=folder)
@@ -195,7 +195,7 @@ def _path_and_identity(path: str) -> str:
     return f"{path} {found.st_mtime_ns} {found.st_size} {found.st_ino}"
 
 
-def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
+def prepare(plan: Plan, env_of_command: Mapping[str, str]) -> tuple[Interpreter, str]:
     """Find or start the interpreter for a plan; return it, and why an older interpreter was not used, or "".
 
     To be called before this process becomes a subreaper: the interpreter is to be no descendant of any run, and to outlive this
@@ -203,7 +203,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
 
     Raises CannotKeep: no interpreter can serve the plan, nor be started.
     """
-    interpreter = interpreter_for(plan, caller)
+    interpreter = interpreter_for(plan, env_of_command)
     why_older_ends = ""
     try:
         answer = ask(interpreter.name, f"check {interpreter.seconds} {interpreter.folder}")
@@ -223,7 +223,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
                 connect(interpreter.name).close()  # another run was faster
             except (FileNotFoundError, ConnectionRefusedError):
                 _make_room()
-                _start(interpreter, plan, caller)
+                _start(interpreter, plan, env_of_command)
     except OSError as error:
         raise CannotKeep(why_failed(error)) from None
     return replace(interpreter, is_new=True), why_older_ends
@@ -272,7 +272,7 @@ def _make_room() -> None:
             sock.sendall(b"stop\n")  # and waits for no answer: it may import still
 
 
-def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> None:
+def _start(interpreter: Interpreter, plan: Plan, env_of_command: Mapping[str, str]) -> None:
     """Start an interpreter that already listens, as a child of process 1, or of what adopts orphans here."""
     folder = run_socket.open_runtime_folder()
     listener = socket.socket(socket.AF_UNIX)
@@ -281,7 +281,7 @@ def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> N
         path = f"{run_socket.runtime_folder(os.getuid())}/{interpreter.name}"
         # the interpreter finds its listening socket as descriptor 3, where `detach` puts it
         served = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
-        argv, env = _Command.of(plan), {**of_warm_interpreter(caller, plan), VARIABLE: served}
+        argv, env = _Command.of(plan), {**of_warm_interpreter(env_of_command, plan), VARIABLE: served}
         pid = fork()
         if pid == 0:  # this child ends at once, which makes an orphan of its own child
             try:

@@ -48,7 +48,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     wrong = ""  # shown outside of `except`, so that pytest shows no traceback of ours
     try:
         launch(run, (request,), **options)
-    except RankOutcome as outcome:
+    except RankOutcome as outcome:  # it was skipped, or failed as was expected
         raise outcome.exception() from None
     except JobError as error:
         pyfuncitem.stash[_FIRST_FAILURE] = error
