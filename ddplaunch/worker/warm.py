@@ -1,15 +1,8 @@
 """Runs in a warm interpreter: a process that imports modules once, outlives jobs, and forks a guard (guard.py) for each run.
 
 It is started with the command of a worker and one variable: the path and the descriptor of a socket, the seconds for which it is
-kept while it is unused, and the modules to import. A connection, of the same user only, begins with one line:
-
-    check SECONDS FOLDER    would it serve a script in FOLDER, and then be kept for SECONDS unused? The answer is `ok`; or
-                            `unfit WHY` for this script; or `stale WHY` or `unsafe WHY`, and it ends with its last guard
-    guard SECONDS FOLDER    the same answers; after `ok` a guard serves the connection
-    status                  the answer is pid, runs, running guards, seconds left, interpreter and modules, with tabs between
-    stop                    the answer is `ok`; it ends with its last guard
-
-It is unsafe where fork_server.py refuses to fork, and stale once a file that was imported has changed.
+kept while it is unused, and the modules to import. A client, of the same user only, asks once: a request of fork_server.py. It is
+unsafe where fork_server.py refuses to fork, and stale once a file that was imported has changed.
 """
 
 import os
@@ -32,10 +25,9 @@ if TYPE_CHECKING:
 _ACCEPT_AGAIN = 0.1  # seconds from a connection for which there was no room to the next try
 _BACKLOG = 64  # connections that wait to be accepted
 _IMPORTS_WITHIN = 600  # seconds; nobody else would end imports that hang
-_LINE_TIMEOUT = 5.0  # seconds that a client has to send its line
-_MOST_SILENT = 64  # clients that have not sent their line; one more, and the first of them is closed
+_REQUEST_TIMEOUT = 5.0  # seconds that a client has to send its request
+_MOST_SILENT = 64  # clients that have not asked; one more, and the first of them is closed
 _LONGEST = 86400  # seconds for which it is kept unused at most
-_LONGEST_LINE = 8192  # bytes
 _NAME = "ddplaunch-warm"  # for `ps`, as long as a name may be
 _TITLE = "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
 # of the fields behind the name in /proc/PID/stat, counted from 0: where the command line begins and ends (proc(5))
@@ -105,7 +97,7 @@ class _Warm:
         # guards that have ended: closed at their time even if processes of theirs are left
         self._ended_guards: list[_Expiring] = []
         self._has_leftovers = False  # processes that a guard has left were killed, and have not ended yet
-        self._silent_clients: list[_Expiring] = []  # clients that have not sent their line: closed at their time
+        self._silent_clients: list[_Expiring] = []  # clients that have not asked: closed at their time
         self._runs_served = 0
         self._accepts_at = 0.0  # when the next client is accepted, monotonic seconds
         self._idle_until = time.monotonic() + seconds  # when this process takes no more runs, unless one comes before
@@ -128,7 +120,7 @@ class _Warm:
         os._exit(0)
 
     def _wait(self) -> "set[int]":
-        """Sleep until a child ends, a client connects or sends its line, or a time has come; return the ready descriptors."""
+        """Sleep until a child ends, a client connects or asks, or a time has come; return the ready descriptors."""
         accepts = self._listener is not None and time.monotonic() >= self._accepts_at
         times = [one.until for one in (*self._ended_guards, *self._silent_clients)]
         if self._listener is not None and not accepts:
@@ -175,7 +167,7 @@ class _Warm:
             self._has_leftovers = self._children.kill(spared={*self.guards, *self._children_of_imports}, may_tidy=True)
 
     def _accept(self) -> None:
-        """Accept a client of this user, which then has some seconds to send its line."""
+        """Accept a client of this user, which then has some seconds to send its request."""
         try:
             connection = self._socket.socket(fileno=self._listener._accept()[0])
             connection.setblocking(False)
@@ -186,7 +178,7 @@ class _Warm:
         except OSError:  # the client has gone again, or there is no room
             self._accepts_at = time.monotonic() + _ACCEPT_AGAIN
             return
-        self._silent_clients.append(_Expiring(connection, until=time.monotonic() + _LINE_TIMEOUT))
+        self._silent_clients.append(_Expiring(connection, until=time.monotonic() + _REQUEST_TIMEOUT))
         if len(self._silent_clients) > _MOST_SILENT:
             self._silent_clients.pop(0).connection.close()
 
@@ -208,39 +200,42 @@ class _Warm:
         return None
 
     def _asks_for_guard(self, connection: "Any") -> bool:
-        """Read and answer the line of a client; return whether the client asks for a guard."""
+        """Read and answer the request of a client; return whether the client asks for a guard."""
         try:
-            line = connection.recv(_LONGEST_LINE)
-            what, _, rest = os.fsdecode(line).rstrip("\n").partition(" ")
-            answer, asks_for_guard = self._answer(what, rest, connection)
+            kind, fields, _ = self.fork_server.receive(connection)  # which a client sends whole: this never waits
+            answer, asks_for_guard = self._answer(kind, os.fsdecode(fields).split("\0")[:-1], connection)
             connection.sendall(os.fsencode(answer))
-        except (OSError, ValueError):  # the client has gone, or sent no number or path
+        except (
+            EOFError,
+            OSError,
+            ValueError,
+        ):  # the client only looked whether we are there, or sent no number or path
             return False
         connection.settimeout(None)  # a guard waits for requests
         return asks_for_guard
 
-    def _answer(self, what: str, rest: str, connection: "Any") -> "tuple[str, bool]":
-        """Return the answer to a line WHAT REST (see the module), and whether a guard is to serve the connection from now on."""
-        if what == "status":
+    def _answer(self, kind: str, fields: "list[str]", connection: "Any") -> "tuple[str, bool]":
+        """Return the answer to a request, "" to one that is not known, and whether a guard is to serve the connection then."""
+        if kind == "status":
             seconds_left = round(self._idle_until - time.monotonic())
             modules = ",".join(self._modules)
-            fields = os.getpid(), self._runs_served, len(self.guards), seconds_left, sys.executable, modules
-            return "\t".join(map(str, fields)) + "\n", False
-        if what == "stop":
+            state = os.getpid(), self._runs_served, len(self.guards), seconds_left, sys.executable, modules
+            return "\t".join(map(str, state)) + "\n", False
+        if kind == "stop":
             self._take_no_more()
             return "ok\n", False
-        seconds, _, folder = rest.partition(" ")
-        if what not in ("check", "guard") or not seconds.isdecimal():
-            return "", False  # an empty line: the client only looked whether we are there
+        if kind not in ("check", "guard") or len(fields) != 2 or not fields[0].isdecimal():
+            return "", False
+        seconds, folder = fields
         if refusal := self._refusal(connection, folder):
             return refusal, False
         self._idle_limit = min(int(seconds), _LONGEST)
         self._idle_until = time.monotonic() + self._idle_limit
-        if what == "guard":
+        if kind == "guard":
             self._runs_served += 1
         if _inode(self._path) == self._inode:
             os.utime(self._path)  # shows which interpreter was unused for longest, when another is to be started
-        return "ok\n", what == "guard"
+        return "ok\n", kind == "guard"
 
     def _refusal(self, connection: "Any", folder: str) -> str:
         """Return the line that says why no guard may serve a script in `folder`, "" if a guard may.

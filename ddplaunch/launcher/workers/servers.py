@@ -1,7 +1,7 @@
 """The agent's ends of what forks its workers: a fork server, or the guard of an interpreter that is kept warm.
 
-The other halves are worker/fork_server.py and worker/guard.py. Whatever the other side does, or does not do any more, costs the
-agent at most `ANSWER_TIMEOUT`, once: after that the agent waits for no answer, and takes none for that to a later request.
+The other halves are worker/fork_server.py, with all requests and answers, and worker/guard.py. Whatever these do, or do not do
+any more, costs the agent at most `ANSWER_TIMEOUT`, once: then it waits for no answer, and takes none for that to a later request.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ class Fork(Struct, frozen=True):
 class ForkRequests:
     """The agent's connection to a process that forks workers once it has imported its modules; both kinds below share it."""
 
-    _fork_prefix = b""  # the bytes that a request to fork begins with
-
     def __init__(self, connection: socket.socket) -> None:
         """Own this connection."""
         self._socket = connection
@@ -111,7 +109,7 @@ class ForkRequests:
                     of_one.append(end_pipe)
                 framed = [_packed_number(len(of_workers[0])), *(_packed_number(len(one)) + one for one in contents)]
                 descriptors = [fd for of_one in of_workers for fd in of_one]
-                answer = self._ask(self._fork_prefix + b"".join(framed), *descriptors)
+                answer = self._ask(b"fork\0" + b"".join(framed), *descriptors)
                 children.extend(map(adopt, _pids(answer, len(forks))))
                 os.write(release, b"\n" * len(forks))
             finally:
@@ -237,8 +235,6 @@ class Guard(ForkRequests):
     The kernel has killed the workers then; worker/warm.py kills what they have started, and closes the connection when nothing
     is left of it.
     """
-
-    _fork_prefix = b"fork\0"
 
     def __init__(self, connection: socket.socket, front_pipe: int) -> None:
         """Use this connection. The guard keeps `front_pipe` open as long as it lives: a front reads to the end of this pipe."""
@@ -389,6 +385,12 @@ def _pids(answer: Sequence[str], number: int) -> list[int]:
         # an imported module has reaped the process that forked them, and with it the reason
         raise StartError(errno.EAGAIN, _CANNOT_FORK, len(pids))
     return [int(pid) for pid in pids]
+
+
+def packed_request(*fields: str) -> bytes:
+    """Return a request of these fields, the first of which is its kind, as a warm interpreter takes it; it has no descriptors."""
+    content = _packed_fields(fields)
+    return _packed_number(len(content)) + content
 
 
 def _packed_number(value: int) -> bytes:

@@ -2,7 +2,7 @@
 
 An interpreter listens at a socket in the user's runtime folder. The name of the socket says what a run must have in common with
 the interpreter to be served, among that what a process inherits and cannot change later. worker/warm.py is the interpreter
-itself, and defines the lines that it takes. Nothing here waits for its imports.
+itself, and worker/fork_server.py lists what it is asked. Nothing here waits for its imports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch import __version__
-from ddplaunch.launcher.workers.servers import Guard, ServerLost
+from ddplaunch.launcher.workers.servers import Guard, ServerLost, packed_request
 from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import of_warm_interpreter
 from ddplaunch.record import run_socket
@@ -32,7 +32,7 @@ from ddplaunch.system.process.linux import detach
 from ddplaunch.system.words import why_failed
 
 VARIABLE = "DDPLAUNCH_WARM"
-ANSWER_WITHIN = 1.0  # seconds that an interpreter has to answer a line, which it does at once unless it imports
+ANSWER_WITHIN = 1.0  # seconds that an interpreter has to answer, which it does at once unless it imports
 LOCK_TIMEOUT = 0.2  # seconds to wait for another run that starts an interpreter
 MOST = 4  # that a user has on a machine; each may hold what torch takes of memory
 _LOOK_AGAIN = 0.005  # seconds
@@ -102,13 +102,13 @@ def connect(name: str) -> socket.socket:
     return sock
 
 
-def ask(name: str, line: str) -> str:
-    """Send a line to an interpreter; return the answer, "" if the interpreter has ended meanwhile.
+def ask(name: str, *request: str) -> str:
+    """Send a request to an interpreter; return the answer, "" if the interpreter has ended meanwhile.
 
     Raises: as `connect`.
     """
     with connect(name) as sock:
-        sock.sendall(os.fsencode(line) + b"\n")
+        sock.sendall(packed_request(*request))
         with suppress(ConnectionResetError):
             return os.fsdecode(sock.recv(_LONGEST_ANSWER)).rstrip("\n")
     return ""
@@ -121,7 +121,7 @@ def guard_at(interpreter: Interpreter, front_pipe: int) -> Guard:
     """
     try:
         connection = connect(interpreter.name)
-        connection.sendall(os.fsencode(f"guard {interpreter.seconds} {interpreter.folder}\n"))
+        connection.sendall(packed_request("guard", str(interpreter.seconds), interpreter.folder))
     except OSError as error:
         raise ServerLost(why_failed(error)) from None
     return Guard(connection, front_pipe)
@@ -149,7 +149,7 @@ def interpreter_for(plan: Plan, env_of_command: Mapping[str, str]) -> Interprete
         folder = os.getcwd() if command.kind == "module" else os.path.dirname(os.path.realpath(command.program))
     except OSError:
         raise CannotKeep("the working directory was removed") from None
-    if "\n" in folder:  # which ends what an interpreter is asked
+    if "\n" in folder:  # which ends a line of an answer
         raise CannotKeep("the path of the folder has two lines")
     name = _name_for(command, of_warm_interpreter(env_of_command, plan), plan.preload, folder)
     if name is None:
@@ -206,7 +206,7 @@ def prepare(plan: Plan, env_of_command: Mapping[str, str]) -> tuple[Interpreter,
     interpreter = interpreter_for(plan, env_of_command)
     why_older_ends = ""
     try:
-        answer = ask(interpreter.name, f"check {interpreter.seconds} {interpreter.folder}")
+        answer = ask(interpreter.name, "check", str(interpreter.seconds), interpreter.folder)
         what, _, text = answer.partition(" ")
         if what == "ok":
             return interpreter, ""
@@ -269,7 +269,7 @@ def _make_room() -> None:
     surplus = max(len(oldest_first) - (MOST - 1), 0)
     for name in oldest_first[:surplus]:
         with suppress(OSError), connect(name) as sock:
-            sock.sendall(b"stop\n")  # and waits for no answer: it may import still
+            sock.sendall(packed_request("stop"))  # and waits for no answer: it may import still
 
 
 def _start(interpreter: Interpreter, plan: Plan, env_of_command: Mapping[str, str]) -> None:
