@@ -235,11 +235,10 @@ class Caller:
             hint = f"; {MORE_OPEN_FILES}" if error.errno == errno.EMFILE else ""
             raise exceptions.JobError(f"cannot take the connection of a worker: {error.strerror}{hint}") from None
         if connection is not None:
-            self._without_rank.add(
-                WorkerConnection(self._loop, connection, self._listener, self._call_for, self._result_limit)
-            )
+            worker = WorkerConnection(self._loop, connection, self._listener, self, self._result_limit)
+            self._without_rank.add(worker)
 
-    def _call_for(self, worker: WorkerConnection, rank: int, world_size: int) -> WorkerCall | None:
+    def call_for(self, worker: WorkerConnection, rank: int, world_size: int) -> WorkerCall | None:
         """Return the call for the worker of this rank, in place of an earlier one; None if the job ends or pickling fails."""
         if self._is_ending:
             return None
