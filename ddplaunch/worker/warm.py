@@ -41,7 +41,7 @@ def serve(load_sibling: "Callable[[str], ModuleType]", path: str, fd: str, secon
     """
     warm = _Warm(load_sibling, path, int(fd), int(seconds), modules)
     # with the title of a worker, `ps` would show a process that a job seems to have left
-    undo_title = _change_title(_NAME, _TITLE)
+    title = _Title(_NAME, _TITLE)
     while True:
         connection = warm.next_run()
         try:
@@ -51,7 +51,7 @@ def serve(load_sibling: "Callable[[str], ModuleType]", path: str, fd: str, secon
             continue
         if pid == 0:
             warm.close()
-            undo_title()
+            title.restore()
             arguments: list[str] = warm.guard.serve(connection, warm.fork_server, warm.imported)
             return arguments
         warm.guards[pid] = connection
@@ -278,38 +278,36 @@ def _inode(path: str) -> int:
 # --- what `ps` shows
 
 
-def _change_title(name: str, text: str) -> "Callable[[], None]":
-    """Have `ps` show this name and, in place of the command line, as much of this text as fits; return what undoes both.
+class _Title:
+    """What `ps` shows of this process; where the kernel allows no change it stays what it was."""
 
-    Where the kernel does not allow it nothing changes.
-    """
-
-    def undo_nothing() -> None:
-        pass
-
-    try:
-        with open("/proc/self/comm", "rb") as file:
-            old_name = file.read().rstrip(b"\n")
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
-        with open("/proc/self/cmdline", "rb") as file:
-            old_line = file.read()
-        if len(old_line) != end - start:  # a library shows something else already
-            return undo_nothing
-        # ends with a zero byte: after a line without one the kernel reads on, into the environment
-        new_line = text.encode()[: end - start - 1].ljust(end - start, b"\0")
-        _write_title(name.encode(), start, new_line)
-    except (OSError, ValueError, IndexError):
-        return undo_nothing
-
-    def undo() -> None:
+    def __init__(self, name: str, text: str) -> None:
+        """Have `ps` show this name and, in place of the command line, as much of this text as fits."""
+        self._before: tuple[bytes, int, bytes] | None = None  # name, address of the command line, and that line
         try:
-            _write_title(old_name, start, old_line)
-        except OSError:
+            with open("/proc/self/comm", "rb") as file:
+                old_name = file.read().rstrip(b"\n")
+            with open("/proc/self/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+            with open("/proc/self/cmdline", "rb") as file:
+                old_line = file.read()
+            if len(old_line) != end - start:  # a library shows something else already
+                return
+            # ends with a zero byte: after a line without one the kernel reads on, into the environment
+            new_line = text.encode()[: end - start - 1].ljust(end - start, b"\0")
+            _write_title(name.encode(), start, new_line)
+            self._before = old_name, start, old_line
+        except (OSError, ValueError, IndexError):
             pass
 
-    return undo
+    def restore(self) -> None:
+        """Have `ps` show what it showed before."""
+        try:
+            if self._before is not None:
+                _write_title(*self._before)
+        except OSError:
+            pass
 
 
 def _write_title(name: bytes, start: int, line: bytes) -> None:
