@@ -247,11 +247,12 @@ class Groups:
         name = group.group_name
         self._ranks[name] = {in_group: in_job for in_job, in_group in ranks.items()}
         title = str(getattr(group, "group_desc", ""))[:LONGEST]
+        is_of_program = title not in ("undefined", "default_pg")  # what torch calls groups
         self._notes.write(
             "group",
             name=name,
             members=self._ranges_of(ranks),
-            title="" if title in ("undefined", "default_pg") else title,
+            title=title if is_of_program else "",
         )
 
     # --- collectives

@@ -212,7 +212,8 @@ def become_worker(parent: int, content: bytes, files: "list[int]", release: int)
         os._exit(_NO_PARENT)
     os.close(release)
     for stacks in files[3:]:  # only now: `release` might have had the number
-        _renumber(stacks, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
+        number, _, _signal = os.environ["DDPLAUNCH_STACKS"].partition(",")
+        _renumber(stacks, int(number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the death signal was set
         os._exit(_NO_PARENT)

@@ -82,7 +82,7 @@ class _Guard:
     def __init__(self, control: "Any", fork_server: "ModuleType") -> None:
         self._control = control
         self._fork_server = fork_server
-        self._agent = 0  # pid; 0 before its first request
+        self._agent_pid = 0  # before its first request
         self._kept_open: list[int] = []  # copies by which the agent and the front learn of the end of this process
         self._children = Children()
         self._end_pipes: dict[int, int] = {}  # pid of a worker -> the pipe for how it ends; -1 once that is written
@@ -149,7 +149,7 @@ class _Guard:
     def _take_over(self, fields: bytes, descriptors: "list[int]") -> None:
         """Take over working directory and umask of the agent's run, and two pipes by which agent and front see our end."""
         agent, umask = fields.rstrip(b"\0").split(b"\0")
-        self._agent = int(agent)
+        self._agent_pid = int(agent)
         os.umask(int(umask))
         working_directory, *self._kept_open = descriptors
         # the kernel gives none beyond our limit of open files; the agent does without a guard
@@ -182,9 +182,9 @@ class _Guard:
                 self._end_pipes[worker] = -1
         for orphan in {*self._children.now()} - self._end_pipes.keys():
             os.waitpid(orphan, os.WNOHANG)
-        if self._agent:
+        if self._agent_pid:
             try:
-                os.kill(self._agent, _signal.SIGCHLD)
+                os.kill(self._agent_pid, _signal.SIGCHLD)
             except OSError:  # it has ended
                 pass
 
