@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ddplaunch.worker.notice import Ranks, install_handlers, number, ranks, received, spare_children
 
-COUNTED = ("cuda", "xpu")  # kinds of which a machine has several; ROCm's are called cuda too
+COUNTED_KINDS = ("cuda", "xpu")  # kinds of which a machine has several; ROCm's are called cuda too
 _FORMS = "env://, tcp://HOST:PORT or file:///PATH"
 _is_stopping = False  # should_stop() has returned True
 _calls = 0  # of should_stop() that used the group below
@@ -43,7 +43,7 @@ def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
     """
     name = env.get("DDPLAUNCH_DEVICE", "")
     if not name:
-        kind = next((kind for kind in COUNTED if count(kind)), "cpu")
+        kind = next((kind for kind in COUNTED_KINDS if count(kind)), "cpu")
         return kind if kind == "cpu" else _by_local_rank(kind, env, count(kind))
     kind, colon, index = name.partition(":")
     try:
@@ -52,7 +52,7 @@ def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
         raise ValueError(
             f"DDPLAUNCH_DEVICE is {name!r}, which is no device of torch; use cpu, cuda:0 or xpu:0"
         ) from None
-    if kind not in COUNTED:  # a machine has but one
+    if kind not in COUNTED_KINDS:  # a machine has but one
         return name
     number_seen = count(kind)
     if number_seen == 0 or (colon and int(index) >= number_seen):

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 # the same in tools/functions/connection.py
-NONCE = PROOF = 32  # bytes: random ones, and an HMAC-SHA256 of both sides' ones
+NONCE_SIZE = PROOF_SIZE = 32  # bytes: random ones, and an HMAC-SHA256 of both sides' ones
 HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
-AT_ONCE = 200  # descriptors in one message; Linux takes 253
+DESCRIPTORS_AT_ONCE = 200  # in one message; Linux takes 253
 
 ERROR_LIMIT = 4 << 20  # bytes of a pickled exception; a larger one goes as text
 
@@ -49,12 +49,13 @@ class CallerConnection:
         _pid, uid, _gid = struct.unpack("3i", credentials)
         if uid != os.geteuid():
             sys.exit("a process of another user listens at the address of the caller of launch()")
-        callers_nonce, key = bytes(self._exactly(NONCE)), bytes.fromhex(secret)
-        without_proof = HELLO.pack(os.urandom(NONCE), RANK, int(os.environ["WORLD_SIZE"]), bytes(PROOF))[:-PROOF]
+        callers_nonce, key = bytes(self._exactly(NONCE_SIZE)), bytes.fromhex(secret)
+        world_size = int(os.environ["WORLD_SIZE"])
+        without_proof = HELLO.pack(os.urandom(NONCE_SIZE), RANK, world_size, bytes(PROOF_SIZE))[:-PROOF_SIZE]
         said = callers_nonce + without_proof  # what is proved, so that no old proof fits: both nonces are random
         self.socket.sendall(without_proof + hmac.digest(key, b"worker" + said, "sha256"))
         expected = hmac.digest(key, b"caller" + said, "sha256")
-        if not hmac.compare_digest(bytes(self._exactly(PROOF)), expected):
+        if not hmac.compare_digest(bytes(self._exactly(PROOF_SIZE)), expected):
             sys.exit("another process listens at the address of the caller of launch()")
 
     def receive(self) -> "tuple[dict[str, Any], bytearray, list[int]]":
@@ -71,8 +72,8 @@ class CallerConnection:
         self.socket.sendall(data)
 
     def _receive_some(self, descriptors: "list[int]") -> None:
-        """Receive one byte, and add the descriptors that come beside that byte, AT_ONCE at most."""
-        room = socket.CMSG_SPACE(AT_ONCE * struct.calcsize("i"))
+        """Receive one byte, and add the descriptors that come beside that byte, DESCRIPTORS_AT_ONCE at most."""
+        room = socket.CMSG_SPACE(DESCRIPTORS_AT_ONCE * struct.calcsize("i"))
         data, messages, flags, _ = self.socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in messages:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -44,8 +44,8 @@ class Lifecycle:
 
         # taken out of the environment where they are for this process, and not for its children
         self._error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-        self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")  # path of the socket at which collectives can be read
-        self._pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")  # path of the pipe by which workers notify the agent
+        self._recorder_socket = os.environ.pop("DDPLAUNCH_RECORDER", "")  # path: collectives can be read there
+        self._notify_pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")  # path of the pipe by which workers notify the agent
         if slow_imports := os.environ.pop("DDPLAUNCH_SLOW_IMPORTS", ""):
             load_sibling("imports").measure(slow_imports)
         # the agent's address for debuggers; the signal for a client that attaches, or ""; "on-error" or another way in which
@@ -134,8 +134,8 @@ class Lifecycle:
         self._load_sibling("store").host_for_clients(distributed, host_program, lambda: self._notify(STORE_WANTED))
         if self._how_debugged:
             changes.raise_timeouts(distributed)
-        if self._recorder:
-            changes.record_collectives(distributed, self._recorder, lambda: self._notify(JOINED))
+        if self._recorder_socket:
+            changes.record_collectives(distributed, self._recorder_socket, lambda: self._notify(JOINED))
 
     def _record(self, error: BaseException) -> None:
         """Write the error file, if the agent wants one; never raise, so that the program ends as it would without us."""
@@ -158,8 +158,8 @@ class Lifecycle:
         A pipe, since a signal could hit a process that has got the pid of an agent that ended.
         """
         try:
-            if stat.S_ISFIFO(os.stat(self._pipe).st_mode):  # to open anything else could have effects, or wait
-                pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+            if stat.S_ISFIFO(os.stat(self._notify_pipe).st_mode):  # to open anything else could have effects, or wait
+                pipe = os.open(self._notify_pipe, os.O_WRONLY | os.O_NONBLOCK)
                 try:
                     os.write(pipe, what)
                 finally:

@@ -27,7 +27,7 @@ _BACKLOG = 64  # connections that wait to be accepted
 _IMPORTS_WITHIN = 600  # seconds; nobody else would end imports that hang
 _REQUEST_TIMEOUT = 5.0  # seconds that a client has to send its request
 _MOST_SILENT = 64  # clients that have not asked; one more, and the first of them is closed
-_LONGEST = 86400  # seconds for which it is kept unused at most
+_LONGEST_IDLE = 86400  # seconds for which it is kept unused at most
 _NAME = "ddplaunch-warm"  # for `ps`, as long as a name may be
 _TITLE = "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
 # of the fields behind the name in /proc/PID/stat, counted from 0: where the command line begins and ends (proc(5))
@@ -74,10 +74,10 @@ class _Warm:
         """Import the modules, and have clients connect; `fd` is the descriptor of the socket at `path`."""
         began = time.time_ns()
         self.fork_server, self.guard = load_sibling("fork_server"), load_sibling("guard")
-        self._socket = self.fork_server._socket
+        self._socket_module = self.fork_server._socket
         self._path = path
         self._inode = _inode(path)  # another at the path later: somebody else's socket
-        self._listener = self._socket.socket(fileno=fd)  # None once no further run is accepted
+        self._listener = self._socket_module.socket(fileno=fd)  # None once no further run is accepted
         self._listener.listen(_BACKLOG)  # again: from now on the kernel tells clients the pid of this process
         self._listener.settimeout(0)
         self._idle_limit = seconds
@@ -169,9 +169,9 @@ class _Warm:
     def _accept(self) -> None:
         """Accept a client of this user, which then has some seconds to send its request."""
         try:
-            connection = self._socket.socket(fileno=self._listener._accept()[0])
+            connection = self._socket_module.socket(fileno=self._listener._accept()[0])
             connection.setblocking(False)
-            credentials = connection.getsockopt(self._socket.SOL_SOCKET, self._socket.SO_PEERCRED, 12)
+            credentials = connection.getsockopt(self._socket_module.SOL_SOCKET, self._socket_module.SO_PEERCRED, 12)
             uid = int.from_bytes(credentials[4:8], sys.byteorder)  # behind the pid, unix(7)
             if uid != os.getuid():
                 return  # without a reference, the connection is closed
@@ -229,7 +229,7 @@ class _Warm:
         seconds, folder = fields
         if refusal := self._refusal(connection, folder):
             return refusal, False
-        self._idle_limit = min(int(seconds), _LONGEST)
+        self._idle_limit = min(int(seconds), _LONGEST_IDLE)
         self._idle_until = time.monotonic() + self._idle_limit
         if kind == "guard":
             self._runs_served += 1

@@ -23,7 +23,7 @@ from ddplaunch.system.process.child import Child, End, StartError, Stdio, Usage,
 from ddplaunch.system.process.tree import Process, descendants, look
 
 T = TypeVar("T", bound=Child)
-VARIABLE = "DDPLAUNCH_FORK_SERVER"
+SERVE_VARIABLE = "DDPLAUNCH_FORK_SERVER"
 ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in which workers are forked
 # seconds that the agent waits for the end of a fork server; one that cannot be killed is not waited for longer
 END_TIMEOUT = 1.0
@@ -204,7 +204,7 @@ class ForkServer(ForkRequests):
                 raise StartError(error.errno or errno.EMFILE, "cannot start the fork server") from None
             theirs.set_inheritable(True)
             served = ",".join([str(theirs.fileno()), *modules])
-            self._child = start(argv, {**env, VARIABLE: served}, Stdio(devnull, write, write), handled=handled)
+            self._child = start(argv, {**env, SERVE_VARIABLE: served}, Stdio(devnull, write, write), handled=handled)
             on_error.pop_all()  # it is started: our end stays open
         super().__init__(ours)
 

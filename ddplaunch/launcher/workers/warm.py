@@ -31,7 +31,7 @@ from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach
 from ddplaunch.system.words import why_failed
 
-VARIABLE = "DDPLAUNCH_WARM"
+SERVE_VARIABLE = "DDPLAUNCH_WARM"
 ANSWER_WITHIN = 1.0  # seconds that an interpreter has to answer, which it does at once unless it imports
 LOCK_TIMEOUT = 0.2  # seconds to wait for another run that starts an interpreter
 MOST = 4  # that a user has on a machine; each may hold what torch takes of memory
@@ -281,7 +281,7 @@ def _start(interpreter: Interpreter, plan: Plan, env_of_command: Mapping[str, st
         path = f"{run_socket.runtime_folder(os.getuid())}/{interpreter.name}"
         # the interpreter finds its listening socket as descriptor 3, where `detach` puts it
         served = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
-        argv, env = _Command.of(plan), {**of_warm_interpreter(env_of_command, plan), VARIABLE: served}
+        argv, env = _Command.of(plan), {**of_warm_interpreter(env_of_command, plan), SERVE_VARIABLE: served}
         pid = fork()
         if pid == 0:  # this child ends at once, which makes an orphan of its own child
             try:
@@ -311,7 +311,7 @@ _FILES = {
     "coredump_filter": "another core dump filter",
     "personality": "another execution domain (setarch)",
 }
-_STATUS = {
+_STATUS_LINES = {
     "Uid": "another user",
     "Gid": "another group",
     "Groups": "other supplementary groups",
@@ -326,13 +326,13 @@ _STATUS = {
 # what another value of each means
 WORDS = {
     **_FILES,
-    **_STATUS,
+    **_STATUS_LINES,
     **{f"ns/{name}": f"another {name.removesuffix('_for_children')} namespace" for name in _NAMESPACES},
     "root": "another root directory (chroot)",
     "scheduling": "another priority or scheduling policy (nice, chrt)",
 }
 # fields of /proc/PID/stat, counted from the state, which follows the name: priority, nice; rt_priority, policy
-_SCHEDULING = slice(15, 17), slice(37, 39)
+_SCHEDULING_FIELDS = slice(15, 17), slice(37, 39)
 # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
 _PRCTL_OPTIONS = (27, 30, 42, 66, 68)
 
@@ -360,9 +360,9 @@ def shown_by_proc(pid: int) -> dict[str, str]:
         except OSError:
             found[name] = ""
     lines = dict(line.partition(":")[::2] for line in _read(f"/proc/{pid}/status").splitlines())  # "NAME:\tVALUE"
-    found |= {name: lines.get(name, "").strip() for name in _STATUS}
+    found |= {name: lines.get(name, "").strip() for name in _STATUS_LINES}
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()  # "PID (NAME) STATE ..."
-    return {**found, "scheduling": " ".join(" ".join(fields[part]) for part in _SCHEDULING)}
+    return {**found, "scheduling": " ".join(" ".join(fields[part]) for part in _SCHEDULING_FIELDS)}
 
 
 def check_same(pid: int) -> None:

@@ -25,12 +25,12 @@ from ddplaunch.system.process.linux import memory_file
 from ddplaunch.tools.functions import pickling
 
 # the same in worker/call.py, which runs where ddplaunch need not be
-NONCE = 32  # bytes; a proof has as many
+NONCE_SIZE = 32  # bytes; a proof has as many
 HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
-AT_ONCE = 200  # descriptors in one message; Linux takes 253
+DESCRIPTORS_AT_ONCE = 200  # in one message; Linux takes 253
 
 _CHUNK = 1 << 20  # bytes
 _LONGEST_STACKS = 1 << 16  # bytes of a file that are read
@@ -108,7 +108,7 @@ class WorkerConnection:
         self._loop = loop
         self._listener = listener
         self._calls = calls
-        self._nonce = os.urandom(NONCE)
+        self._nonce = os.urandom(NONCE_SIZE)
         self._result_limit = result_limit  # bytes
         self._buffer = bytearray(HELLO.size)  # for the part that the worker sends next
         self._filled = 0  # bytes of it that have come
@@ -209,7 +209,8 @@ class WorkerConnection:
         self._descriptors = payload.descriptors
         prepared = pickle.dumps({"preparation": payload.preparation, **call.limits})
         head = CALL.pack(len(prepared), len(payload.pickle), len(payload.descriptors))
-        groups = [payload.descriptors[at : at + AT_ONCE] for at in range(0, len(payload.descriptors), AT_ONCE)]
+        starts = range(0, len(payload.descriptors), DESCRIPTORS_AT_ONCE)
+        groups = [payload.descriptors[at : at + DESCRIPTORS_AT_ONCE] for at in starts]
         carriers = ((memoryview(b"."), group) for group in groups)  # descriptors travel beside at least one byte
         self._queue = [
             (memoryview(proof + head), ()),
