@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from ddplaunch.worker.notice import Ranks, install_handlers, number, ranks, received, spare_children
 
-COUNTED = ("cuda", "xpu")  # kinds of which a machine has several; ROCm's are called cuda too
+COUNTED_KINDS = ("cuda", "xpu")  # kinds of which a machine has several; ROCm's are called cuda too
 _FORMS = "env://, tcp://HOST:PORT or file:///PATH"
 _is_stopping = False  # should_stop() has returned True
 _calls = 0  # of should_stop() that used the group below
 # should_stop()'s own group, of gloo, and the default group for which it was made; weak, so that destroy_process_group() ends them
 _stop_group: ref[dist.ProcessGroup] | None = None
-_made_for: ref[dist.ProcessGroup] | None = None
+_stop_group_made_for: ref[dist.ProcessGroup] | None = None
 
 
 def device() -> torch.device:
@@ -43,7 +43,7 @@ def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
     """
     name = env.get("DDPLAUNCH_DEVICE", "")
     if not name:
-        kind = next((kind for kind in COUNTED if count(kind)), "cpu")
+        kind = next((kind for kind in COUNTED_KINDS if count(kind)), "cpu")
         return kind if kind == "cpu" else _by_local_rank(kind, env, count(kind))
     kind, colon, index = name.partition(":")
     try:
@@ -52,12 +52,12 @@ def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
         raise ValueError(
             f"DDPLAUNCH_DEVICE is {name!r}, which is no device of torch; use cpu, cuda:0 or xpu:0"
         ) from None
-    if kind not in COUNTED:  # a machine has but one
+    if kind not in COUNTED_KINDS:  # a machine has but one
         return name
     number_seen = count(kind)
     if number_seen == 0 or (colon and int(index) >= number_seen):
         seen = f"only {number_seen} of that kind" if number_seen else "none of that kind"
-        raise ValueError(f"DDPLAUNCH_DEVICE is {name!r}, but torch {torch.__version__} sees {seen} here{_hidden(env)}")
+        raise ValueError(f"DDPLAUNCH_DEVICE is {name!r}, but torch {torch.__version__} sees {seen} here{_hiding(env)}")
     return name if colon else _by_local_rank(kind, env, number_seen)
 
 
@@ -73,13 +73,13 @@ def _by_local_rank(kind: str, env: Mapping[str, str], number_seen: int) -> str:
     local_rank = number("LOCAL_RANK", env)
     if local_rank >= number_seen:
         raise ValueError(
-            f"LOCAL_RANK is {local_rank}, but torch sees only {number_seen} {kind} devices here{_hidden(env)}: "
+            f"LOCAL_RANK is {local_rank}, but torch sees only {number_seen} {kind} devices here{_hiding(env)}: "
             f"start at most {number_seen} workers on this node, or set DDPLAUNCH_DEVICE to the one to share"
         )
     return f"{kind}:{local_rank}"
 
 
-def _hidden(env: Mapping[str, str]) -> str:
+def _hiding(env: Mapping[str, str]) -> str:
     """Name the variables that may hide devices."""
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
     hiding = ", ".join(f"{name}={env[name]}" for name in names if name in env)
@@ -169,7 +169,7 @@ def _set_rendezvous(here: Ranks, timeout: timedelta | None, options: dict[str, A
         return
     if _store is None:
         _store = _new_store(here, timeout)
-        atexit.register(_leave)
+        atexit.register(_leave_gloo_and_store)
     _groups_joined += 1
     store = dist.PrefixStore(f"ddplaunch/{_groups_joined}", _store)
     options.update(store=store, rank=here.rank, world_size=here.world_size)
@@ -195,7 +195,7 @@ def _new_store(here: Ranks, timeout: timedelta | None) -> dist.Store:
     return store
 
 
-def _leave() -> None:
+def _leave_gloo_and_store() -> None:
     """Leave a group of gloo that the program has not left, and the store: their threads would outlive the interpreter.
 
     gloo waits for no other worker here. NCCL would; torch itself ends its groups with the process.
@@ -247,11 +247,11 @@ def should_stop(*, every: int = 1) -> bool:
 
 def _group_for_stopping() -> dist.ProcessGroup:
     """Return should_stop()'s own group; make another if the program has made another default group since."""
-    global _stop_group, _made_for, _calls
+    global _stop_group, _stop_group_made_for, _calls
     group, world = _stop_group() if _stop_group else None, dist.group.WORLD
-    if group is None or _made_for is None or _made_for() is not world:
+    if group is None or _stop_group_made_for is None or _stop_group_made_for() is not world:
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)  # every rank is in it
         assert world is not None  # or new_group() had failed
-        _stop_group, _made_for, _calls = ref(group), ref(world), 0
+        _stop_group, _stop_group_made_for, _calls = ref(group), ref(world), 0
     return group

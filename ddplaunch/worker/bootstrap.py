@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 folder = os.path.dirname(__file__)
 
 
-def load(name: str) -> "ModuleType":
+def load_sibling(name: str) -> "ModuleType":
     """Return the file NAME.py beside this one as a new module, which the program cannot find: it is not in `sys.modules`."""
     path = os.path.join(folder, name + ".py")
     importlib = sys.modules["_frozen_importlib_external"]  # there without an import; a debugger may have loaded us
@@ -29,7 +29,7 @@ def load(name: str) -> "ModuleType":
     return module
 
 
-lifecycle = load("lifecycle").Lifecycle(load, folder, globals())
+lifecycle = load_sibling("lifecycle").Lifecycle(load_sibling, folder, globals())
 try:
     # a reference of ours to the arguments would keep the program's names from being finalised at exit
     lifecycle.run(*lifecycle.__dict__.pop("arguments"))

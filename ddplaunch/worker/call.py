@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 # the same in tools/functions/connection.py
-NONCE = PROOF = 32  # bytes: random ones, and an HMAC-SHA256 of both sides' ones
+NONCE_SIZE = PROOF_SIZE = 32  # bytes: random ones, and an HMAC-SHA256 of both sides' ones
 HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
-AT_ONCE = 200  # descriptors in one message; Linux takes 253
+DESCRIPTORS_AT_ONCE = 200  # in one message; Linux takes 253
 
 ERROR_LIMIT = 4 << 20  # bytes of a pickled exception; a larger one goes as text
 
@@ -49,11 +49,13 @@ class CallerConnection:
         _pid, uid, _gid = struct.unpack("3i", credentials)
         if uid != os.geteuid():
             sys.exit("a process of another user listens at the address of the caller of launch()")
-        callers_nonce, key = bytes(self._exactly(NONCE)), bytes.fromhex(secret)
-        hello = HELLO.pack(os.urandom(NONCE), RANK, int(os.environ["WORLD_SIZE"]), bytes(PROOF))[:-PROOF]
-        self.socket.sendall(hello + hmac.digest(key, b"worker" + callers_nonce + hello, "sha256"))
-        expected = hmac.digest(key, b"caller" + callers_nonce + hello, "sha256")
-        if not hmac.compare_digest(bytes(self._exactly(PROOF)), expected):
+        callers_nonce, key = bytes(self._exactly(NONCE_SIZE)), bytes.fromhex(secret)
+        world_size = int(os.environ["WORLD_SIZE"])
+        without_proof = HELLO.pack(os.urandom(NONCE_SIZE), RANK, world_size, bytes(PROOF_SIZE))[:-PROOF_SIZE]
+        said = callers_nonce + without_proof  # what is proved, so that no old proof fits: both nonces are random
+        self.socket.sendall(without_proof + hmac.digest(key, b"worker" + said, "sha256"))
+        expected = hmac.digest(key, b"caller" + said, "sha256")
+        if not hmac.compare_digest(bytes(self._exactly(PROOF_SIZE)), expected):
             sys.exit("another process listens at the address of the caller of launch()")
 
     def receive(self) -> "tuple[dict[str, Any], bytearray, list[int]]":
@@ -70,8 +72,8 @@ class CallerConnection:
         self.socket.sendall(data)
 
     def _receive_some(self, descriptors: "list[int]") -> None:
-        """Receive one byte, and add the descriptors that come beside that byte, AT_ONCE at most."""
-        room = socket.CMSG_SPACE(AT_ONCE * struct.calcsize("i"))
+        """Receive one byte, and add the descriptors that come beside that byte, DESCRIPTORS_AT_ONCE at most."""
+        room = socket.CMSG_SPACE(DESCRIPTORS_AT_ONCE * struct.calcsize("i"))
         data, messages, flags, _ = self.socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in messages:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -117,7 +119,8 @@ def main() -> None:
         sys.exit("the process that called launch() is gone")
     during = ""  # what this worker does, for an exception that is not the function's own
     try:
-        if call["stacks_after"] is not None:  # shortly before the caller's timeout all stacks go to its file
+        # shortly before the caller's timeout all stacks go to its file, the last descriptor
+        if call["stacks_after"] is not None:
             faulthandler.dump_traceback_later(call["stacks_after"], file=descriptors[-1])
         # the caller's main module, which multiprocessing names in one of two ways
         main = call["preparation"].get("init_main_from_name") or call["preparation"].get("init_main_from_path")
@@ -173,7 +176,7 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     `during` says what this worker did for the function, "" if the function itself has raised the exception.
     """
     remove_our_frames(error)
-    error_file: Any = load_error_file()
+    error_file: Any = loaded_error_module()
     description = {
         "type": error_file.type_of(error),
         "message": error_file.message_of(error),
@@ -193,7 +196,7 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     sys.exit(1)
 
 
-def load_error_file() -> "ModuleType":
+def loaded_error_module() -> "ModuleType":
     """Return error_file.py beside this file as a module that is not in `sys.modules`, as the bootstrap loads it."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "error_file.py")
     importlib: Any = sys.modules["_frozen_importlib_external"]

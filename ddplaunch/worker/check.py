@@ -49,20 +49,19 @@ OPERATORS = {
     "recv_": ("recv", "", "tensors"),
     "recv_any_source_": ("recv_any_source", "", "tensors"),
 }
-RECEIVING = ("scatter_", "recv_", "recv_any_source_")  # operators whose outputs the fake group leaves unset
+OUTPUTS_LEFT_UNSET = ("scatter_", "recv_", "recv_any_source_")  # by the fake group
 
 
-def begin(load: "Callable[[str], ModuleType]", steps: str, seconds: str, path: str) -> None:
+def begin(load_sibling: "Callable[[str], ModuleType]", steps: str, seconds: str, path: str) -> None:
     """Check the program that is to run: for so many steps, in at most so many seconds, with its notes in the file at `path`.
 
     A rank that takes longer writes its stacks to the file PATH.late, and is ended by faulthandler's thread, which needs no GIL.
-    `load` loads a file beside this one.
     """
     late = os.open(path + ".late", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     faulthandler.dump_traceback_later(float(seconds), exit=True, file=late)
     notes = Notes(path, int(steps))
-    when_imported = load("imports").when_imported
-    tables = load("distributed")
+    when_imported = load_sibling("imports").when_imported
+    our_distributed = load_sibling("distributed")
 
     def prepare(torch: "Any") -> None:
         """Change torch once the program has imported it: groups become fake, and steps and checkpoints may end the check."""
@@ -70,7 +69,7 @@ def begin(load: "Callable[[str], ModuleType]", steps: str, seconds: str, path: s
             import torch.distributed  # some versions of torch leave that to the program
 
             if torch.distributed.is_available():
-                Groups(torch, notes, tables)
+                Groups(torch, notes, our_distributed)
             stop_at_steps(notes)
             stop_at_saves(torch, ("save",), notes)
             stop_at_saves(torch.serialization, ("save",), notes)
@@ -177,22 +176,21 @@ class GroupTable(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
 class Groups:
     """Makes every process group of the program a fake one, and notes what the program asks of it. Constructed once."""
 
-    def __init__(self, torch: "Any", notes: Notes, tables: "ModuleType") -> None:
-        """Replace torch's functions. `tables` is distributed.py, which this file cannot import."""
+    def __init__(self, torch: "Any", notes: Notes, our_distributed: "ModuleType") -> None:
+        """Replace torch's functions. `our_distributed` is the file beside this one, which this file cannot import."""
         self._torch = torch
         self._dist = torch.distributed
         self._c10d = torch.distributed.distributed_c10d
         self._notes = notes
-        self._ranges_of: Callable[[Iterable[int]], str] = tables.ranges_of
+        self._ranges_of: Callable[[Iterable[int]], str] = our_distributed.ranges_of
         self._ranks: dict[str, dict[int, int]] = {}  # by the name of a group: rank in the job by rank in the group
         # how often a rank has sent objects to a group, by the group's name and the rank
         self._sent: dict[tuple[str, int], int] = {}
         self._library = torch.library.Library("c10d", "IMPL")  # the kernels live as long as it does
         table = self._c10d._pg_group_ranks
-        kind = tables.class_in_place_of(
-            table, GroupTable
-        )  # a dict that calls `_note_group` for each group that torch adds
-        self._c10d._pg_group_ranks = kind(table, self._note_group)
+        # a dict that calls `_note_group` for each group that torch adds
+        class_of_ours = our_distributed.class_in_place_of(table, GroupTable)
+        self._c10d._pg_group_ranks = class_of_ours(table, self._note_group)
         self._c10d.rendezvous = self._dist.rendezvous = self._rendezvous  # programs call it, too, as ours does
         self._make_group = self._c10d._new_process_group_helper
         self._signature = inspect.signature(self._make_group)
@@ -249,11 +247,12 @@ class Groups:
         name = group.group_name
         self._ranks[name] = {in_group: in_job for in_job, in_group in ranks.items()}
         title = str(getattr(group, "group_desc", ""))[:LONGEST]
+        is_of_program = title not in ("undefined", "default_pg")  # what torch calls groups
         self._notes.write(
             "group",
             name=name,
             members=self._ranges_of(ranks),
-            title="" if title in ("undefined", "default_pg") else title,
+            title=title if is_of_program else "",
         )
 
     # --- collectives
@@ -264,33 +263,33 @@ class Groups:
         `name` is a key of OPERATORS; `operator` is torch's own.
         """
         c10d = self._torch._C._distributed_c10d
-        operation, inputs, outputs = OPERATORS[name]
-        # of each argument of the operator in a call
-        position = {argument.name: number for number, argument in enumerate(operator._schema.arguments)}
-        peer_position = next((position[word] for word in ("root_rank", "dst", "src") if word in position), None)
+        operation, input_name, output_name = OPERATORS[name]
+        # of each argument in a call of the operator
+        position_of = {argument.name: number for number, argument in enumerate(operator._schema.arguments)}
+        peer_position = next((position_of[word] for word in ("root_rank", "dst", "src") if word in position_of), None)
         key = self._torch._C.DispatchKey.BackendSelect
-        keys_of_backends = self._torch._C._dispatch_keyset_full_after(key)
+        keys_after_ours = self._torch._C._dispatch_keyset_full_after(key)
 
         def note(args: "Sequence[Any]") -> None:
             """Note a call with these arguments: its group, the other rank and tag if there are any, what goes in and out."""
-            group = c10d.ProcessGroup.unbox(args[position["process_group"]]).group_name
+            group = c10d.ProcessGroup.unbox(args[position_of["process_group"]]).group_name
             fields = {}
             if peer_position is not None:
                 rank_in_group = args[peer_position]
                 fields["peer"] = self._ranks[group].get(rank_in_group, rank_in_group)  # by the rank in the job
-            if "tag" in position:
-                fields["tag"] = args[position["tag"]]
-            for field, argument in (("inputs", inputs), ("outputs", outputs)):
-                if argument:
-                    fields[field] = describe(args[position[argument]])
+            if "tag" in position_of:
+                fields["tag"] = args[position_of["tag"]]
+            for field, argument in (("inputs", input_name), ("outputs", output_name)):
+                if argument:  # "": all ranks need not give or get the same
+                    fields[field] = describe(args[position_of[argument]])
             self._notes.call(operation, group, **fields)
 
         def kernel(keys: "Any", *args: "Any", **kwargs: "Any") -> "Any":
             """Note the call, hand it to the fake group, fill tensors that this leaves unset, and return a work that is done."""
             note(args)
-            result = operator.redispatch(keys & keys_of_backends, *args, **kwargs)
+            result = operator.redispatch(keys & keys_after_ours, *args, **kwargs)
             tensors = args[0] if isinstance(args[0], list) else [args[0]]
-            if name in RECEIVING:
+            if name in OUTPUTS_LEFT_UNSET:
                 for tensor in tensors:
                     tensor.zero_()
             elif name == "alltoall_base_" and args[0].shape == args[1].shape:  # output and input

@@ -26,7 +26,7 @@ CHUNK = 4096  # bytes
 CONTINUING = -1  # `stoplineno` of a debugger that stops at breakpoints only
 
 
-def post_mortem(error: BaseException, address: str, load: "Callable[[str], ModuleType]") -> None:
+def post_mortem(error: BaseException, address: str, load_sibling: "Callable[[str], ModuleType]") -> None:
     """Open a debugger where `error` was raised, before `error` ends the program, once the agent at `address` lends a terminal.
 
     Do nothing if the program chose to exit, or the user to leave another debugger (BdbQuit).
@@ -34,7 +34,7 @@ def post_mortem(error: BaseException, address: str, load: "Callable[[str], Modul
     if not isinstance(error, Exception) or type(error).__name__ == "BdbQuit" or error.__traceback__ is None:
         return
     summary = traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
-    asking = load("asking")
+    asking = load_sibling("asking")
     agent = asking.ask(address, asking.HAS_FAILED + summary[:LONGEST])
     if agent is None:
         return
@@ -122,7 +122,7 @@ def post_mortem_of_ipython(found: "TracebackType | None") -> None:
     debugger.interaction(None, found)
 
 
-def wait_for_client(address: str, load: "Callable[[str], ModuleType]") -> "socket.socket | None":
+def wait_for_client(address: str, load_sibling: "Callable[[str], ModuleType]") -> "socket.socket | None":
     """Wait for a client of debugpy, such as VS Code, at a free port that the agent at `address` prints.
 
     As long as the connection that is returned is open, the agent knows that a debugger may hold this worker.
@@ -133,8 +133,8 @@ def wait_for_client(address: str, load: "Callable[[str], ModuleType]") -> "socke
     """
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns of Python's own frozen modules
     debugpy: Any = importlib.import_module("debugpy")
-    port = load("own_user").listen(debugpy)
-    asking = load("asking")
+    port = load_sibling("own_user").listen(debugpy)
+    asking = load_sibling("asking")
     agent: socket.socket | None = asking.ask(address, f"{asking.LISTENS_FOR_DEBUGPY}{port}")
     debugpy.wait_for_client()
     return agent
@@ -150,26 +150,26 @@ class Client:
         sock.setblocking(True)
         self.sock = sock
         self.agent = agent  # as long as this is open, the agent knows that the worker is held
-        self.unsent = ""  # the beginning of a line, perhaps a prompt
+        self.begun_line = ""  # not sent before its end, unless it is a prompt
         self.received = b""  # that was not read yet
         self.is_open = True  # until the session ends
         self.is_lost = False  # the client has hung up
 
     def write(self, text: str) -> int:
         """Keep a text until its line is complete."""
-        self.unsent += text
+        self.begun_line += text
         return len(text)
 
     def flush(self) -> None:
         """Send the complete lines; the rest may be a prompt."""
-        lines, newline, self.unsent = self.unsent.rpartition("\n")
+        lines, newline, self.begun_line = self.begun_line.rpartition("\n")
         if newline:
             self.send(lines + newline)
 
     def readline(self) -> str:
         """Send the prompt, and wait for a line of the client; "" if none will come any more, which pdb takes for EOF."""
         self.flush()
-        prompt, self.unsent = self.unsent, ""
+        prompt, self.begun_line = self.begun_line, ""
         self.send(prompt, asks=True)
         while self.is_open and not self.is_lost and b"\n" not in self.received:
             try:
@@ -196,7 +196,7 @@ class Client:
         """End the session: the agent learns that the worker is not held any more."""
         if self.is_open:
             self.flush()
-            self.send(self.unsent, ends=True)
+            self.send(self.begun_line, ends=True)
             self.is_open = False
             # the agent first, which would take the end of the client for a hang-up
             for sock in (self.agent, self.sock):

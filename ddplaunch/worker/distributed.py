@@ -40,7 +40,7 @@ ENTRIES = "500"  # more cost memory, and time at each question; docs/design/insp
 MOST_GROUPS = 256  # in the file
 ROOM = 1 << 20  # characters in the file, as many as the agent reads
 # how many entries torch's flight recorder keeps: the name since torch 2.8, and the older one
-VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> None:
@@ -124,7 +124,8 @@ def hold_for_reducers(distributed: "Any") -> None:
         setattr(kind, name, extended)
 
     def hold_group(reducer: "Any", group: "Any") -> None:
-        # the last object is let go of first: a group of older torch keeps the GIL when it ends, its backends do not
+        # an older torch keeps the GIL while a group ends. So the group is let go of first, as the last object here is: it waits
+        # for nothing while its backends are held, and these let go of the GIL when they end
         backends = map(group._get_backend, group._device_types)
         hold(reducer, *backends, group)
 
@@ -147,7 +148,7 @@ def raise_timeouts(distributed: "Any") -> None:
     module._new_process_group_helper = patient
 
 
-def variable_of_recorder(torch_version: str) -> "str | None":
+def size_variable_of_recorder(torch_version: str) -> "str | None":
     """Return the variable that sets the size of the flight recorder in this torch: `2.11.0+cu130`. None: it has none.
 
     torch 2.8 and later know both variables, and warn of the second; earlier ones know the second alone (seen in the
@@ -156,7 +157,7 @@ def variable_of_recorder(torch_version: str) -> "str | None":
     major, minor = (int(part) for part in torch_version.split(".")[:2])
     if (major, minor) < (2, 4):
         return None
-    return VARIABLES[0] if (major, minor) >= (2, 8) else VARIABLES[1]
+    return SIZE_VARIABLES[0] if (major, minor) >= (2, 8) else SIZE_VARIABLES[1]
 
 
 def record_collectives(distributed: "Any", path: str, on_first_group: "Callable[[], None]") -> None:
@@ -164,11 +165,11 @@ def record_collectives(distributed: "Any", path: str, on_first_group: "Callable[
 
     `path` is that of the socket at which the agent reads the records; the ranks of groups are written to `path`.groups.
     """
-    variable = variable_of_recorder(str(sys.modules["torch.version"].__version__))
-    if variable is None:
+    size_variable = size_variable_of_recorder(str(sys.modules["torch.version"].__version__))
+    if size_variable is None:  # this torch has no recorder
         return
-    if not any(name in os.environ for name in VARIABLES):  # else the user has chosen
-        os.environ[variable] = ENTRIES
+    if not any(name in os.environ for name in SIZE_VARIABLES):  # else the user has chosen
+        os.environ[size_variable] = ENTRIES
     groups = distributed.distributed_c10d
     table = groups._pg_group_ranks  # torch adds each group that it makes
     kind = class_in_place_of(table, GroupRanks)

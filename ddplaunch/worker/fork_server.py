@@ -3,19 +3,29 @@
 The agent starts it with the command of a worker and one variable more. `serve` returns in each worker and never in the
 server, so that a program runs and ends as in a fresh process: in the true `__main__`, with all that Python does at its end.
 
-On the socket, whose number the variable holds:
+It is asked at a socket, whose number the variable holds. A warm interpreter (warm.py), which does the same for several runs, and
+its guards (guard.py) are asked in the same way. A request is a length (8 bytes, with all descriptors), and as many bytes: fields,
+each ended by a zero byte, the first of which is the kind. What comes back is lines.
 
-    to the server    for all workers that are to begin together: a length (8 bytes, with all descriptors), and as many bytes:
-                     the number of descriptors of each worker (8 bytes); then for each worker a length (8 bytes), and as many
-                     bytes: CPUs, number of arguments, arguments and variables, each ended by a zero byte. The descriptors of
-                     a worker are those that become 0, 1 and 2, the file for stacks if there is one, and a pipe from which it
-                     reads a byte before it begins
-    to the agent     lines: `note TEXT`, `ready`, `unsafe WHY` (the last); for each worker `pid N`, and then `forked`; or
-                     `errno N` or `lost WHY` where one cannot be forked, after which none is
+    fork ...                all workers that are to begin together: the number of descriptors of each (8 bytes); then for each
+                            a length (8 bytes), and as many bytes: CPUs, number of arguments, arguments and variables. The
+                            descriptors of a worker: those that become 0, 1 and 2, the file for stacks if there is one, a pipe
+                            from which it reads a byte before it begins; with a guard, a pipe for how it has ended. The answer
+                            is `pid N` for each, then `forked`; or `errno N` or `lost WHY`, after which none is forked
+    agent PID MASK          a guard: for all workers, with the working directory, and two files to be kept open to the end
+    reap PID                a guard: frees the pid of a worker that has ended; the answer is `usage RSS SECONDS`
+    check SECONDS FOLDER    a warm interpreter, as all below: would it serve a script in FOLDER, and then be kept for SECONDS
+                            unused? The answer is `ok`; or `unfit WHY` for this script; or `stale WHY` or `unsafe WHY`, and it
+                            ends with its last guard
+    guard SECONDS FOLDER    the same answers; after `ok` a guard serves the connection
+    status                  the answer is pid, runs, running guards, seconds left, interpreter and modules, with tabs between
+    stop                    the answer is `ok`; it ends with its last guard
+
+Unasked come `guard PID` of a guard, `note TEXT` on imports, and `ready`; `unsafe WHY` is the last line.
 
 Each worker repeats what the imports printed, and the variables and limits that they set, as if it had imported the modules
 itself. Nothing is forked where workers would share something to their harm, such as a thread, a child, a connection or an open
-GPU. A warm interpreter (warm.py, guard.py) does the same for several runs.
+GPU.
 """
 
 import os
@@ -69,10 +79,10 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
             send(control, unsent)
             unsent = ""
         try:
-            content, descriptors = receive(control)
+            _fork, fields, descriptors = receive(control)
         except (EOFError, OSError):  # the agent wants no more
             os._exit(0)
-        workers = split_fork_request(control, content, descriptors)
+        workers = split_fork_request(control, fields, descriptors)
         if not workers:
             continue
         index = _fork_all(control, len(workers))
@@ -94,11 +104,11 @@ def send(control: "Any", text: str) -> None:
         os._exit(0)
 
 
-def receive(control: "Any") -> "tuple[bytes, list[int]]":
-    """Wait for the next request of the agent, one frame; return the content and the descriptors that came with it.
+def receive(control: "Any") -> "tuple[str, bytes, list[int]]":
+    """Wait for the next request; return its kind, the fields behind that, and the descriptors that came with it.
 
     Raises:
-        EOFError, OSError: the agent has closed the connection.
+        EOFError, OSError: who asks has closed the connection.
     """
     header, ancillary = b"", b""
     while len(header) < _LENGTH:
@@ -116,14 +126,14 @@ def receive(control: "Any") -> "tuple[bytes, list[int]]":
             raise EOFError
         received.append(part)
         left -= len(part)
-    return b"".join(received), [
-        int.from_bytes(ancillary[at : at + 4], sys.byteorder) for at in range(0, len(ancillary), 4)
-    ]
+    kind, _, fields = b"".join(received).partition(b"\0")
+    descriptors = [int.from_bytes(ancillary[at : at + 4], sys.byteorder) for at in range(0, len(ancillary), 4)]
+    return kind.decode(errors="replace"), fields, descriptors
 
 
-def split_fork_request(control: "Any", content: bytes, descriptors: "list[int]") -> "list[Request]":
+def split_fork_request(control: "Any", fields: bytes, descriptors: "list[int]") -> "list[Request]":
     """Return what a request to fork holds for each worker; [] if descriptors are missing, which the agent is told here."""
-    descriptors_each, rest = int.from_bytes(content[:_LENGTH], "big"), content[_LENGTH:]
+    descriptors_each, rest = int.from_bytes(fields[:_LENGTH], "big"), fields[_LENGTH:]
     contents = []
     while rest:
         end = _LENGTH + int.from_bytes(rest[:_LENGTH], "big")
@@ -202,7 +212,8 @@ def become_worker(parent: int, content: bytes, files: "list[int]", release: int)
         os._exit(_NO_PARENT)
     os.close(release)
     for stacks in files[3:]:  # only now: `release` might have had the number
-        _renumber(stacks, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
+        number, _, _signal = os.environ["DDPLAUNCH_STACKS"].partition(",")
+        _renumber(stacks, int(number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the death signal was set
         os._exit(_NO_PARENT)
@@ -276,7 +287,7 @@ class Imported:
             if variables.get(name) != os.environ.get(name)
         }
         self._printed.end()
-        gc.collect(0)  # older objects have been collected
+        gc.collect(0)  # the youngest objects; all others have survived a collection
         gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
 
     def why_unsafe(self, sockets: "Collection[int]", children: "Collection[int]" = ()) -> "str | None":

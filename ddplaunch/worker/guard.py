@@ -3,13 +3,7 @@
 The guard is the parent of these workers until the agent of the run ends. The agent (ddplaunch on this node) is no ancestor of
 theirs, so the guard does the work of a parent: it is a subreaper, reports how each worker has ended, passes SIGCHLD on, and kills
 everything below it when the connection to the agent ends. If the guard itself is killed, the kernel kills its workers, and the
-warm interpreter kills the processes that they have started.
-
-On the connection, requests are framed as for fork_server.py. Their fields end with a zero byte each; the first is the kind:
-
-    agent PID MASK      for all workers; with descriptors of the working directory, and of two files to be kept open to the end
-    fork ...            as to fork_server.py, with one descriptor more for each worker: of the pipe for how it has ended
-    reap PID            frees the pid of a worker that has ended; the answer is `usage RSS SECONDS`
+warm interpreter kills the processes that they have started. fork_server.py lists what the agent asks.
 """
 
 import os
@@ -53,8 +47,8 @@ def serve(control: "Any", fork_server: "ModuleType", imported: "Any") -> "list[s
     guard = _Guard(control, fork_server)
     fork_server.send(control, f"guard {us}\n{imported.report_to_agent}")
     while True:
-        content, descriptors = guard.next_fork_request()
-        workers = fork_server.split_fork_request(control, content, descriptors)
+        fields, descriptors = guard.next_fork_request()
+        workers = fork_server.split_fork_request(control, fields, descriptors)
         if not workers:
             continue
         worker = guard.fork_all(workers)
@@ -88,7 +82,7 @@ class _Guard:
     def __init__(self, control: "Any", fork_server: "ModuleType") -> None:
         self._control = control
         self._fork_server = fork_server
-        self._agent = 0  # pid; 0 before its first request
+        self._agent_pid = 0  # before its first request
         self._kept_open: list[int] = []  # copies by which the agent and the front learn of the end of this process
         self._children = Children()
         self._end_pipes: dict[int, int] = {}  # pid of a worker -> the pipe for how it ends; -1 once that is written
@@ -134,16 +128,15 @@ class _Guard:
             if self._control.fileno() not in ready:
                 continue
             try:
-                content, descriptors = self._fork_server.receive(self._control)
+                kind, fields, descriptors = self._fork_server.receive(self._control)
             except (EOFError, OSError):
                 self._end()
-            kind, _, rest = content.partition(b"\0")
-            if kind == b"fork":
-                return rest, descriptors
-            if kind == b"agent":
-                self._take_over(rest, descriptors)
+            if kind == "fork":
+                return fields, descriptors
+            if kind == "agent":
+                self._take_over(fields, descriptors)
             else:  # reap
-                self._fork_server.send(self._control, self._reap(int(rest.rstrip(b"\0"))))
+                self._fork_server.send(self._control, self._reap(int(fields.rstrip(b"\0"))))
 
     def _end(self) -> "NoReturn":
         """Kill everything below this process, and exit. Processes that clean up have some seconds to do so first."""
@@ -156,7 +149,7 @@ class _Guard:
     def _take_over(self, fields: bytes, descriptors: "list[int]") -> None:
         """Take over working directory and umask of the agent's run, and two pipes by which agent and front see our end."""
         agent, umask = fields.rstrip(b"\0").split(b"\0")
-        self._agent = int(agent)
+        self._agent_pid = int(agent)
         os.umask(int(umask))
         working_directory, *self._kept_open = descriptors
         # the kernel gives none beyond our limit of open files; the agent does without a guard
@@ -189,9 +182,9 @@ class _Guard:
                 self._end_pipes[worker] = -1
         for orphan in {*self._children.now()} - self._end_pipes.keys():
             os.waitpid(orphan, os.WNOHANG)
-        if self._agent:
+        if self._agent_pid:
             try:
-                os.kill(self._agent, _signal.SIGCHLD)
+                os.kill(self._agent_pid, _signal.SIGCHLD)
             except OSError:  # it has ended
                 pass
 
@@ -243,7 +236,7 @@ class Children:
 
 
 def _tidies(pid: int) -> bool:
-    """Return whether a process cleans up after others and then ends by itself, as in ddplaunch/system/process/tree.py.
+    """Return whether a process cleans up after others and then ends by itself: one of multiprocessing's or torch's.
 
     A process in uninterruptible sleep (D) may be one that reads a page for a moment: say yes, since the caller looks again.
     """
@@ -260,4 +253,5 @@ def _tidies(pid: int) -> bool:
             command = file.read()
     except OSError:  # it has ended
         return False
+    # the same in ddplaunch/system/process/tree.py
     return b"resource_tracker import main" in command or b"torch_shm_manager" in command.partition(b"\0")[0]

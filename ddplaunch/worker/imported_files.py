@@ -31,15 +31,15 @@ class ImportedFiles:
             *sys.builtin_module_names,
         }
         self._replaced_libraries = _replaced_libraries()
-        self._first_folder = folder
-        self._modules_in_first_folder = self._modules_by_imported_names(folder)
+        self._script_folder = folder
+        self._modules_in_script_folder = self._modules_by_imported_names(folder)
 
     def why_unfit(self, folder: str) -> "str | None":
         """Return why scripts in another folder than the first might import other modules; None if they would not."""
-        if folder == self._first_folder:
+        if folder == self._script_folder:
             return None
-        if found := self._modules_by_imported_names(folder) or self._modules_in_first_folder:
-            return f"scripts in {folder} and in {self._first_folder} may import different modules {min(found)}"
+        if found := self._modules_by_imported_names(folder) or self._modules_in_script_folder:
+            return f"scripts in {folder} and in {self._script_folder} may import different modules {min(found)}"
         return None
 
     def why_stale(self) -> "str | None":
@@ -51,8 +51,8 @@ class ImportedFiles:
                 return f"{path} has changed"
         if replaced := _replaced_libraries() - self._replaced_libraries:
             return f"{min(replaced)} has been replaced"
-        if changed := self._modules_by_imported_names(self._first_folder) ^ self._modules_in_first_folder:
-            return f"{min(changed)} in {self._first_folder} has changed"
+        if changed := self._modules_by_imported_names(self._script_folder) ^ self._modules_in_script_folder:
+            return f"{min(changed)} in {self._script_folder} has changed"
         return None
 
     def _modules_by_imported_names(self, folder: str) -> "set[str]":

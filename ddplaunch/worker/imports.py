@@ -68,13 +68,13 @@ def when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
     if name in sys.modules:  # a .pth file or sitecustomize imported it
         safely(sys.modules[name])
     else:
-        _await(name, before=lambda: None, after=safely)
+        _awaiting().after.setdefault(name, []).append(safely)
 
 
 def when_importing(name: str, then: "Callable[[], None]") -> None:
     """Call `then` once the program begins to import that module."""
     if name not in sys.modules:
-        _await(name, before=then, after=lambda _module: None)
+        _awaiting().before.setdefault(name, []).append(then)
 
 
 class Watching:
@@ -166,7 +166,7 @@ class Awaiting(Watching):
 
     def watches(self, name: str) -> bool:
         """Return whether the module is awaited still."""
-        return name in self.after
+        return name in self.before or name in self.after
 
     def execute(self, execute: "Execute", module: "ModuleType") -> None:
         """Execute a module between the calls for it."""
@@ -180,11 +180,11 @@ class Awaiting(Watching):
 AWAITING = Awaiting()
 
 
-def _await(name: str, before: "Callable[[], None]", after: "Callable[[ModuleType], None]") -> None:
+def _awaiting() -> Awaiting:
+    """Return the finder, in front of all that are there when it is first wanted."""
     if AWAITING not in sys.meta_path:
         sys.meta_path.insert(0, AWAITING)
-    AWAITING.before.setdefault(name, []).append(before)
-    AWAITING.after.setdefault(name, []).append(after)
+    return AWAITING
 
 
 def measure(path: str) -> None:

@@ -25,48 +25,48 @@ RAISED, JOINED, IMPORTING, IMPORTED, STORE_WANTED, SCRIPT_ENDED, FINAL = b"r", b
 class Lifecycle:
     """One worker, from the start of its interpreter to the exception that ends its program."""
 
-    def __init__(self, load: "Load", folder: str, names: "Mapping[str, object]") -> None:
+    def __init__(self, load_sibling: "Load", folder: str, names: "Mapping[str, object]") -> None:
         """Make this process ready for the program, as variables of the agent say: `run(*arguments)` is the call that runs it.
 
         In a fork server or a warm interpreter, this returns in each forked worker and never in the server. `folder` is that
         of this file; `names` are those of the `__main__` that the interpreter made for the bootstrap.
         """
-        self._load = load
+        self._load_sibling = load_sibling
         self._folder = folder
         self._has_failed = False  # the program, which has ended
         self._error_file = ""
         _call_at_the_very_end(self._on_exit)
         if fork_server := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
             socket, *modules = fork_server.split(",")
-            sys.argv[1:] = load("fork_server").serve(int(socket), modules, sys.argv[1:])
+            sys.argv[1:] = load_sibling("fork_server").serve(int(socket), modules, sys.argv[1:])
         elif warm := os.environ.pop("DDPLAUNCH_WARM", ""):
-            sys.argv[1:] = load("warm").serve(load, *warm.split(","))
+            sys.argv[1:] = load_sibling("warm").serve(load_sibling, *warm.split(","))
 
         # taken out of the environment where they are for this process, and not for its children
         self._error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-        self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")  # path of the socket at which collectives can be read
-        self._pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")  # path of the pipe by which workers notify the agent
+        self._recorder_socket = os.environ.pop("DDPLAUNCH_RECORDER", "")  # path: collectives can be read there
+        self._notify_pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")  # path of the pipe by which workers notify the agent
         if slow_imports := os.environ.pop("DDPLAUNCH_SLOW_IMPORTS", ""):
-            load("imports").measure(slow_imports)
+            load_sibling("imports").measure(slow_imports)
         # the agent's address for debuggers; the signal for a client that attaches, or ""; "on-error" or another way in which
         # debuggers may hold workers of this job, or ""; and a fourth word if this worker is to wait for a client of debugpy
         debugger = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
         self._agent_address, attach_signal, self._how_debugged, *debugpy = debugger
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(after_in_child=self._claim_no_exception)
         if stacks := os.environ.pop("DDPLAUNCH_STACKS", ""):
             fd, signum = map(int, stacks.split(","))
-            signals = load("signals")
+            signals = load_sibling("signals")
             signals.offer_stacks(fd, signum)
             if attach_signal:
-                signals.offer_debugger(fd, int(attach_signal), self._agent_address, load)
+                signals.offer_debugger(fd, int(attach_signal), self._agent_address, load_sibling)
         if check := os.environ.pop("DDPLAUNCH_CHECK_NOTES", ""):
             steps, seconds, path = check.split(",", 2)
-            load("check").begin(load, steps, seconds, path)
+            load_sibling("check").begin(load_sibling, steps, seconds, path)
         else:
             self._prepare_torch()
         if debugpy:
             # kept open: as long as it is, the agent knows that a debugger may hold this worker
-            self._agent_connection = load("debugger").wait_for_client(self._agent_address, load)
+            self._agent_connection = load_sibling("debugger").wait_for_client(self._agent_address, load_sibling)
         _bootstrap, kind, target, *arguments = sys.argv
         self.run, self.arguments = prepare(kind, target, arguments, names, self._record)
 
@@ -78,7 +78,7 @@ class Lifecycle:
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             self.finished()  # of any other exception the agent knows by the error file
         if self._how_debugged == "on-error":
-            self._load("debugger").post_mortem(error, self._agent_address, self._load)
+            self._load_sibling("debugger").post_mortem(error, self._agent_address, self._load_sibling)
 
     def finished(self) -> None:
         """Tell the agent that the script has ended: threads of it, or functions for the exit, may keep the process."""
@@ -107,9 +107,9 @@ class Lifecycle:
         device = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # such as "cuda:2"
         sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
         port = os.environ.get("MASTER_PORT", "")
-        if not (device or sharing or port):  # the agent has not set the variables of torch.distributed either
+        if not (device or sharing or port):  # a job without the variables of torch.distributed
             return
-        imports = self._load("imports")
+        imports = self._load_sibling("imports")
         if device:
             imports.pin_device(device)
         if sharing:
@@ -117,7 +117,7 @@ class Lifecycle:
 
         def follow(trainer: "Any") -> None:
             if self._error_file:
-                self._load("progress").follow_trainer(trainer, self._error_file)
+                self._load_sibling("progress").follow_trainer(trainer, self._error_file)
 
         imports.when_imported("transformers.trainer", follow)
         if port:
@@ -127,15 +127,15 @@ class Lifecycle:
     def _extend_distributed(self, distributed: "Any") -> None:
         """Extend torch.distributed: groups that end without a deadlock, the store as under torchrun, records of collectives."""
         self._notify(IMPORTED)
-        changes = self._load("distributed")
+        changes = self._load_sibling("distributed")
         changes.destroy_at_exit(distributed, lambda: self._has_failed)
         changes.hold_for_reducers(distributed)
         host_program = os.path.join(self._folder, "store.py")
-        self._load("store").host_for_clients(distributed, host_program, lambda: self._notify(STORE_WANTED))
+        self._load_sibling("store").host_for_clients(distributed, host_program, lambda: self._notify(STORE_WANTED))
         if self._how_debugged:
             changes.raise_timeouts(distributed)
-        if self._recorder:
-            changes.record_collectives(distributed, self._recorder, lambda: self._notify(JOINED))
+        if self._recorder_socket:
+            changes.record_collectives(distributed, self._recorder_socket, lambda: self._notify(JOINED))
 
     def _record(self, error: BaseException) -> None:
         """Write the error file, if the agent wants one; never raise, so that the program ends as it would without us."""
@@ -146,8 +146,8 @@ class Lifecycle:
                 os.close(os.open("/", os.O_RDONLY))  # try whether this process may open a file
             except OSError:  # the program has opened as many as it may: give up stdin, which nobody will read any more
                 os.close(0)
-            self._load("error_file").record(error, self._error_file)
-            if os.path.exists(self._error_file):  # torch's @record may have written it
+            self._load_sibling("error_file").record(error, self._error_file)
+            if os.path.exists(self._error_file):  # not where the program chose to exit, or for Ctrl-C
                 self._notify(RAISED)
         except BaseException:  # noqa: BLE001, S110 - also what a signal handler raises: the program is ending already
             pass
@@ -158,8 +158,8 @@ class Lifecycle:
         A pipe, since a signal could hit a process that has got the pid of an agent that ended.
         """
         try:
-            if stat.S_ISFIFO(os.stat(self._pipe).st_mode):  # to open anything else could have effects, or wait
-                pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+            if stat.S_ISFIFO(os.stat(self._notify_pipe).st_mode):  # to open anything else could have effects, or wait
+                pipe = os.open(self._notify_pipe, os.O_WRONLY | os.O_NONBLOCK)
                 try:
                     os.write(pipe, what)
                 finally:
@@ -167,7 +167,7 @@ class Lifecycle:
         except OSError:
             pass
 
-    def _forget(self) -> None:
+    def _claim_no_exception(self) -> None:
         """Write no error file in a forked child, whose exception has not ended the worker."""
         self._error_file = self._how_debugged = ""
 

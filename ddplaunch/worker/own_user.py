@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ARGUMENTS = "DDPLAUNCH_ADAPTER"
 MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's terms begins so
 LISTENS = "0A"  # TCP_LISTEN, include/net/tcp_states.h
-LOOKS = 3  # readings of the kernel's table: one that changes while it is read may lack a line
+LOOKS = 3  # readings of the kernel's table
 _accept = socket.socket.accept
 
 
@@ -38,7 +38,7 @@ def admits(sock: socket.socket) -> bool:
         here, there = sock.getsockname(), sock.getpeername()
     except OSError:  # it was reset
         return False
-    for _ in range(LOOKS):
+    for _ in range(LOOKS):  # a table that changes while it is read may lack a line
         for local, remote, _state, uid, inode in sockets():
             is_other_end = local in as_in_tables(there) and remote in as_in_tables(here)
             if is_other_end:

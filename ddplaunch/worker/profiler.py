@@ -43,9 +43,9 @@ PIECE = 1 << 18  # bytes that are compressed at once
 LONGEST_LINE = 1 << 16  # bytes of what the client says
 # torch's functions that give what its flight recorders hold
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # the files in which `backward` calls C++
+FILES_OF_BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")  # in which it calls C++
 # how a frame with a compressed piece of the trace, or a piece of the allocator's history, begins
-TRACE, MEMORY = b"\0", b"\1"
+OF_TRACE, OF_MEMORY = b"\0", b"\1"
 
 
 class Refused(Exception):
@@ -73,21 +73,20 @@ class Profile:
         sock.setblocking(True)
         self.sock = sock
         self.signum = signum
-        self.main = _thread.get_ident()
+        self.main_thread = _thread.get_ident()
         self.worker = os.getpid()
         self.is_open = True  # until our thread ends
         self.received = b""  # from the client, not read yet
-        self.due: list[Callable[[], None]] = []  # what the main thread is to call: one function or none
+        self.due_in_main: list[Callable[[], None]] = []  # what the main thread is to call: one function or none
         self.came_too_early = False  # the main thread had the signal below `backward`, and has called nothing
         self.profiler: Any = None  # torch's, while it records
-        self.module: Any = None  # torch.autograd.profiler
-        self.result: Any = None  # torch's record, once the profiler is stopped
+        self.autograd_profiler: Any = None  # torch.autograd.profiler
+        self.torch_record: Any = None  # once the profiler is stopped
         self.steps = 0  # of the optimizer
         self.optimizer = 0  # id of the one whose steps are counted: the first that has done one
         self.first_progress = -1  # the step at which `progress()` was when its steps were first asked for
-        self.samples: list[
-            list[Any]
-        ] = []  # of the main thread: since when, until when (time of day, ns), FILE:LONGEST_LINE
+        # of the main thread: since when, until when (time of day, ns), FILE:LINE
+        self.samples: list[list[Any]] = []
         self.entries: list[Any] = []  # of torch's recorders: collectives
         self.newest_ids = dict.fromkeys(RECORDERS, -1)  # of the entries that were read, by recorder
         self.times: dict[str, int] = {}  # ns of the time of day; with `mono` in the name, of CLOCK_MONOTONIC
@@ -96,15 +95,15 @@ class Profile:
 
     def on_signal(self, frame: "FrameType | None") -> bool:
         """Call, in the main thread, what our thread wants called, unless `backward` runs; return whether it wants anything."""
-        if not self.due:
+        if not self.due_in_main:
             return False
         while frame is not None:
-            if frame.f_code.co_filename.endswith(BACKWARD):  # which would undo a start or stop when it returns
+            if frame.f_code.co_filename.endswith(FILES_OF_BACKWARD):  # at its end it would undo a start or stop
                 self.came_too_early = True
                 return True
             frame = frame.f_back
         try:
-            call = self.due.pop()
+            call = self.due_in_main.pop()
         except IndexError:  # our thread has given up meanwhile
             return True
         call()
@@ -122,7 +121,7 @@ class Profile:
         self.times.update(asked=time.time_ns(), mono=time.monotonic_ns())
         profiler._prepare_trace()
         profiler._start_trace()
-        self.module, self.profiler = module, profiler
+        self.autograd_profiler, self.profiler = module, profiler
         self.times["began"] = time.time_ns()
 
     def stop(self) -> None:
@@ -131,23 +130,23 @@ class Profile:
         profiler, self.profiler = self.profiler, None
         if profiler is not None:
             try:
-                self.result = self.module._disable_profiler()
+                self.torch_record = self.autograd_profiler._disable_profiler()
             finally:
-                self.module._run_on_profiler_stop()
+                self.autograd_profiler._run_on_profiler_stop()
         self.times.update(stopped=time.time_ns(), mono_stopped=time.monotonic_ns())
 
     def at_exit(self) -> None:
         """Stop the profiler at the end of the program: torch crashes where it still runs then."""
         if self.profiler is not None and os.getpid() == self.worker:
             self.stop()
-            self.result = None
+            self.torch_record = None
 
     def on_step(self, optimizer: "Any", _args: "Any", _kwargs: "Any") -> None:
         """Count the steps of the first optimizer, and do what is due: no `backward` runs here, mostly."""
         self.optimizer = self.optimizer or id(optimizer)
         if self.optimizer == id(optimizer):
             self.steps += 1
-        if _thread.get_ident() == self.main:
+        if _thread.get_ident() == self.main_thread:
             self.on_signal(sys._getframe())
 
     def forget(self) -> None:
@@ -177,7 +176,7 @@ class Profile:
                 self.call_in_main(self.stop)
         finally:
             self.is_open = False
-            self.result = None
+            self.torch_record = None
             atexit.unregister(self.at_exit)
             self.sock.close()
 
@@ -196,18 +195,18 @@ class Profile:
                 outcome.append(error)
 
         self.came_too_early = False
-        self.due.append(guarded)
-        signal.pthread_kill(self.main, self.signum)
+        self.due_in_main.append(guarded)
+        signal.pthread_kill(self.main_thread, self.signum)
         pause = 0.001
         while not outcome:
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
             if self.came_too_early:  # ask again soon: the main thread may be outside of `backward` for moments only
                 self.came_too_early, pause = False, 0.001
-                signal.pthread_kill(self.main, self.signum)
+                signal.pthread_kill(self.main_thread, self.signum)
             if until is not None and time.monotonic() >= until:
                 try:
-                    self.due.remove(guarded)
+                    self.due_in_main.remove(guarded)
                 except ValueError:
                     until = None  # the main thread is calling it just now: wait for the end
                 else:
@@ -216,7 +215,7 @@ class Profile:
             raise outcome[0]
 
     def serve(self) -> None:
-        """Speak with the client, from the first word to the last, in the order that the module's docstring gives."""
+        """Answer "hello", record from "begin" to "end", and send the trace. Raises Refused; OSError, EOFError: it has left."""
         wish = self.next_message(CLIENT_TIMEOUT)
         torch: Any = sys.modules.get("torch")
         wants_memory = wish.get("memory") is True  # the history of the allocator
@@ -226,7 +225,7 @@ class Profile:
             torch=str(getattr(torch, "__version__", "")),
             boot=boot_id(),
             pid=os.getpid(),
-            memory=wants_memory and (why_no_memory or "yes"),
+            memory=wants_memory and (why_no_memory or "yes"),  # False: not wished
         )
         if self.next_but_pings(CLIENT_TIMEOUT).get("type") != "begin":
             raise EOFError
@@ -296,7 +295,7 @@ class Profile:
 
     def sample_main_thread(self) -> None:
         """Note where the main thread is: at the innermost line that is of no library."""
-        innermost = frame = sys._current_frames().get(self.main)
+        innermost = frame = sys._current_frames().get(self.main_thread)
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
         frame = frame or innermost
@@ -332,7 +331,7 @@ class Profile:
 
         `memory` is the pickled history of the allocator, b"" if none was kept.
         """
-        result, self.result = self.result, None
+        result, self.torch_record = self.torch_record, None
         with saved(result) as file:
             del result  # torch's record may be large, and is in the file now
             self.times["saved"] = time.time_ns()
@@ -347,12 +346,12 @@ class Profile:
                 "entries": self.entries,
                 "groups": groups_of_torch(),
             }
-            self.send_frame(TRACE, packer.compress(json.dumps(header).encode() + b"\n"))
+            self.send_frame(OF_TRACE, packer.compress(json.dumps(header).encode() + b"\n"))
             while piece := file.read(PIECE):
-                self.send_frame(TRACE, packer.compress(piece))
-            self.send_frame(TRACE, packer.flush())
+                self.send_frame(OF_TRACE, packer.compress(piece))
+            self.send_frame(OF_TRACE, packer.flush())
         for at in range(0, len(memory), PIECE):
-            self.send_frame(MEMORY, memory[at : at + PIECE])
+            self.send_frame(OF_MEMORY, memory[at : at + PIECE])
         self.send(type="sent")
 
     # --- the connection

@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, SupportsFloat, SupportsIndex
 
-_FOLDER = "ddplaunch-errors-"  # how the folder is called in which the agent looks, see spec/error_file.py
+_FOLDER_PREFIX = "ddplaunch-errors-"  # of the folder in which the agent looks, see spec/error_file.py
 _METRICS_AGE = 0.2  # seconds; to read a metric of a GPU waits for its kernels
 _MOST_METRICS = 16
 _LONGEST = 40  # characters of a metric's name
@@ -53,7 +53,7 @@ class _ProgressFile:
         self._size = 0  # bytes of the longest line so far
         self.step = 0  # that was written last
         folder = os.path.basename(os.path.dirname(error_file))
-        if folder.startswith(_FOLDER):  # torchrun sets the variable, too, with a folder of its own
+        if folder.startswith(_FOLDER_PREFIX):  # torchrun sets the variable, too, with a folder of its own
             path = f"{error_file.removesuffix('.json')}.{suffix}"
             try:
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 STACKS_FILE = "/memfd:ddplaunch-stacks"  # how /proc shows the agent's file for stacks
-OTHERS, GROUP = 0o006, 0o060  # permissions of that file: whom they are taken from
+OF_OTHERS, OF_GROUP = 0o006, 0o060  # permissions of that file
 PROFILE = b"P"  # the wish of a client that wants a profile, and no debugger
 
 
@@ -51,13 +51,13 @@ def offer_stacks(fd: int, signum: int) -> None:
         setattr(module, name, followed_by(close_file, getattr(module, name), signum))
 
 
-def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], ModuleType]") -> None:
+def offer_debugger(fd: int, signum: int, address: str, load_sibling: "Callable[[str], ModuleType]") -> None:
     """Have a debugger, or a profile, open at this signal for the client that the agent at `address` gives us.
 
-    `fd` is the file for stacks; `load` loads a file beside this one.
+    `fd` is the file for stacks.
     """
     _signal: Any = sys.modules["_signal"]
-    handler = _ClientHandler(signum, address, load)
+    handler = _ClientHandler(signum, address, load_sibling)
     try:
         if is_caught(signum):  # a .pth file or sitecustomize has it
             return
@@ -68,26 +68,26 @@ def offer_debugger(fd: int, signum: int, address: str, load: "Callable[[str], Mo
         return
 
     def take_permissions(bits: int) -> None:
-        """Tell the agent, by the mode of the file for stacks: without OTHERS our handler is there, without GROUP no more."""
+        """Tell the agent, by the mode of the file for stacks: no others': our handler is there; no group's: no more."""
         try:
             if os.getpid() == handler.worker and is_file_for_stacks(fd):
                 os.fchmod(fd, os.fstat(fd).st_mode & 0o777 & ~bits)
         except OSError:
             pass
 
-    take_permissions(OTHERS)
+    take_permissions(OF_OTHERS)
     # when the program sets a handler of its own for the signal
-    _signal.signal = followed_by(lambda: take_permissions(OTHERS | GROUP), _signal.signal, signum)
+    _signal.signal = followed_by(lambda: take_permissions(OF_OTHERS | OF_GROUP), _signal.signal, signum)
 
 
 class _ClientHandler:
     """The handler of the second signal in a worker: opens a debugger or a profile for the client that the agent has for it."""
 
-    def __init__(self, signum: int, address: str, load: "Callable[[str], ModuleType]") -> None:
+    def __init__(self, signum: int, address: str, load_sibling: "Callable[[str], ModuleType]") -> None:
         self.signum = signum
         self.worker = os.getpid()
         self._address = address  # the agent's
-        self._load = load
+        self._load_sibling = load_sibling
         self._client: Any = None  # of the debugger that is open, or was open last
         self._profile: Any = None  # that is open, or was open last
 
@@ -105,15 +105,16 @@ class _ClientHandler:
             return  # the thread of the profile has sent it, and not the agent
         session: Any = None
         try:
-            met = self._load("asking").fetch_client(self._address)
+            met = self._load_sibling("asking").fetch_client(self._address)
             if met is None:
                 return
             wish, sock, agent = met
             if wish == PROFILE:
                 agent.close()
-                self._profile = self._load("profiler").begin(sock, self._profile, self.signum)
+                # the one that is open, if there is one: the client is refused then
+                self._profile = self._load_sibling("profiler").begin(sock, self._profile, self.signum)
             else:
-                debugger = self._load("debugger")
+                debugger = self._load_sibling("debugger")
                 client = debugger.Client(sock, agent)
                 session, self._client = debugger.Session(client), client
         except Exception:  # noqa: BLE001 - such as files of another version: the program goes on

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 # seconds that workers of node 0, which need time to import torch, have to host the store by themselves
 NODE_0_HOSTS_WITHIN = 2.0
 RANK_0_TIMEOUT = 5.0  # seconds that a client waits here for rank 0; after that torch waits in its own way
-_SHORTEST, _LONGEST = 0.001, 0.05  # seconds from one try to the next
-_SHARE = 10  # a client waits here for at most one 10th of its timeout, and leaves at least one 10th to torch
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds from one try to the next
 # the parameters of TCPStore(), by position
 PARAMETERS = (
     *("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"),
@@ -70,41 +69,41 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
 
     def __init__(self: "Any", *args: "Any", **keywords: "Any") -> None:  # noqa: N807 - it becomes that method
         """Make a store as torch does; if it is a client of MASTER_PORT that the program makes, have that store hosted first."""
-        given = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10
-        is_at_address = given.get("host_name") == address
-        if given.get("port") != port or not (is_only_node or is_at_address):  # a store of the program's own
+        parameters = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10
+        is_at_address = parameters.get("host_name") == address
+        if parameters.get("port") != port or not (is_only_node or is_at_address):  # a store of the program's own
             construct(self, *args, **keywords)
             return
-        is_server = given.get("is_master")
-        is_of_torch = given.get("multi_tenant")  # init_process_group() alone makes stores with several tenants
+        is_server = parameters.get("is_master")
+        is_of_torch = parameters.get("multi_tenant")  # init_process_group() alone makes stores with several tenants
         if not is_server and not is_of_torch:  # a client that the program makes itself
             host()
         elif not is_server and is_on_node_0 and is_at_address:
-            given = wait_for_rank_0(
-                given
-            )  # connecting too early would cost torch a pause; the timeout becomes what is left
+            # torch would try again only 250 to 750 ms later; the timeout becomes what is left of it
+            parameters = wait_for_rank_0(parameters)
         try:
-            construct(self, **given)
+            construct(self, **parameters)
         except RuntimeError as error:
             is_hosted = "address already in use" in str(error).lower()
             if not (is_hosted and is_server and is_of_torch):
                 raise
             # the client of another worker came before this rank 0, and had the store hosted: connect to that
-            construct(self, **{**given, "is_master": False})
+            construct(self, **{**parameters, "is_master": False})
 
     store_class.__init__ = __init__
 
 
-def wait_for_rank_0(given: "dict[str, Any]") -> "dict[str, Any]":
+def wait_for_rank_0(parameters: "dict[str, Any]") -> "dict[str, Any]":
     """Wait until the store is hosted, for a part of a client's timeout; return its parameters with the rest of the timeout."""
-    timeout: Any = given.get("timeout")
+    timeout: Any = parameters.get("timeout")
     began = _now()
     if not hasattr(timeout, "total_seconds"):  # none, or no timedelta: torch says what is wrong
-        is_hosted_within(RANK_0_TIMEOUT, given["host_name"], given["port"])  # else torch goes on to wait
-        return given
-    is_hosted_within(min(RANK_0_TIMEOUT, timeout.total_seconds() / _SHARE), given["host_name"], given["port"])
+        is_hosted_within(RANK_0_TIMEOUT, parameters["host_name"], parameters["port"])  # else torch goes on to wait
+        return parameters
+    part = timeout / 10  # for which it waits here at most, and which it leaves to torch at least
+    is_hosted_within(min(RANK_0_TIMEOUT, part.total_seconds()), parameters["host_name"], parameters["port"])
     waited = type(timeout)(seconds=_now() - began)
-    return {**given, "timeout": max(timeout - waited, timeout / _SHARE)}  # a slow resolver may have used all of it up
+    return {**parameters, "timeout": max(timeout - waited, part)}  # a slow resolver may have used all of it up
 
 
 def is_hosted_within(seconds: float, address: str, port: int) -> bool:
@@ -114,12 +113,12 @@ def is_hosted_within(seconds: float, address: str, port: int) -> bool:
         found = getaddrinfo(address, port, type=SOCK_STREAM)  # once: a resolver may be slow
     except OSError:
         return False
-    pause = _SHORTEST
+    pause = _FIRST_PAUSE
     while not any(_accepts(family, where) for family, *_, where in found):
         if _now() >= until:
             return False
         sleep(pause)
-        pause = min(1.5 * pause, _LONGEST)
+        pause = min(1.5 * pause, _LONGEST_PAUSE)
     return True
 
 

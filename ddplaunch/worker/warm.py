@@ -1,15 +1,8 @@
 """Runs in a warm interpreter: a process that imports modules once, outlives jobs, and forks a guard (guard.py) for each run.
 
 It is started with the command of a worker and one variable: the path and the descriptor of a socket, the seconds for which it is
-kept while it is unused, and the modules to import. A connection, of the same user only, begins with one line:
-
-    check SECONDS FOLDER    would it serve a script in FOLDER, and then be kept for SECONDS unused? The answer is `ok`; or
-                            `unfit WHY` for this script; or `stale WHY` or `unsafe WHY`, and it ends with its last guard
-    guard SECONDS FOLDER    the same answers; after `ok` a guard serves the connection
-    status                  the answer is pid, runs, running guards, seconds left, interpreter and modules, with tabs between
-    stop                    the answer is `ok`; it ends with its last guard
-
-It is unsafe where fork_server.py refuses to fork, and stale once a file that was imported has changed.
+kept while it is unused, and the modules to import. A client, of the same user only, asks once: a request of fork_server.py. It is
+unsafe where fork_server.py refuses to fork, and stale once a file that was imported has changed.
 """
 
 import os
@@ -32,24 +25,23 @@ if TYPE_CHECKING:
 _ACCEPT_AGAIN = 0.1  # seconds from a connection for which there was no room to the next try
 _BACKLOG = 64  # connections that wait to be accepted
 _IMPORTS_WITHIN = 600  # seconds; nobody else would end imports that hang
-_LINE_TIMEOUT = 5.0  # seconds that a client has to send its line
-_MOST_SILENT = 64  # clients that have not sent their line; one more, and the first of them is closed
-_LONGEST = 86400  # seconds for which it is kept unused at most
-_LONGEST_LINE = 8192  # bytes
+_REQUEST_TIMEOUT = 5.0  # seconds that a client has to send its request
+_MOST_SILENT = 64  # clients that have not asked; one more, and the first of them is closed
+_LONGEST_IDLE = 86400  # seconds for which it is kept unused at most
 _NAME = "ddplaunch-warm"  # for `ps`, as long as a name may be
 _TITLE = "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
 # of the fields behind the name in /proc/PID/stat, counted from 0: where the command line begins and ends (proc(5))
 _ARG_START, _ARG_END = 45, 46
 
 
-def serve(load: "Callable[[str], ModuleType]", path: str, fd: str, seconds: str, *modules: str) -> "list[str]":
+def serve(load_sibling: "Callable[[str], ModuleType]", path: str, fd: str, seconds: str, *modules: str) -> "list[str]":
     """Import, then serve runs until none has come for `seconds`. Returns only in a worker, with the worker's arguments.
 
-    `fd` is the descriptor of the socket that is bound to `path`; `load` loads a file beside this one.
+    `fd` is the descriptor of the socket that is bound to `path`.
     """
-    warm = _Warm(load, path, int(fd), int(seconds), modules)
+    warm = _Warm(load_sibling, path, int(fd), int(seconds), modules)
     # with the title of a worker, `ps` would show a process that a job seems to have left
-    undo_title = _change_title(_NAME, _TITLE)
+    title = _Title(_NAME, _TITLE)
     while True:
         connection = warm.next_run()
         try:
@@ -59,7 +51,7 @@ def serve(load: "Callable[[str], ModuleType]", path: str, fd: str, seconds: str,
             continue
         if pid == 0:
             warm.close()
-            undo_title()
+            title.restore()
             arguments: list[str] = warm.guard.serve(connection, warm.fork_server, warm.imported)
             return arguments
         warm.guards[pid] = connection
@@ -77,15 +69,15 @@ class _Warm:
     """A warm interpreter, its clients (launchers that look for one), and the guards that were forked from it."""
 
     def __init__(
-        self, load: "Callable[[str], ModuleType]", path: str, fd: int, seconds: int, modules: "tuple[str, ...]"
+        self, load_sibling: "Callable[[str], ModuleType]", path: str, fd: int, seconds: int, modules: "tuple[str, ...]"
     ) -> None:
         """Import the modules, and have clients connect; `fd` is the descriptor of the socket at `path`."""
         began = time.time_ns()
-        self.fork_server, self.guard, imported_files = load("fork_server"), load("guard"), load("imported_files")
-        self._socket = self.fork_server._socket
+        self.fork_server, self.guard = load_sibling("fork_server"), load_sibling("guard")
+        self._socket_module = self.fork_server._socket
         self._path = path
         self._inode = _inode(path)  # another at the path later: somebody else's socket
-        self._listener = self._socket.socket(fileno=fd)  # None once no further run is accepted
+        self._listener = self._socket_module.socket(fileno=fd)  # None once no further run is accepted
         self._listener.listen(_BACKLOG)  # again: from now on the kernel tells clients the pid of this process
         self._listener.settimeout(0)
         self._idle_limit = seconds
@@ -94,7 +86,8 @@ class _Warm:
         _signal.alarm(_IMPORTS_WITHIN)  # ends this process
         self.imported = self.fork_server.Imported(modules, kind, target)
         _signal.alarm(0)
-        self._imported_files = imported_files.ImportedFiles(began, self.fork_server.folder_of(kind, target))
+        folder = self.fork_server.folder_of(kind, target)
+        self._imported_files = load_sibling("imported_files").ImportedFiles(began, folder)
         self.imported.leave_working_directory()  # whose file system may be unmounted between runs
         self.guard.adopt_orphans()  # the processes that workers have started, where their guard was killed
         self._children = self.guard.Children()
@@ -104,7 +97,7 @@ class _Warm:
         # guards that have ended: closed at their time even if processes of theirs are left
         self._ended_guards: list[_Expiring] = []
         self._has_leftovers = False  # processes that a guard has left were killed, and have not ended yet
-        self._silent_clients: list[_Expiring] = []  # clients that have not sent their line: closed at their time
+        self._silent_clients: list[_Expiring] = []  # clients that have not asked: closed at their time
         self._runs_served = 0
         self._accepts_at = 0.0  # when the next client is accepted, monotonic seconds
         self._idle_until = time.monotonic() + seconds  # when this process takes no more runs, unless one comes before
@@ -127,7 +120,7 @@ class _Warm:
         os._exit(0)
 
     def _wait(self) -> "set[int]":
-        """Sleep until a child ends, a client connects or sends its line, or a time has come; return the ready descriptors."""
+        """Sleep until a child ends, a client connects or asks, or a time has come; return the ready descriptors."""
         accepts = self._listener is not None and time.monotonic() >= self._accepts_at
         times = [one.until for one in (*self._ended_guards, *self._silent_clients)]
         if self._listener is not None and not accepts:
@@ -174,18 +167,18 @@ class _Warm:
             self._has_leftovers = self._children.kill(spared={*self.guards, *self._children_of_imports}, may_tidy=True)
 
     def _accept(self) -> None:
-        """Accept a client of this user, which then has some seconds to send its line."""
+        """Accept a client of this user, which then has some seconds to send its request."""
         try:
-            connection = self._socket.socket(fileno=self._listener._accept()[0])
+            connection = self._socket_module.socket(fileno=self._listener._accept()[0])
             connection.setblocking(False)
-            credentials = connection.getsockopt(self._socket.SOL_SOCKET, self._socket.SO_PEERCRED, 12)
+            credentials = connection.getsockopt(self._socket_module.SOL_SOCKET, self._socket_module.SO_PEERCRED, 12)
             uid = int.from_bytes(credentials[4:8], sys.byteorder)  # behind the pid, unix(7)
             if uid != os.getuid():
                 return  # without a reference, the connection is closed
         except OSError:  # the client has gone again, or there is no room
             self._accepts_at = time.monotonic() + _ACCEPT_AGAIN
             return
-        self._silent_clients.append(_Expiring(connection, until=time.monotonic() + _LINE_TIMEOUT))
+        self._silent_clients.append(_Expiring(connection, until=time.monotonic() + _REQUEST_TIMEOUT))
         if len(self._silent_clients) > _MOST_SILENT:
             self._silent_clients.pop(0).connection.close()
 
@@ -207,39 +200,42 @@ class _Warm:
         return None
 
     def _asks_for_guard(self, connection: "Any") -> bool:
-        """Read and answer the line of a client; return whether the client asks for a guard."""
+        """Read and answer the request of a client; return whether the client asks for a guard."""
         try:
-            line = connection.recv(_LONGEST_LINE)
-            what, _, rest = os.fsdecode(line).rstrip("\n").partition(" ")
-            answer, asks_for_guard = self._answer(what, rest, connection)
+            kind, fields, _ = self.fork_server.receive(connection)  # which a client sends whole: this never waits
+            answer, asks_for_guard = self._answer(kind, os.fsdecode(fields).split("\0")[:-1], connection)
             connection.sendall(os.fsencode(answer))
-        except (OSError, ValueError):  # the client has gone, or sent no number or path
+        except (
+            EOFError,
+            OSError,
+            ValueError,
+        ):  # the client only looked whether we are there, or sent no number or path
             return False
         connection.settimeout(None)  # a guard waits for requests
         return asks_for_guard
 
-    def _answer(self, what: str, rest: str, connection: "Any") -> "tuple[str, bool]":
-        """Return the answer to a line WHAT REST (see the module), and whether a guard is to serve the connection from now on."""
-        if what == "status":
+    def _answer(self, kind: str, fields: "list[str]", connection: "Any") -> "tuple[str, bool]":
+        """Return the answer to a request, "" to one that is not known, and whether a guard is to serve the connection then."""
+        if kind == "status":
             seconds_left = round(self._idle_until - time.monotonic())
             modules = ",".join(self._modules)
-            fields = os.getpid(), self._runs_served, len(self.guards), seconds_left, sys.executable, modules
-            return "\t".join(map(str, fields)) + "\n", False
-        if what == "stop":
+            state = os.getpid(), self._runs_served, len(self.guards), seconds_left, sys.executable, modules
+            return "\t".join(map(str, state)) + "\n", False
+        if kind == "stop":
             self._take_no_more()
             return "ok\n", False
-        seconds, _, folder = rest.partition(" ")
-        if what not in ("check", "guard") or not seconds.isdecimal():
-            return "", False  # an empty line: the client only looked whether we are there
+        if kind not in ("check", "guard") or len(fields) != 2 or not fields[0].isdecimal():
+            return "", False
+        seconds, folder = fields
         if refusal := self._refusal(connection, folder):
             return refusal, False
-        self._idle_limit = min(int(seconds), _LONGEST)
+        self._idle_limit = min(int(seconds), _LONGEST_IDLE)
         self._idle_until = time.monotonic() + self._idle_limit
-        if what == "guard":
+        if kind == "guard":
             self._runs_served += 1
         if _inode(self._path) == self._inode:
             os.utime(self._path)  # shows which interpreter was unused for longest, when another is to be started
-        return "ok\n", what == "guard"
+        return "ok\n", kind == "guard"
 
     def _refusal(self, connection: "Any", folder: str) -> str:
         """Return the line that says why no guard may serve a script in `folder`, "" if a guard may.
@@ -282,38 +278,36 @@ def _inode(path: str) -> int:
 # --- what `ps` shows
 
 
-def _change_title(name: str, text: str) -> "Callable[[], None]":
-    """Have `ps` show this name and, in place of the command line, as much of this text as fits; return what undoes both.
+class _Title:
+    """What `ps` shows of this process; where the kernel allows no change it stays what it was."""
 
-    Where the kernel does not allow it nothing changes.
-    """
-
-    def undo_nothing() -> None:
-        pass
-
-    try:
-        with open("/proc/self/comm", "rb") as file:
-            old_name = file.read().rstrip(b"\n")
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
-        with open("/proc/self/cmdline", "rb") as file:
-            old_line = file.read()
-        if len(old_line) != end - start:  # a library shows something else already
-            return undo_nothing
-        # ends with a zero byte: after a line without one the kernel reads on, into the environment
-        new_line = text.encode()[: end - start - 1].ljust(end - start, b"\0")
-        _write_title(name.encode(), start, new_line)
-    except (OSError, ValueError, IndexError):
-        return undo_nothing
-
-    def undo() -> None:
+    def __init__(self, name: str, text: str) -> None:
+        """Have `ps` show this name and, in place of the command line, as much of this text as fits."""
+        self._before: tuple[bytes, int, bytes] | None = None  # name, address of the command line, and that line
         try:
-            _write_title(old_name, start, old_line)
-        except OSError:
+            with open("/proc/self/comm", "rb") as file:
+                old_name = file.read().rstrip(b"\n")
+            with open("/proc/self/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+            with open("/proc/self/cmdline", "rb") as file:
+                old_line = file.read()
+            if len(old_line) != end - start:  # a library shows something else already
+                return
+            # ends with a zero byte: after a line without one the kernel reads on, into the environment
+            new_line = text.encode()[: end - start - 1].ljust(end - start, b"\0")
+            _write_title(name.encode(), start, new_line)
+            self._before = old_name, start, old_line
+        except (OSError, ValueError, IndexError):
             pass
 
-    return undo
+    def restore(self) -> None:
+        """Have `ps` show what it showed before."""
+        try:
+            if self._before is not None:
+                _write_title(*self._before)
+        except OSError:
+            pass
 
 
 def _write_title(name: bytes, start: int, line: bytes) -> None:

@@ -25,10 +25,11 @@ NOTHING = Usage(0, 0.0)
 def sides() -> Iterator[tuple[Guard, socket.socket, int]]:
     """A guard that is ready, its side of the connection, and the pipe that it holds open for as long as it lives."""
     ours, theirs = socket.socketpair()
-    guard = Guard(ours, 2, lambda _pid: None)
+    guard = Guard(ours, 2)
     theirs.settimeout(60)
     theirs.sendall(f"guard {os.getpid()}\nready\n".encode())
     guard.read()
+    guard.send_surroundings()
     _, (folder, output, life), _, _ = socket.recv_fds(theirs, 8, 3)
     os.close(folder)
     os.close(output)

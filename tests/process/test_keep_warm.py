@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from ddplaunch.launcher.workers import show, warm
+from ddplaunch.launcher.workers.servers import packed_request
 from ddplaunch.record import run_socket
 from ddplaunch.system.process.tree import descendants, look, tidies
 from tests.conftest import PATIENCE, Job, Result, until
@@ -181,7 +182,7 @@ def test_it_serves_no_run_that_would_differ(keep, tmp_path):
     _, _, third = keep.run(WORKER, "--threads", 2)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "subprocess.py").touch()
-    assert warm.ask(socket_of(interpreter), f"check 60 {tmp_path}/elsewhere").startswith("unfit scripts in ")
+    assert warm.ask(socket_of(interpreter), "check", "60", f"{tmp_path}/elsewhere").startswith("unfit scripts in ")
     assert len({interpreter, other, third}) == 3
     os.utime(tmp_path / "preloaded.py", (2, 2))
     result, _, new = keep.run()
@@ -203,24 +204,24 @@ def test_where_there_were_too_many_with_one_more_that_taken_longest_ago_ends(kee
         listener.setblocking(False)
     assert keep.run()[0].status == 0
     asked = [received(listener) for listener in there]
-    assert [b"stop\n" in lines for lines in asked] == [False, True, False, False]
+    assert [packed_request("stop") in requests for requests in asked] == [False, True, False, False]
     os.close(folder)
 
 
 def received(listener: socket.socket) -> list[bytes]:
     """Take all connections that have come; give what each has sent."""
-    lines = []
+    requests = []
     with listener, suppress(BlockingIOError):
         while True:
             connection, _ = listener.accept()
             with connection:
-                lines.append(connection.recv(100))
-    return lines
+                requests.append(connection.recv(100))
+    return requests
 
 
 def test_it_ends_when_no_run_has_come_for_so_long(keep, tmp_path):
     _, _, interpreter = keep.run()
-    assert warm.ask(socket_of(interpreter), f"check 1 {tmp_path}") == "ok"
+    assert warm.ask(socket_of(interpreter), "check", "1", str(tmp_path)) == "ok"
     until(lambda: not os.path.exists(f"/proc/{interpreter}"), "its end")
     assert keep.run()[2] != interpreter
 
@@ -357,21 +358,26 @@ def test_a_run_goes_on_when_what_is_kept_is_killed_and_the_next_starts_another(k
 def test_what_is_kept_minds_no_other_client(keep):
     _, _, interpreter = keep.run()
     name = socket_of(interpreter)
-    for line in (
-        "",
-        "guard",
-        "guard x /",
-        "check 99999999999999999999999999999999 /",
-        f"check {'9' * 5000} /",
-        "check 60 /\0",
-        "\udcff" * 9000,
-        "no such request",
+    for request in (
+        (),
+        ("",),
+        ("guard",),
+        ("guard", "x", "/"),
+        ("check", "99999999999999999999999999999999", "/"),
+        ("check", "9" * 5000, "/"),
+        ("check", "60", "/\0"),
+        ("\udcff" * 9000,),
+        ("no such request",),
     ):
-        warm.ask(name, line)
+        warm.ask(name, *request)
+    for received_in_part in (b"\0", b"status\n of another version", packed_request("status")[:-1], b"\xff" * 8):
+        with warm.connect(name) as client:
+            client.sendall(received_in_part)
+            assert client.recv(100) == b""
     warm.connect(name).close()
     silent = warm.connect(name)
     assert warm.ask(name, "status").startswith(f"{interpreter}\t")
-    silent.sendall(b"status\n")
+    silent.sendall(packed_request("status"))
     assert silent.recv(100).startswith(b"%d\t" % interpreter)
     silent.close()
     silent = warm.connect(name)
@@ -387,7 +393,7 @@ def test_what_is_kept_waits_while_it_has_no_room_for_a_client_and_then_serves_it
         client.settimeout(PATIENCE)
         client.connect(run_socket.address(folder, name))
         os.close(folder)
-        client.sendall(b"status\n")
+        client.sendall(packed_request("status"))
         before = sleeps(interpreter)
         until(lambda: sleeps(interpreter) >= before + 5, "it to sleep and look again")
         resource.prlimit(interpreter, resource.RLIMIT_NOFILE, limits)
@@ -420,7 +426,7 @@ def test_two_runs_at_once_share_it_and_it_ends_with_the_last_if_it_was_stopped(k
     assert os.path.exists(f"/proc/{guard}")
     with warm.connect(name := socket_of(interpreter)) as early:
         assert warm.ask(name, "stop") == "ok"
-        early.sendall(f"check 60 {tmp_path}\n".encode())
+        early.sendall(packed_request("check", "60", str(tmp_path)))
         assert early.recv(100) == b"stale it ends with the runs that it serves\n"
     first.send_signal(signal.SIGINT)
     job.process = first

@@ -8,7 +8,6 @@ import resource
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -238,12 +237,13 @@ class Starter:
             from ddplaunch.launcher.workers.forker import Forker  # most jobs need none
 
             context = self._context
-            output = context.queue.fileno()
-            # a guard is the parent of forked workers: their ends post nothing here
-            on_guard_over = partial(self._loop.post, ChildEnded())
-            self._forker = Forker(self._loop, context.reporter.print, context.inputs.warm, output, on_guard_over)
+            self._forker = Forker(self._loop, context.reporter, self, context.inputs.warm, context.queue.fileno())
         if self._forker is not None:
             self._forker.prepare(plan, caller, self._handled)
+
+    def on_guard_over(self) -> None:
+        """Have the ends of workers looked at. Called by the forker."""
+        self._loop.post(ChildEnded())
 
     @property
     def is_ready(self) -> bool:

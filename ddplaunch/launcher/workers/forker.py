@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.launcher.workers.servers import Fork, ForkServer, Guard, ServerLost
 from ddplaunch.plan import Plan
@@ -17,11 +17,19 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.child import StartError
 
 if TYPE_CHECKING:
+    from ddplaunch.launcher.tell.reporter import Reporter
     from ddplaunch.launcher.workers.warm import Interpreter
     from ddplaunch.system.process.child import Child
     from ddplaunch.system.process.tree import Process
 
-SLOW = 10.0  # seconds of imports that are worth a word
+SLOW_IMPORTS = 10.0  # seconds of imports that are worth a word
+
+
+class ForkerOwner(Protocol):
+    """Who has workers forked, and looks which of them have ended."""
+
+    def on_guard_over(self) -> None:
+        """Look: a guard has ended, and with it all that was below it, without a SIGCHLD for this process."""
 
 
 class Forker:
@@ -31,22 +39,14 @@ class Forker:
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        note: Callable[[str], None],
-        warm: Interpreter | None,
-        output: int,
-        on_guard_over: Callable[[], None],
+        self, loop: Loop, reporter: Reporter, owner: ForkerOwner, warm: Interpreter | None, front_pipe: int
     ) -> None:
-        """Start nothing yet. `note` shows a line to the user; `output` is a descriptor that a guard keeps open while it lives.
-
-        `on_guard_over` is called when a guard has ended, with all that was below it.
-        """
+        """Start nothing yet. A guard keeps `front_pipe` open while it lives: a front reads to the end of this pipe."""
         self._loop = loop
-        self._note = note
+        self._reporter = reporter
+        self._owner = owner
         self._warm = warm  # the interpreter that is kept warm; None once it is not to be used any more
-        self._output = output
-        self._on_guard_over = on_guard_over
+        self._front_pipe = front_pipe
         self._user_asked_for_server = True  # by an option; else nobody needs to know of a fork server that is lost
         self._server: ForkServer | Guard | None = None  # what forks the next workers; None: they are fresh processes
         self._guard: Guard | None = None  # the parent of workers, even where it forks no more
@@ -56,7 +56,7 @@ class Forker:
         self._why_lost = ""  # why there is no server, until that was printed; "": there is nothing to print
         self._late_timer = loop.timer(None, self._on_late)
 
-    def prepare(self, plan: Plan, caller: Mapping[str, str], handled: Collection[int]) -> None:
+    def prepare(self, plan: Plan, env_of_command: Mapping[str, str], handled: Collection[int]) -> None:
         """Prepare a generation: keep a fork server that fits; end any other, and start a new one if the plan wants it.
 
         `handled` are the signals that this process has a handler for.
@@ -65,7 +65,7 @@ class Forker:
             self.close()
             return
         self._user_asked_for_server = plan.preload_is_asked
-        argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
+        argv, env = plan.workers[0].argv, of_fork_server(env_of_command, plan)
         interpreter, modules = argv[0], plan.preload
         wanted = (interpreter, modules, env)
         if wanted == self._wanted_for:
@@ -80,14 +80,14 @@ class Forker:
 
     def _start(self) -> None:
         """Start the fork server, or have the warm interpreter fork a guard; `_on_late` follows if it is not ready in time."""
-        within = SLOW  # while modules are imported
+        within = SLOW_IMPORTS  # while it imports modules
         try:
             if self._warm is None:
                 self._server = self._start_server()
             else:
                 from ddplaunch.launcher.workers import warm
 
-                self._server = warm.guard_at(self._warm, self._output)
+                self._server = warm.guard_at(self._warm, self._front_pipe)
                 if not self._warm.is_new:  # it has imported everything, and answers at once
                     within = warm.ANSWER_WITHIN
         except (StartError, ServerLost) as error:
@@ -104,7 +104,9 @@ class Forker:
             self._do_without("it does not answer")
             return
         imports = f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
-        self._note(f"{imports} is still importing after {SLOW:g} s; --start-method spawn does without it")
+        self._reporter.print(
+            f"{imports} is still importing after {SLOW_IMPORTS:g} s; --start-method spawn does without it"
+        )
 
     @property
     def forks_workers(self) -> bool:
@@ -136,7 +138,7 @@ class Forker:
             except ServerLost as error:
                 self._end_server(str(error))
         if self._why_lost and self._user_asked_for_server:
-            self._note(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
+            self._reporter.print(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
         self._why_lost = ""
         return ()
 
@@ -144,21 +146,29 @@ class Forker:
         """Read what the fork server or the guard has sent; deal with its loss. Called by the loop."""
         try:
             server.read()
+            if isinstance(server, Guard) and server.is_ready and self._guard is None:
+                self._use_guard(server)
         except ServerLost as error:
             if server is self._guard:  # it has begun to serve, and the workers have ended with it
                 self._loop.unwatch(server)
                 self._guard.is_over = True
                 self._end_server(str(error))
-                self._on_guard_over()
+                self._owner.on_guard_over()
             else:
                 self._do_without(str(error))
             return
         if server.is_ready:
             self._late_timer.cancel()
-            if self._warm is not None:
-                self._guard = server  # type: ignore[assignment]  # with a warm interpreter the server is a guard
         while server.notes and self._user_asked_for_server:
-            self._note(f"not imported by the fork server: {server.notes.pop(0)}")
+            self._reporter.print(f"not imported by the fork server: {server.notes.pop(0)}")
+
+    def _use_guard(self, guard: Guard) -> None:
+        """Have a guard that is ready take over our surroundings; ServerLost: what it has inherited is not what we have."""
+        from ddplaunch.launcher.workers import warm
+
+        warm.check_same(guard.pid)
+        guard.send_surroundings()
+        self._guard = guard
 
     def _do_without(self, why: str) -> None:
         """Do without a warm interpreter by a fork server, and without a fork server by fresh processes."""
@@ -166,7 +176,7 @@ class Forker:
         if self._warm is not None:
             self._warm = None
             self._why_lost = ""
-            self._note(f"the interpreter that is kept warm is not used, and another one imports again: {why}")
+            self._reporter.print(f"the interpreter that is kept warm is not used, and another one imports again: {why}")
             self._start()
 
     def _end_server(self, why: str) -> None:

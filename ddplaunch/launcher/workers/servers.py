@@ -1,7 +1,7 @@
 """The agent's ends of what forks its workers: a fork server, or the guard of an interpreter that is kept warm.
 
-The other halves are worker/fork_server.py and worker/guard.py. Whatever the other side does, or does not do any more, costs the
-agent at most `ANSWER_TIMEOUT`, once: after that the agent waits for no answer, and takes none for that to a later request.
+The other halves are worker/fork_server.py, with all requests and answers, and worker/guard.py. Whatever these do, or do not do
+any more, costs the agent at most `ANSWER_TIMEOUT`, once: then it waits for no answer, and takes none for that to a later request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddplaunch.system.process.child import Child, End, StartError, Stdio, Usage,
 from ddplaunch.system.process.tree import Process, descendants, look
 
 T = TypeVar("T", bound=Child)
-VARIABLE = "DDPLAUNCH_FORK_SERVER"
+SERVE_VARIABLE = "DDPLAUNCH_FORK_SERVER"
 ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in which workers are forked
 # seconds that the agent waits for the end of a fork server; one that cannot be killed is not waited for longer
 END_TIMEOUT = 1.0
@@ -60,8 +60,6 @@ class Fork(Struct, frozen=True):
 class ForkRequests:
     """The agent's connection to a process that forks workers once it has imported its modules; both kinds below share it."""
 
-    _fork_prefix = b""  # the bytes that a request to fork begins with
-
     def __init__(self, connection: socket.socket) -> None:
         """Own this connection."""
         self._socket = connection
@@ -90,10 +88,10 @@ class ForkRequests:
                 case "guard":  # with its pid
                     self._process = look(int(text))
 
-    def _fork(self, forks: Sequence[Fork], adopt: Callable[[int], T], more: Sequence[int] = ()) -> list[T]:
+    def _fork(self, forks: Sequence[Fork], adopt: Callable[[int], T], end_pipes: Sequence[int] = ()) -> list[T]:
         """Have workers forked, which begin together once `adopt` has made a child of the pid of each; return them in order.
 
-        `adopt` may raise OSError. `more` has one further descriptor for each worker, or none.
+        `adopt` may raise OSError. `end_pipes`, by which a guard tells how each worker has ended, are none for a fork server.
 
         Raises:
             StartError: the machine cannot create one of the processes; none of them begins.
@@ -105,11 +103,13 @@ class ForkRequests:
             # each worker reads a byte of this pipe before it begins: if the agent gives up first, it reads the end, and ends
             wait, release = os.pipe()
             try:
-                # descriptors of each worker: its files, the end of the pipe, and the further one, if there is one
-                of_workers = [(*fork.descriptors, wait, *more[index : index + 1]) for index, fork in enumerate(forks)]
+                # descriptors of each worker: its files, the end of the pipe, and with a guard the pipe for how the worker ends
+                of_workers = [[*fork.descriptors, wait] for fork in forks]
+                for of_one, end_pipe in zip(of_workers, end_pipes, strict=False):
+                    of_one.append(end_pipe)
                 framed = [_packed_number(len(of_workers[0])), *(_packed_number(len(one)) + one for one in contents)]
                 descriptors = [fd for of_one in of_workers for fd in of_one]
-                answer = self._ask(self._fork_prefix + b"".join(framed), *descriptors)
+                answer = self._ask(b"fork\0" + b"".join(framed), *descriptors)
                 children.extend(map(adopt, _pids(answer, len(forks))))
                 os.write(release, b"\n" * len(forks))
             finally:
@@ -204,7 +204,7 @@ class ForkServer(ForkRequests):
                 raise StartError(error.errno or errno.EMFILE, "cannot start the fork server") from None
             theirs.set_inheritable(True)
             served = ",".join([str(theirs.fileno()), *modules])
-            self._child = start(argv, {**env, VARIABLE: served}, Stdio(devnull, write, write), handled=handled)
+            self._child = start(argv, {**env, SERVE_VARIABLE: served}, Stdio(devnull, write, write), handled=handled)
             on_error.pop_all()  # it is started: our end stays open
         super().__init__(ours)
 
@@ -236,17 +236,11 @@ class Guard(ForkRequests):
     is left of it.
     """
 
-    _fork_prefix = b"fork\0"
-
-    def __init__(self, connection: socket.socket, output: int, check: Callable[[int], None]) -> None:
-        """Use this connection; `output` is a descriptor that the guard is to have for as long as it lives.
-
-        `check` raises ServerLost if workers may not be forked from this process.
-        """
+    def __init__(self, connection: socket.socket, front_pipe: int) -> None:
+        """Use this connection. The guard keeps `front_pipe` open as long as it lives: a front reads to the end of this pipe."""
         super().__init__(connection)
-        self._check = check
-        self._output = output
-        self._life = -1  # pipe: at its end when the guard has ended; -1 before it is ready, and when it is closed
+        self._front_pipe = front_pipe
+        self._life_pipe = -1  # at its end when the guard has ended; -1 before it is ready, and when it is closed
         self.is_over = False  # the guard has ended, and nothing is left of the processes below it
 
     @property
@@ -254,28 +248,21 @@ class Guard(ForkRequests):
         """The pid of the guard, 0 while that is not known."""
         return self._process.pid if self._process is not None else 0
 
-    def read(self) -> None:
-        """Read the lines that the guard sends while it starts; see `ForkRequests.read`."""
-        was_ready = self.is_ready
-        super().read()
-        if self.is_ready and not was_ready:
-            self._check(self.pid)
-            self._send_surroundings()
+    def send_surroundings(self) -> None:
+        """Send a guard that is ready what it and all workers take from the agent: pid, umask, working directory.
 
-    def _send_surroundings(self) -> None:
-        """Send the guard what it and all workers take from the agent: pid, umask, working directory, and files to keep open.
-
-        One of these is the end of a pipe, whose other end the agent reads to see whether the guard lives: `has_ended`.
+        With these go two files to be kept open: the pipe of the front, and the end of one that shows whether the guard lives.
         """
         with ExitStack() as sent:
             try:
-                self._life, life = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                sent.callback(os.close, life)
+                self._life_pipe, kept_by_guard = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                sent.callback(os.close, kept_by_guard)
                 folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
                 sent.callback(os.close, folder)
                 mask = os.umask(0)  # it can only be read by setting it
                 os.umask(mask)
-                self._send(_packed_fields(["agent", str(os.getpid()), str(mask)]), folder, self._output, life)
+                fields = _packed_fields(["agent", str(os.getpid()), str(mask)])
+                self._send(fields, folder, self._front_pipe, kept_by_guard)
             except OSError as error:
                 raise ServerLost(str(error.strerror)) from None
 
@@ -283,7 +270,7 @@ class Guard(ForkRequests):
     def has_ended(self) -> bool:
         """Whether the guard has ended, and the kernel has killed its workers."""
         with suppress(BlockingIOError):
-            return self._life < 0 or not os.read(self._life, 1)
+            return self._life_pipe < 0 or not os.read(self._life_pipe, 1)
         return False
 
     def fork(self, forks: Sequence[Fork]) -> list[GuardedChild]:
@@ -327,9 +314,9 @@ class Guard(ForkRequests):
     def close(self) -> None:
         """End the guard, with all processes below it, whatever it is doing."""
         self._socket.close()
-        if self._life >= 0:
-            os.close(self._life)
-            self._life = -1  # the number may soon be another file's
+        if self._life_pipe >= 0:
+            os.close(self._life_pipe)
+            self._life_pipe = -1  # the number may soon be another file's
 
 
 class GuardedChild(Child, kw_only=True):
@@ -395,8 +382,15 @@ def _pids(answer: Sequence[str], number: int) -> list[int]:
     if what != "forked" or not all(pid.isdecimal() for pid in pids):
         raise ServerLost(text or "an imported module has written to the fork server's socket")
     if len(pids) < number:
+        # an imported module has reaped the process that forked them, and with it the reason
         raise StartError(errno.EAGAIN, _CANNOT_FORK, len(pids))
     return [int(pid) for pid in pids]
+
+
+def packed_request(*fields: str) -> bytes:
+    """Return a request of these fields, the first of which is its kind, as a warm interpreter takes it; it has no descriptors."""
+    content = _packed_fields(fields)
+    return _packed_number(len(content)) + content
 
 
 def _packed_number(value: int) -> bytes:

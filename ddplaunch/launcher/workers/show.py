@@ -103,7 +103,7 @@ def _on_silent(name: str, *, stop: bool) -> str:
     with suppress(OSError), warm.connect(name) as sock:
         pid = run_socket.pid_of(sock)
         with open(f"/proc/{pid}/environ", "rb") as file:
-            is_interpreter = f"\0{warm.VARIABLE}=".encode() in b"\0" + file.read()
+            is_interpreter = f"\0{warm.SERVE_VARIABLE}=".encode() in b"\0" + file.read()
         if not is_interpreter:  # until exec the process is a copy of the run that starts it
             return "one that has just been started"
         if not stop:

@@ -2,7 +2,7 @@
 
 An interpreter listens at a socket in the user's runtime folder. The name of the socket says what a run must have in common with
 the interpreter to be served, among that what a process inherits and cannot change later. worker/warm.py is the interpreter
-itself, and defines the lines that it takes. Nothing here waits for its imports.
+itself, and worker/fork_server.py lists what it is asked. Nothing here waits for its imports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch import __version__
-from ddplaunch.launcher.workers.servers import Guard, ServerLost
+from ddplaunch.launcher.workers.servers import Guard, ServerLost, packed_request
 from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import of_warm_interpreter
 from ddplaunch.record import run_socket
@@ -31,8 +31,8 @@ from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach
 from ddplaunch.system.words import why_failed
 
-VARIABLE = "DDPLAUNCH_WARM"
-ANSWER_WITHIN = 1.0  # seconds that an interpreter has to answer a line, which it does at once unless it imports
+SERVE_VARIABLE = "DDPLAUNCH_WARM"
+ANSWER_WITHIN = 1.0  # seconds that an interpreter has to answer, which it does at once unless it imports
 LOCK_TIMEOUT = 0.2  # seconds to wait for another run that starts an interpreter
 MOST = 4  # that a user has on a machine; each may hold what torch takes of memory
 _LOOK_AGAIN = 0.005  # seconds
@@ -102,38 +102,38 @@ def connect(name: str) -> socket.socket:
     return sock
 
 
-def ask(name: str, line: str) -> str:
-    """Send a line to an interpreter; return the answer, "" if the interpreter has ended meanwhile.
+def ask(name: str, *request: str) -> str:
+    """Send a request to an interpreter; return the answer, "" if the interpreter has ended meanwhile.
 
     Raises: as `connect`.
     """
     with connect(name) as sock:
-        sock.sendall(os.fsencode(line) + b"\n")
+        sock.sendall(packed_request(*request))
         with suppress(ConnectionResetError):
             return os.fsdecode(sock.recv(_LONGEST_ANSWER)).rstrip("\n")
     return ""
 
 
-def guard_at(interpreter: Interpreter, output: int) -> Guard:
-    """Have the interpreter fork a guard for this run; the guard says when it is ready. `output` is as for `Guard`.
+def guard_at(interpreter: Interpreter, front_pipe: int) -> Guard:
+    """Have the interpreter fork a guard for this run; the guard says when it is ready, and keeps `front_pipe` open.
 
     Raises ServerLost: the interpreter has ended, or does not answer.
     """
     try:
         connection = connect(interpreter.name)
-        connection.sendall(os.fsencode(f"guard {interpreter.seconds} {interpreter.folder}\n"))
+        connection.sendall(packed_request("guard", str(interpreter.seconds), interpreter.folder))
     except OSError as error:
         raise ServerLost(why_failed(error)) from None
-    return Guard(connection, output, check_same)
+    return Guard(connection, front_pipe)
 
 
 # --- the one that fits a plan
 
 
-def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
+def interpreter_for(plan: Plan, env_of_command: Mapping[str, str]) -> Interpreter:
     """Return the interpreter that fits this plan, whether such a process listens or not; CannotKeep if none may be kept here.
 
-    `caller` are the variables of the command that was typed.
+    `env_of_command` are the variables of the command that was typed.
     """
     assert plan.keep_warm is not None
     assert plan.preload is not None
@@ -149,9 +149,9 @@ def interpreter_for(plan: Plan, caller: Mapping[str, str]) -> Interpreter:
         folder = os.getcwd() if command.kind == "module" else os.path.dirname(os.path.realpath(command.program))
     except OSError:
         raise CannotKeep("the working directory was removed") from None
-    if "\n" in folder:  # which ends what an interpreter is asked
+    if "\n" in folder:  # which ends a line of an answer
         raise CannotKeep("the path of the folder has two lines")
-    name = _name_for(command, of_warm_interpreter(caller, plan), plan.preload, folder)
+    name = _name_for(command, of_warm_interpreter(env_of_command, plan), plan.preload, folder)
     if name is None:
         raise CannotKeep("it is not known on such a machine how to find all that a process inherits")
     return Interpreter(name=name, seconds=plan.keep_warm, folder=folder)
@@ -195,7 +195,7 @@ def _path_and_identity(path: str) -> str:
     return f"{path} {found.st_mtime_ns} {found.st_size} {found.st_ino}"
 
 
-def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
+def prepare(plan: Plan, env_of_command: Mapping[str, str]) -> tuple[Interpreter, str]:
     """Find or start the interpreter for a plan; return it, and why an older interpreter was not used, or "".
 
     To be called before this process becomes a subreaper: the interpreter is to be no descendant of any run, and to outlive this
@@ -203,10 +203,10 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
 
     Raises CannotKeep: no interpreter can serve the plan, nor be started.
     """
-    interpreter = interpreter_for(plan, caller)
+    interpreter = interpreter_for(plan, env_of_command)
     why_older_ends = ""
     try:
-        answer = ask(interpreter.name, f"check {interpreter.seconds} {interpreter.folder}")
+        answer = ask(interpreter.name, "check", str(interpreter.seconds), interpreter.folder)
         what, _, text = answer.partition(" ")
         if what == "ok":
             return interpreter, ""
@@ -223,7 +223,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[Interpreter, str]:
                 connect(interpreter.name).close()  # another run was faster
             except (FileNotFoundError, ConnectionRefusedError):
                 _make_room()
-                _start(interpreter, plan, caller)
+                _start(interpreter, plan, env_of_command)
     except OSError as error:
         raise CannotKeep(why_failed(error)) from None
     return replace(interpreter, is_new=True), why_older_ends
@@ -269,10 +269,10 @@ def _make_room() -> None:
     surplus = max(len(oldest_first) - (MOST - 1), 0)
     for name in oldest_first[:surplus]:
         with suppress(OSError), connect(name) as sock:
-            sock.sendall(b"stop\n")  # and waits for no answer: it may import still
+            sock.sendall(packed_request("stop"))  # and waits for no answer: it may import still
 
 
-def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> None:
+def _start(interpreter: Interpreter, plan: Plan, env_of_command: Mapping[str, str]) -> None:
     """Start an interpreter that already listens, as a child of process 1, or of what adopts orphans here."""
     folder = run_socket.open_runtime_folder()
     listener = socket.socket(socket.AF_UNIX)
@@ -281,7 +281,7 @@ def _start(interpreter: Interpreter, plan: Plan, caller: Mapping[str, str]) -> N
         path = f"{run_socket.runtime_folder(os.getuid())}/{interpreter.name}"
         # the interpreter finds its listening socket as descriptor 3, where `detach` puts it
         served = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
-        argv, env = _Command.of(plan), {**of_warm_interpreter(caller, plan), VARIABLE: served}
+        argv, env = _Command.of(plan), {**of_warm_interpreter(env_of_command, plan), SERVE_VARIABLE: served}
         pid = fork()
         if pid == 0:  # this child ends at once, which makes an orphan of its own child
             try:
@@ -311,7 +311,7 @@ _FILES = {
     "coredump_filter": "another core dump filter",
     "personality": "another execution domain (setarch)",
 }
-_STATUS = {
+_STATUS_LINES = {
     "Uid": "another user",
     "Gid": "another group",
     "Groups": "other supplementary groups",
@@ -326,13 +326,13 @@ _STATUS = {
 # what another value of each means
 WORDS = {
     **_FILES,
-    **_STATUS,
+    **_STATUS_LINES,
     **{f"ns/{name}": f"another {name.removesuffix('_for_children')} namespace" for name in _NAMESPACES},
     "root": "another root directory (chroot)",
     "scheduling": "another priority or scheduling policy (nice, chrt)",
 }
 # fields of /proc/PID/stat, counted from the state, which follows the name: priority, nice; rt_priority, policy
-_SCHEDULING = slice(15, 17), slice(37, 39)
+_SCHEDULING_FIELDS = slice(15, 17), slice(37, 39)
 # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
 _PRCTL_OPTIONS = (27, 30, 42, 66, 68)
 
@@ -360,9 +360,9 @@ def shown_by_proc(pid: int) -> dict[str, str]:
         except OSError:
             found[name] = ""
     lines = dict(line.partition(":")[::2] for line in _read(f"/proc/{pid}/status").splitlines())  # "NAME:\tVALUE"
-    found |= {name: lines.get(name, "").strip() for name in _STATUS}
+    found |= {name: lines.get(name, "").strip() for name in _STATUS_LINES}
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()  # "PID (NAME) STATE ..."
-    return {**found, "scheduling": " ".join(" ".join(fields[part]) for part in _SCHEDULING)}
+    return {**found, "scheduling": " ".join(" ".join(fields[part]) for part in _SCHEDULING_FIELDS)}
 
 
 def check_same(pid: int) -> None:

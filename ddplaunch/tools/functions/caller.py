@@ -61,7 +61,7 @@ class Caller:
         self._stack_files = StackFiles()
         self._open_pipes = 0  # from the command, that are not at their end: two of output, and the control socket
         # set once the command has ended: for so long its agent may live on, to end the workers
-        self._give_up_agent = self._loop.timer(None, lambda: None)
+        self._agent_timer = self._loop.timer(None, self._give_up_agent)
         self._world_size = 0  # until a worker has said hello
         self._cannot_send: CannotSend | None = None  # why a worker got no call, which `_wait` raises
         self._is_ending = False  # it is being stopped: no worker gets a call any more
@@ -174,7 +174,11 @@ class Caller:
         """Reap the command, and give its agent some time to end the workers. Called by the loop."""
         self._loop.unwatch(self._pidfd)
         self._process.wait()
-        self._give_up_agent.set(self._loop.now() + self._spec.grace_period + _LOST_TIMEOUT)
+        self._agent_timer.set(self._loop.now() + self._spec.grace_period + _LOST_TIMEOUT)
+
+    def _give_up_agent(self) -> None:
+        """Wait no longer for the agent, which has not closed its ends of our pipes. Called by the loop."""
+        self._open_pipes = 0
 
     # --- the loop
 
@@ -183,7 +187,7 @@ class Caller:
         if self._process.returncode is None:
             return True
         # the agent of a command that was killed ends its workers before it closes its ends of our pipes
-        return self._open_pipes > 0 and self._give_up_agent.is_set
+        return self._open_pipes > 0
 
     def _wait(self) -> None:
         self._loop.run_once()
@@ -231,11 +235,10 @@ class Caller:
             hint = f"; {MORE_OPEN_FILES}" if error.errno == errno.EMFILE else ""
             raise exceptions.JobError(f"cannot take the connection of a worker: {error.strerror}{hint}") from None
         if connection is not None:
-            self._without_rank.add(
-                WorkerConnection(self._loop, connection, self._listener, self._call_for, self._result_limit)
-            )
+            worker = WorkerConnection(self._loop, connection, self._listener, self, self._result_limit)
+            self._without_rank.add(worker)
 
-    def _call_for(self, worker: WorkerConnection, rank: int, world_size: int) -> WorkerCall | None:
+    def call_for(self, worker: WorkerConnection, rank: int, world_size: int) -> WorkerCall | None:
         """Return the call for the worker of this rank, in place of an earlier one; None if the job ends or pickling fails."""
         if self._is_ending:
             return None

@@ -17,7 +17,7 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ddplaunch.record.run_socket import uid_of
 from ddplaunch.system.loop.loop import READ, WRITE, Loop
@@ -25,12 +25,12 @@ from ddplaunch.system.process.linux import memory_file
 from ddplaunch.tools.functions import pickling
 
 # the same in worker/call.py, which runs where ddplaunch need not be
-NONCE = 32  # bytes; a proof has as many
+NONCE_SIZE = 32  # bytes; a proof has as many
 HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
-AT_ONCE = 200  # descriptors in one message; Linux takes 253
+DESCRIPTORS_AT_ONCE = 200  # in one message; Linux takes 253
 
 _CHUNK = 1 << 20  # bytes
 _LONGEST_STACKS = 1 << 16  # bytes of a file that are read
@@ -90,23 +90,25 @@ class WorkerCall(NamedTuple):
     limits: dict[str, Any]  # "result_limit": bytes; "stacks_after": seconds until the worker writes its stacks, or None
 
 
+class Calls(Protocol):
+    """Who has the calls for workers."""
+
+    def call_for(self, worker: WorkerConnection, rank: int, world_size: int) -> WorkerCall | None:
+        """Return the call for a worker that has said hello as this rank; None: there is none, and the connection is closed."""
+
+
 class WorkerConnection:
     """The caller's connection from one worker: hello, call, reply. Never blocks; the reply is kept, and not unpickled here."""
 
     def __init__(
-        self,
-        loop: Loop,
-        connection: socket.socket,
-        listener: WorkerListener,
-        call_for: Callable[[WorkerConnection, int, int], WorkerCall | None],
-        result_limit: int,
+        self, loop: Loop, connection: socket.socket, listener: WorkerListener, calls: Calls, result_limit: int
     ) -> None:
-        """Take a connection from the listener. After the hello `call_for` returns the call for the rank, None for none."""
+        """Take a connection from the listener; after the hello, `calls` has the call for the worker."""
         self._connection = connection
         self._loop = loop
         self._listener = listener
-        self._call_for = call_for
-        self._nonce = os.urandom(NONCE)
+        self._calls = calls
+        self._nonce = os.urandom(NONCE_SIZE)
         self._result_limit = result_limit  # bytes
         self._buffer = bytearray(HELLO.size)  # for the part that the worker sends next
         self._filled = 0  # bytes of it that have come
@@ -178,7 +180,7 @@ class WorkerConnection:
         knows_secret = compare_digest(proof, self._listener.prove(b"worker", said))
         if not knows_secret or not 0 <= rank < world_size:
             return False
-        call = self._call_for(self, rank, world_size)
+        call = self._calls.call_for(self, rank, world_size)
         if call is None:
             return False
         self._send(self._listener.prove(b"caller", said), call)
@@ -207,7 +209,8 @@ class WorkerConnection:
         self._descriptors = payload.descriptors
         prepared = pickle.dumps({"preparation": payload.preparation, **call.limits})
         head = CALL.pack(len(prepared), len(payload.pickle), len(payload.descriptors))
-        groups = [payload.descriptors[at : at + AT_ONCE] for at in range(0, len(payload.descriptors), AT_ONCE)]
+        starts = range(0, len(payload.descriptors), DESCRIPTORS_AT_ONCE)
+        groups = [payload.descriptors[at : at + DESCRIPTORS_AT_ONCE] for at in starts]
         carriers = ((memoryview(b"."), group) for group in groups)  # descriptors travel beside at least one byte
         self._queue = [
             (memoryview(proof + head), ()),

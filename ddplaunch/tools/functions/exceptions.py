@@ -166,7 +166,7 @@ class CallOutcome:
     def __init__(self) -> None:
         self.status: int | None = None  # None: the command has not said it, as when it was killed
         self._why = ""  # the job ended: "timed_out", ...
-        self._first: Mapping[str, Any] | None = None  # the first failure of a worker
+        self._first_failure: Mapping[str, Any] | None = None  # of a worker
         self._report = ""  # of the failure, or the error message
 
     def update(self, message: Mapping[str, Any]) -> None:
@@ -175,7 +175,8 @@ class CallOutcome:
             case "failure_text":
                 self._report = message["text"]
             case "outcome":
-                self.status, self._why, self._first = message["status"], message["why"], message["first_failure"]
+                self.status, self._why = message["status"], message["why"]
+                self._first_failure = message["first_failure"]
 
     def failure(
         self,
@@ -189,7 +190,7 @@ class CallOutcome:
         `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout; `returned` are the ranks
         whose function had returned.
         """
-        first = self._first
+        first = self._first_failure
         if self._why == "timed_out":
             return timed_out(_with_python_names(self._report), stacks(), returned)
         if first is None:

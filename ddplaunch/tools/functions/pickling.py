@@ -113,7 +113,7 @@ class Function:
         needs_main = not by_value and _NAME_OF_MAIN in data
         prepared = preparation(self._main_import if needs_main else {})
         if by_value:
-            prepared["sources"] = sources()
+            prepared["sources"] = typed_sources()
         return Payload(preparation=prepared, pickle=data, descriptors=descriptors)
 
     def _why_unsendable(self, error: Exception, *, by_value: bool) -> str:
@@ -277,7 +277,7 @@ def preparation(main: dict[str, str]) -> dict[str, Any]:
     return data
 
 
-def sources() -> dict[str, Any]:
+def typed_sources() -> dict[str, Any]:
     """Return the source lines that were typed, for tracebacks: a notebook keeps its cells in linecache, without files."""
     import linecache
 

@@ -48,7 +48,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     wrong = ""  # shown outside of `except`, so that pytest shows no traceback of ours
     try:
         launch(run, (request,), **options)
-    except RankOutcome as outcome:
+    except RankOutcome as outcome:  # it was skipped, or failed as was expected
         raise outcome.exception() from None
     except JobError as error:
         pyfuncitem.stash[_FIRST_FAILURE] = error
@@ -69,9 +69,9 @@ def pytest_runtest_makereport(
     error = item.stash.get(_FIRST_FAILURE, None)
     if error is None or call.when != "call":
         return report
-    from ddplaunch.tools.testing.rank import REPORT
+    from ddplaunch.tools.testing.rank import REPORT_ATTRIBUTE
 
-    data = getattr(error, REPORT, None)  # set in the worker, see `rank`
+    data = getattr(error, REPORT_ATTRIBUTE, None)  # set in the worker, see `rank`
     first = None if data is None else item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
     notes = list(getattr(error, "__notes__", ()))
     if not isinstance(first, pytest.TestReport):  # that rank left none: it was killed, say

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ddplaunch.tools.functions import pickling
 
-REPORT = "_ddplaunch_report"  # attribute of an exception: pytest's report of it, as plain data
+REPORT_ATTRIBUTE = "_ddplaunch_report"  # attribute of an exception: pytest's report of it, as plain data
 
 
 class RankOutcome(Exception):
@@ -129,7 +129,7 @@ class _Rank:
             error.__traceback__ = from_test or whole
             data = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
             try:
-                setattr(error, REPORT, data)  # travels with the exception to the session that was typed
+                setattr(error, REPORT_ATTRIBUTE, data)  # travels with the exception to the session that was typed
             except (AttributeError, TypeError):  # its class allows no attributes
                 pass
         return report

@@ -8,7 +8,7 @@ from ddplaunch.launcher.look.recorder import members_of
 from ddplaunch.record.seen import Group as Seen
 from ddplaunch.record.seen.recorder import parse_members
 from ddplaunch.worker import distributed
-from ddplaunch.worker.distributed import ranges_of, variable_of_recorder
+from ddplaunch.worker.distributed import ranges_of, size_variable_of_recorder
 
 
 class Group:
@@ -53,7 +53,7 @@ def test_a_group_that_does_not_fit_keeps_no_later_one_out(tmp_path, monkeypatch)
     ],
 )
 def test_no_variable_is_set_of_which_torch_warns(version, variable):
-    assert variable_of_recorder(version) == variable
+    assert size_variable_of_recorder(version) == variable
 
 
 def test_a_table_of_groups_that_somebody_else_watches_is_watched_by_both(tmp_path):
