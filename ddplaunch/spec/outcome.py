@@ -17,7 +17,7 @@ from ddplaunch.system.fields import Duration, Keyword, Line, Number, Piece, Seco
 # `ClusterEnding.text` where the table of causes has a row for it
 PREEMPTED = "preempted"
 OUT_OF_WALLTIME = "out of walltime"
-OWN_END = "its ddplaunch has ended"  # that of a node which somebody started there
+ENDED_ITSELF = "its ddplaunch has ended"  # that of a node which somebody started there
 CLOSED = "connection closed"  # after a whole message, so that the other side had nothing more to say
 
 

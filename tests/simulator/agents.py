@@ -141,7 +141,7 @@ class Agent:
             raise Violation(f"no worker of two generations runs on one node: {self} begins in {self.state.phase.name}")
         self.state, actions = node_step(self.state, event)
         self._deadline.set(self.state.deadline)
-        self._rest.set(self.state.quiet_deadline)
+        self._rest.set(self.state.lax_deadline)
         for action in actions:
             self._act(action)
         state = self.state

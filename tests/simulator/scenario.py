@@ -66,7 +66,7 @@ def policy_of(where: str, least: int, most: int, heartbeat_timeout: float, **fie
         lease=heartbeat_timeout + job.KILLED_WITHIN if least < most else 0.0,
         nodes_are_replaceable=where == "by hand",
         nodes_may_leave=where == "by hand",
-        dispatched=where == "command",
+        has_one_command=where == "command",
         **fields,
     )
 

@@ -235,7 +235,7 @@ class Dispatcher(Lead):
             case node.SignalReceived(signum) if not event.is_copy:
                 self._console.note_signal(signum)
                 if signum in self._spec.ending_signals:
-                    self._on_stop(at_once=was_stopped and event.escalates)
+                    self._on_stop(at_once=was_stopped and event.is_request)
             case node.FrontLost():
                 self._startup.disconnect()  # the agents end their workers then, and nobody is left to show their output to
             case ChildEnded():

@@ -103,7 +103,7 @@ class Lead(BehindFront):
             spec,
             least,
             most,
-            dispatched=True,
+            has_one_command=True,
             names=tuple(host.address for host in allocation.start),
             has_lease=allocation.is_elastic,  # where the job goes on without a node, that node's workers end by a lease
         )
@@ -184,7 +184,7 @@ class Lead(BehindFront):
         elif not self._signum:
             self._signum = signum
             self._stop(Why.SIGNALLED, signum, by_cluster=event.by_cluster)
-        elif event.escalates:
+        elif event.is_request:
             self._reporter.print("killing the workers at once")
             self.coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))  # no node, but this command says so
         elif event.repeats_request_of:  # the user learns that both signals count as one request

@@ -262,7 +262,7 @@ class Coordinator:
 
     def refuse(self, id: int, reason: str, status: int, hint: str = "") -> None:
         """Tell an agent that it cannot take part, with which its node ends; and the user."""
-        who = "the command" if self.state.policy.dispatched else "node 0"
+        who = "the command" if self.state.policy.has_one_command else "node 0"
         text = LaunchError(f"{who} refused this node: {reason}", hint=hint).render()
         self.order((id,), JobEnd(status=status, why="refused", text=text))
         if self._agents is not None:
@@ -290,9 +290,9 @@ class Coordinator:
                 if self._agents is not None:
                     self._agents.leave(signum, why_unfit)
                     self._has_ended = self._has_ended or bool(why_unfit)  # else `Release` of the own agent follows
-            case job.StopNodes(ids, signum, by_cluster, others_ended, hangs):
+            case job.StopNodes(ids, signum, by_cluster, another_node_ended, job_stands_still):
                 why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
-                more = {"others_ended": others_ended, "hangs": hangs}
+                more = {"another_node_ended": another_node_ended, "job_stands_still": job_stands_still}
                 self.order(ids, node.StopOrdered(signum, self._loop.now(), why, by_cluster, **more))
             case job.TellAllStacksRead(ids):
                 self.order(ids, node.AllStacksRead(self._loop.now()))

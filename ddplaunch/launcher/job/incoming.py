@@ -175,7 +175,7 @@ class Incoming:
             return
         self._hellos += 1
         self.agents.by_id[id] = Agent(hello)
-        if self.agents.job_end is not None and self._coordinator.state.policy.dispatched:
+        if self.agents.job_end is not None and self._coordinator.state.policy.has_one_command:
             # the command started it with the others, so it ends as they do, and is not refused
             self.agents.send((id,), self.agents.job_end)
         else:
@@ -206,7 +206,7 @@ class Incoming:
     def _on_stop_of_waiting(self, id: int, report: node.ReportStopping) -> None:
         """Let a node go that is not admitted yet, and is to stop; a job that needs each of its nodes ends with it."""
         policy = self._coordinator.state.policy
-        if policy.needs_all or policy.dispatched:  # dispatched: a signal to one agent is for the job
+        if policy.needs_all or policy.has_one_command:  # has_one_command: a signal to one agent is for the job
             stop = job.StopRequested(report.why, report.signum, self._loop.now(), report.by_cluster)
             self._coordinator.feed(stop)
             return

@@ -62,13 +62,13 @@ def job_policy(
     min_nodes: int,
     max_nodes: int,
     *,
-    dispatched: bool = False,
+    has_one_command: bool = False,
     names: tuple[str, ...] = (),
     has_lease: bool = False,
 ) -> job.Policy:
     """Return what the user decided about the job as a whole.
 
-    `dispatched`: one command starts all agents and coordinates them. `names` are the hosts by node rank, as far as known.
+    `has_one_command`: one command starts all agents and coordinates them. `names` are the hosts by node rank, as far as known.
     `has_lease`: the job may go on without a node, once the workers there have been killed.
     """
     return job.Policy(
@@ -90,7 +90,7 @@ def job_policy(
         straggler_check=spec.straggler_check,
         notices=frozenset(spec.notices),
         spares=spec.spares,
-        dispatched=dispatched,
+        has_one_command=has_one_command,
         host_names=names,
         lease=spec.heartbeat_timeout + job.KILLED_WITHIN if has_lease else 0.0,
     )

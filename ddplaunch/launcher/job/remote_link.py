@@ -21,7 +21,7 @@ from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
 from ddplaunch.reach.silence import Keepalive, Silence, describe_way
-from ddplaunch.spec.outcome import OWN_END, Why
+from ddplaunch.spec.outcome import ENDED_ITSELF, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.fields import Malformed, host
 from ddplaunch.system.loop.loop import Loop
@@ -272,7 +272,7 @@ class RemoteLink(Link):
         elif unfit:
             self._lose_coordinator(self._loss_by(f"its health check failed: {unfit}"))
         else:
-            self._lose_coordinator(self._loss_by(OWN_END))
+            self._lose_coordinator(self._loss_by(ENDED_ITSELF))
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""

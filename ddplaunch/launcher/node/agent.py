@@ -52,7 +52,7 @@ class Agent(BehindFront):
         self._has_stopped_all_nodes = False  # by `stop_for_good`, where a signal would have stopped this node alone
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)  # of `_state`
-        self._quiet_deadline = loop.timer(None, self._on_deadline, may_come_late=True)
+        self._lax_deadline = loop.timer(None, self._on_deadline, may_come_late=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
 
     def connect(self) -> Link:
@@ -269,7 +269,7 @@ class Agent(BehindFront):
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)
-        self._quiet_deadline.set(self._state.quiet_deadline)
+        self._lax_deadline.set(self._state.lax_deadline)
         if not self._state.pending:  # no worker is to be started any more
             self._generations.start_no_more()
         for action in actions:
@@ -283,7 +283,7 @@ class Agent(BehindFront):
         if isinstance(event, node.SignalReceived):
             event = replace(event, coordinator_is_here=self._coordinator is not None)
         if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
-            event = replace(event, silent=self._generations.silent_for)
+            event = replace(event, silent_for=self._generations.silent_for)
         return event
 
     def _on_deadline(self) -> None:

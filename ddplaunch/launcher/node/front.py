@@ -166,7 +166,7 @@ class _Front:
             if self._agent.prevent_start():
                 self.killed_agent = True
                 print_now(child.prevented_by(signum))
-        elif event.escalates:
+        elif event.is_request:
             self._workers_are_to_be_killed = True  # by this process, if the agent does not answer the question below
         else:
             return  # a repetition asks for nothing new

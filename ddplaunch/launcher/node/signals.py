@@ -86,29 +86,29 @@ class SignalDeduplicator:
         source: SignalOrigin,
         *,
         typed: Typed = Typed.NO,
-        escalates: bool | None = None,
+        is_request: bool | None = None,
     ) -> node.SignalReceived:
         """Return the event for a signal, which says what the signal means: a copy, a first request to stop, a repetition, ...
 
-        Only a signal of the front escalates, unless it repeats another one. `escalates`: whether it does, if another process has
-        decided that, as a caller of `launch()`, which knows whether a person insists; None: it is decided here.
+        Only a signal of the front is a request, unless it repeats another one. `is_request`: another process has
+        decided it, as a caller of `launch()`, which knows whether a person insists; None: it is decided here.
         """
         if self._is_copy(signum, at, source):
-            return node.SignalReceived(signum, at, escalates=False, is_copy=True)
+            return node.SignalReceived(signum, at, is_request=False, is_copy=True)
         # a signal that stops nothing repeats none
         meaning = self._stop_requests.take(signum, at, typed) if signum in self._stops else Meaning.FIRST
         is_first, repeats_first = meaning is Meaning.FIRST, meaning is Meaning.SAME
-        is_decided_here = escalates is None
-        if escalates is None:
-            escalates = meaning is Meaning.INSISTS or (is_first and signum not in self._sent_again)
+        is_decided_here = is_request is None
+        if is_request is None:
+            is_request = meaning is Meaning.INSISTS or (is_first and signum not in self._sent_again)
         return node.SignalReceived(
             signum,
             at,
-            escalates=escalates and source is SignalOrigin.FRONT,
+            is_request=is_request and source is SignalOrigin.FRONT,
             # another process decides on what a person has typed there
             is_typed=typed is not Typed.NO or not is_decided_here,
             # a program which begins with a polite signal sends others if that does not help
-            asks_first=is_first and signum in POLITE and typed is not Typed.YES,
+            is_first_by_program=is_first and signum in POLITE and typed is not Typed.YES,
             repeats_request_of=self._stop_requests.first if repeats_first and is_decided_here else 0,
         )
 
@@ -209,12 +209,12 @@ class SignalSource:
         *,
         by_cluster: bool = False,
         typed: Typed = Typed.NO,
-        escalates: bool | None = None,
+        is_request: bool | None = None,
     ) -> None:
-        """Take a signal that came from `source`: post its event, which says what it means; `escalates` as for `event_of`."""
+        """Take a signal that came from `source`: post its event, which says what it means; `is_request` as for `event_of`."""
         self.was_asked_to_end = self.was_asked_to_end or signum in self._stops
-        event = self._deduplicator.event_of(signum, self._loop.now(), source, typed=typed, escalates=escalates)
-        self.stops_by_user += event.escalates and signum in self._stops
+        event = self._deduplicator.event_of(signum, self._loop.now(), source, typed=typed, is_request=is_request)
+        self.stops_by_user += event.is_request and signum in self._stops
         self._loop.post(replace(event, by_cluster=by_cluster, quit_kills=self._sigquit_kills))
 
     def _on_signals(self) -> None:
@@ -245,7 +245,7 @@ class SignalSource:
             if signum not in _FOR_FRONT_ALONE:
                 insists = self._from_caller and signum == signal.SIGINT  # a second one comes for nothing else
                 typed = typed_at(self._front, signum)
-                self.received(signum, SignalOrigin.FRONT, typed=typed, escalates=True if insists else None)
+                self.received(signum, SignalOrigin.FRONT, typed=typed, is_request=True if insists else None)
         self._note_whether_job_goes_on(numbers)
         self._post_if_front_waits()
 

@@ -132,7 +132,7 @@ def _policy(spec: JobSpec, draft: Plan) -> Policy:
         debug_rank=spec.debug_rank,
         notices=frozenset(spec.requeue_on),
         progress_interval=(spec.hang_timeout or 0.0) / _CHECKS_IN_HANG_TIMEOUT,  # 0: no --hang-timeout
-        quiet_progress_interval=_QUIET_CHECK_EVERY,  # without --hang-timeout, where a line tells of idle workers
+        lax_progress_interval=_QUIET_CHECK_EVERY,  # without --hang-timeout, where a line tells of idle workers
         stacks_timeout=_STACKS_WITHIN if writes_stacks else 0.0,
     )
 

@@ -36,7 +36,7 @@ class Loss(Struct, frozen=True):
     suspect: Suspect
     reason: str  # "silent for 10 s"
     while_running: bool  # else it may have been lost because the job was ending
-    also_silent: int  # how many other nodes had not answered lately either
+    others_silent: int  # how many other nodes had not answered lately either
     has_ended: bool  # as far as its kernel says so, over a network that works
 
 
@@ -61,7 +61,7 @@ def blamed(own: Suspect | None, others: int, losses: Sequence[Loss]) -> dict[Sus
     """
     first = losses[0]
     # after the first loss all workers are stopped: nodes that were silent then may not be reported as lost any more
-    out_of_contact = max(len(losses), 1 + first.also_silent)
+    out_of_contact = max(len(losses), 1 + first.others_silent)
     in_contact = 1 + others - out_of_contact  # this one too
     other_of_two_has_ended = out_of_contact == in_contact == 1 and first.has_ended
     if out_of_contact < in_contact or other_of_two_has_ended:
@@ -101,7 +101,7 @@ class Faults:
                 others = sum(id != SELF_ID for id in before.members)
                 losses = self._losses.setdefault(number, _Losses(others, []))
                 has_ended = lost.has_ended or lost.reason.startswith(CLOSED)
-                loss = Loss(suspect, lost.reason, was_running, also_silent=lost.silent, has_ended=has_ended)
+                loss = Loss(suspect, lost.reason, was_running, others_silent=lost.others_silent, has_ended=has_ended)
                 losses.lost.append(loss)
 
     def at_end(self, state: State) -> Mapping[Suspect, Fault]:

@@ -17,7 +17,7 @@ from ddplaunch.launcher.tell.blame import OUT_OF_CONTACT, Fault, Faults, suspect
 from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.record.seen import Whereabouts
 from ddplaunch.spec.job import Program, ProgramKind
-from ddplaunch.spec.outcome import OWN_END, ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.spec.outcome import ENDED_ITSELF, ClusterEnding, Traces, Why, WorkerExit
 from ddplaunch.system.console.paint import plain
 from ddplaunch.system.errors import indented
 from ddplaunch.system.fields import piece
@@ -105,7 +105,7 @@ class JobReporter:
                     self._emit_left_behind(before.members[id])
             case job.NodeEnded(id) if id in before.members and id not in after.members:
                 member = before.members[id]
-                if member.left_behind:
+                if member.why_left_behind:
                     self._emit_left_behind(member)
                 elif member.is_leaving:  # a signal to its agent alone has stopped its workers
                     self._emit_left(member)
@@ -115,7 +115,7 @@ class JobReporter:
 
     def _emit_left(self, member: Member) -> None:
         """Emit that a node has left by itself."""
-        self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=OWN_END)
+        self._reporter.emit("node_left", host=member.host, node_rank=member.node_rank, reason=ENDED_ITSELF)
 
     def _emit_left_behind(self, member: Member) -> None:
         """Report that the job goes on without a node which others do not hear."""
@@ -137,7 +137,7 @@ class JobReporter:
                 is_ctrl_c_here = signum == SIGINT
             case job.NodeStopping(id, Why.SIGNALLED, signum) if id != SELF_ID:
                 # without a command that has started all agents, a next Ctrl-C here would be the first, and kill nothing
-                is_ctrl_c_here = signum == SIGINT and before.policy.dispatched
+                is_ctrl_c_here = signum == SIGINT and before.policy.has_one_command
             case job.NodeStopping(_, Why.SIGNALLED, signum) if before.phase is job.Phase.STOPPING:
                 # it came to this node, whose workers the coordinator was stopping already: then `Reporter` is silent
                 is_ctrl_c_here = signum == SIGINT

@@ -171,7 +171,7 @@ class Reporter:
             case node.SignalReceived() if event.repeats_request_of and (before.end.stop_signal or before.is_ending):
                 # that request has been obeyed already, and this signal kills nobody
                 self.print(render_repeated(event, os.getppid()))
-            case node.SignalReceived() if event.escalates and event.signum in before.policy.stop_signals:
+            case node.SignalReceived() if event.is_request and event.signum in before.policy.stop_signals:
                 self._on_stop_signal(event, before)
             case node.WorkerExited(exit, _):
                 self.story.note_exit(exit)
@@ -185,7 +185,9 @@ class Reporter:
         is_the_reported = before.why is Why.COORDINATOR and not before.end.stop_signal
         # Ctrl-C at a debugger's prompt goes to that worker, and stops nothing
         is_for_debugger = event.signum == signal.SIGINT and before.terminal_holder
-        leaves_time_to_save = event.asks_first and before.phase is node.Phase.STOPPING  # as the decision has it
+        leaves_time_to_save = (
+            event.is_first_by_program and before.phase is node.Phase.STOPPING
+        )  # as the decision has it
         if is_the_reported or is_for_debugger or leaves_time_to_save:
             return
         if before.phase is node.Phase.STOPPING:

@@ -22,7 +22,7 @@ def hurries(*history: Came, sent_again: frozenset[int] = frozenset()) -> list[bo
     events = [repeats.event_of(signum, at, source) for at, signum, source in history]
     for event, (at, signum, _) in zip(events, history, strict=True):
         assert (event.at, event.signum) == (at, signum)
-    return [None if event.is_copy else event.escalates for event in events]
+    return [None if event.is_copy else event.is_request for event in events]
 
 
 @pytest.mark.parametrize("source", SignalOrigin)
@@ -34,22 +34,22 @@ def test_what_repeats_the_request_says_which_one_it_is_taken_for():
     repeats = SignalDeduplicator(STOPS)
     came = [(SIGINT, 1.0), (SIGTERM, 4.0), (SIGINT, 4.5)]
     events = [repeats.event_of(signum, at, FRONT) for signum, at in came]
-    assert [(event.escalates, event.repeats_request_of) for event in events] == [(True, 0), (False, SIGINT), (True, 0)]
+    assert [(event.is_request, event.repeats_request_of) for event in events] == [(True, 0), (False, SIGINT), (True, 0)]
 
 
 def test_what_a_person_types_again_escalates():
     repeats = SignalDeduplicator(STOPS)
-    assert [repeats.event_of(SIGINT, at, FRONT, typed=Typed.YES).escalates for at in (1.0, 1.5)] == [True, True]
+    assert [repeats.event_of(SIGINT, at, FRONT, typed=Typed.YES).is_request for at in (1.0, 1.5)] == [True, True]
 
 
 def test_what_another_process_has_decided_is_decided_and_still_the_first_request():
     repeats = SignalDeduplicator(STOPS)
     first, plain = (
-        repeats.event_of(SIGINT, 1.0, FRONT, escalates=True),
-        repeats.event_of(SIGINT, 1.2, FRONT, escalates=False),
+        repeats.event_of(SIGINT, 1.0, FRONT, is_request=True),
+        repeats.event_of(SIGINT, 1.2, FRONT, is_request=False),
     )
-    second, other = repeats.event_of(SIGINT, 1.4, FRONT, escalates=True), repeats.event_of(SIGTERM, 1.6, FRONT)
-    assert [event.escalates for event in (first, plain, second, other)] == [True, False, True, True]
+    second, other = repeats.event_of(SIGINT, 1.4, FRONT, is_request=True), repeats.event_of(SIGTERM, 1.6, FRONT)
+    assert [event.is_request for event in (first, plain, second, other)] == [True, False, True, True]
     assert [event.repeats_request_of for event in (first, plain, second, other)] == [0, 0, 0, 0]
 
 
@@ -66,16 +66,18 @@ def test_what_another_process_has_decided_is_decided_and_still_the_first_request
 def test_the_first_request_of_a_program_says_so_and_no_other_one_does(signum, typed, asks):
     repeats = SignalDeduplicator(STOPS)
     first, second = repeats.event_of(signum, 1.0, FRONT, typed=typed), repeats.event_of(signum, 9.0, FRONT, typed=typed)
-    assert (first.asks_first, second.asks_first) == (asks, False)
+    assert (first.is_first_by_program, second.is_first_by_program) == (asks, False)
 
 
 @pytest.mark.parametrize(
-    ("typed", "escalates", "is_typed"),
+    ("typed", "is_request", "is_typed"),
     [(Typed.YES, None, True), (Typed.PERHAPS, None, True), (Typed.NO, None, False), (Typed.NO, True, True)],
     ids=["at the terminal", "at a terminal", "by a program", "as another process of ddplaunch has escalates"],
 )
-def test_a_signal_that_a_person_may_have_typed_says_so(typed, escalates, is_typed):
-    assert SignalDeduplicator(STOPS).event_of(SIGINT, 1.0, FRONT, typed=typed, escalates=escalates).is_typed is is_typed
+def test_a_signal_that_a_person_may_have_typed_says_so(typed, is_request, is_typed):
+    assert (
+        SignalDeduplicator(STOPS).event_of(SIGINT, 1.0, FRONT, typed=typed, is_request=is_request).is_typed is is_typed
+    )
 
 
 def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
@@ -106,12 +108,12 @@ def test_what_comes_to_all_processes_of_a_job_at_once_is_one_signal_in_any_order
 def test_what_the_front_passes_on_without_haste_is_one_signal_with_what_comes_to_this_host_itself_and_no_copy_of_haste():
     repeats = SignalDeduplicator(STOPS)
     passed_on, own = (
-        repeats.event_of(SIGTERM, 1.0, FRONT, escalates=False),
+        repeats.event_of(SIGTERM, 1.0, FRONT, is_request=False),
         repeats.event_of(SIGTERM, 1.0 + SOON, HOST),
     )
-    assert (passed_on.is_copy, passed_on.escalates, own.is_copy) == (False, False, True)
-    second = repeats.event_of(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT, escalates=True)
-    assert (second.is_copy, second.escalates) == (False, True)
+    assert (passed_on.is_copy, passed_on.is_request, own.is_copy) == (False, False, True)
+    second = repeats.event_of(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT, is_request=True)
+    assert (second.is_copy, second.is_request) == (False, True)
 
 
 @pytest.mark.parametrize("source", SignalOrigin)

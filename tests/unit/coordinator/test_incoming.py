@@ -90,16 +90,20 @@ def test_who_waits_is_forgotten_when_the_job_ends_as_the_one_before_joins() -> N
     assert len(fed) == 1
 
 
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_who_is_told_to_stop_while_it_waits_leaves_as_it_is_or_ends_the_job_of_one_command(dispatched: bool) -> None:
+@pytest.mark.parametrize("has_one_command", [False, True])
+def test_who_is_told_to_stop_while_it_waits_leaves_as_it_is_or_ends_the_job_of_one_command(
+    has_one_command: bool,
+) -> None:
     fed, released = list[Any](), list[Any]()
-    incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, dispatched=dispatched)), fed)
+    incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, has_one_command=has_one_command)), fed)
     incoming._coordinator.release = lambda *release: released.append(release)
     incoming.agents.by_id[3] = Agent(HELLO)
     incoming.agents.waiting[3] = member_of(3, HELLO)
     incoming.on_message(3, ReportStopping(Why.SIGNALLED, 15))
     incoming.agents.close()
-    assert ([type(event) for event in fed], released) == (([job.StopRequested], []) if dispatched else ([], [(3, 15)]))
+    assert ([type(event) for event in fed], released) == (
+        ([job.StopRequested], []) if has_one_command else ([], [(3, 15)])
+    )
 
 
 def test_a_coordinator_that_has_left_the_job_admits_nobody_who_still_waits() -> None:
@@ -129,7 +133,7 @@ def test_with_a_node_that_is_lost_it_is_told_how_many_others_are_silent(
     incoming._connections.drop(1)
     incoming.on_lost(1, "silent for 9 s", 0.0)
     incoming.agents.close()
-    assert [event.silent for event in fed] == [silent]
+    assert [event.others_silent for event in fed] == [silent]
 
 
 PONG = Pong(0.0, 8.0)
@@ -176,16 +180,16 @@ def test_each_ping_echoes_the_last_renewal_that_has_come() -> None:
     assert [message.answered for message in sent if isinstance(message, Ping)] == [0.0, 7.0, 8.0]
 
 
-@pytest.mark.parametrize("dispatched", [True, False])
-def test_who_comes_after_the_end_gets_the_end_of_the_job_that_started_it_or_is_refused(dispatched: bool) -> None:
+@pytest.mark.parametrize("has_one_command", [True, False])
+def test_who_comes_after_the_end_gets_the_end_of_the_job_that_started_it_or_is_refused(has_one_command: bool) -> None:
     fed, sent, peer = list[Any](), list[Any](), PlayedCoordinator()
     peer.send = lambda payload: sent.append(for_agent(payload))  # type: ignore[method-assign]
-    incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, dispatched=dispatched)), fed)
+    incoming = incoming_for(replace(STATE, policy=replace(STATE.policy, has_one_command=has_one_command)), fed)
     incoming.agents.end_job(JobEnd(143, "signalled"), ())
     incoming._connections.on_opened(peer)
     incoming._connections._on_payload(1, encode(HELLO))
     incoming.agents.close()
-    if dispatched:
+    if has_one_command:
         assert (sent[-1], fed) == (JobEnd(143, "signalled"), [])
     else:
         assert [type(event) for event in fed] == [job.Joined]

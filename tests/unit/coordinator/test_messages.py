@@ -47,9 +47,9 @@ STOP: dict[str, Any] = {
     "at": 1.5,
     "why": "timed_out",
     "by_cluster": False,
-    "silent": 0.0,
-    "others_ended": True,
-    "hangs": True,
+    "silent_for": 0.0,
+    "another_node_ended": True,
+    "job_stands_still": True,
 }
 HELLO = {
     "type": "hello",

@@ -96,7 +96,7 @@ ORDERS: list[SentOrder | Ask | Forget | Chunk] = [
     node.StopOrdered(SIGTERM, NOW),
     node.StopOrdered(SIGTERM, NOW, why=Why.TIMED_OUT),
     node.StopOrdered(SIGTERM, NOW, by_cluster=True),
-    node.StopOrdered(SIGTERM, NOW, hangs=True),
+    node.StopOrdered(SIGTERM, NOW, job_stands_still=True),
     node.KillOrdered(NOW),
     node.AllStacksRead(NOW),
     node.StoreOrdered(NOW),

@@ -128,7 +128,7 @@ def test_a_stop_file_that_comes_after_signals_leaves_the_workers_their_time_to_s
     bed.loop.run_once()
     signals: list[Any] = bed.loop.events  # and nothing else: no worker is here that has a lease
     assert [event.signum for event in signals] == [SIGTERM, SIGINT, SIGTERM]
-    assert not signals[2].escalates
+    assert not signals[2].is_request
 
 
 def test_a_job_that_ends_before_its_folder_is_made_has_begun_before_all_the_same(bed: Bed) -> None:

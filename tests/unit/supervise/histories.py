@@ -28,7 +28,7 @@ def ended(
 
 def calm(signum: int, at: float) -> SignalReceived:
     """A signal that shows no impatience."""
-    return SignalReceived(signum, at, escalates=False)
+    return SignalReceived(signum, at, is_request=False)
 
 
 STARTED = tuple(WorkerStarted(rank, 0.1) for rank in ALL)
@@ -71,8 +71,10 @@ class OneNode:
             match action:
                 case job.BeginGeneration(number):
                     self._act(node.GenerationBegun(number, self._ranks, at, is_only_node=True), at)
-                case job.StopNodes(ids, signum, hangs=hangs) if SELF_ID in ids:
-                    self._act(node.StopOrdered(signum, at, self.job.why or Why.COORDINATOR, hangs=hangs), at)
+                case job.StopNodes(ids, signum, job_stands_still=stands_still) if SELF_ID in ids:
+                    self._act(
+                        node.StopOrdered(signum, at, self.job.why or Why.COORDINATOR, job_stands_still=stands_still), at
+                    )
                 case job.KillNodes(ids) if SELF_ID in ids:
                     self._act(node.KillOrdered(at), at)
                 case job.EndJob(status):

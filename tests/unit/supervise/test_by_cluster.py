@@ -14,8 +14,8 @@ from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended
 from tests.unit.supervise.phases import job_step, node_step
 
 STARTS: tuple[node.Event, ...] = (GenerationBegun(0, ALL, 0.05), *STARTED)
-TERM = SignalReceived(SIGTERM, 1.0, escalates=False, by_cluster=True)
-COPY = SignalReceived(SIGTERM, 1.0, escalates=False, is_copy=True)  # that the front passes on
+TERM = SignalReceived(SIGTERM, 1.0, is_request=False, by_cluster=True)
+COPY = SignalReceived(SIGTERM, 1.0, is_request=False, is_copy=True)  # that the front passes on
 ORDER = StopOrdered(SIGTERM, 0.9, by_cluster=True)  # since another node has had the signal first
 HAD = StopWorkers(SIGTERM, ALL, by_cluster=True)
 SENT = StopWorkers(SIGTERM, ALL)
@@ -72,7 +72,7 @@ def test_workers_that_ended_by_it_before_are_the_end_of_the_node() -> None:
 def test_a_notice_to_both_processes_reaches_a_worker_once() -> None:
     """Elsewhere than in Slurm the workers have not had it: `pkill -USR1 -f train.py`."""
     policy = replace(POLICY, notices=frozenset({SIGUSR1}))
-    one, copy = SignalReceived(SIGUSR1, 1.0), SignalReceived(SIGUSR1, 1.1, escalates=False, is_copy=True)
+    one, copy = SignalReceived(SIGUSR1, 1.0), SignalReceived(SIGUSR1, 1.1, is_request=False, is_copy=True)
     assert follows(one, copy, policy=policy) == [ReportNotice(SIGUSR1), ForwardSignal(SIGUSR1, ALL)]
     assert follows(replace(one, by_cluster=True), copy, policy=policy) == [ReportNotice(SIGUSR1)]
 

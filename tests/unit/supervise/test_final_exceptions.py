@@ -174,7 +174,10 @@ def test_only_workers_that_were_asked_to_end_are_named_as_those_that_still_run()
 
 def test_its_time_does_not_count_while_the_job_is_suspended():
     suspended = (*FINAL, SignalReceived(SIGTSTP, 2.0), SignalReceived(SIGCONT, 50.0))
-    assert one_node(*suspended, policy=replace(POLICY, grace_period=60.0))[0].raised.end_by == 49.0 + node.END_TIMEOUT
+    assert (
+        one_node(*suspended, policy=replace(POLICY, grace_period=60.0))[0].raised.should_exit_by
+        == 49.0 + node.END_TIMEOUT
+    )
 
 
 # --- other reasons to stop, at the same time
@@ -185,7 +188,7 @@ def test_a_user_who_stops_the_job_meanwhile_stops_all():
 
 
 def test_a_second_signal_kills_all_of_them():
-    stopped = (*FINAL, SignalReceived(SIGINT, 1.2, asks_first=True))
+    stopped = (*FINAL, SignalReceived(SIGINT, 1.2, is_first_by_program=True))
     assert one_node(*stopped)[1] == []
     assert one_node(*stopped, SignalReceived(SIGINT, 1.3))[1] == [KillWorkers(ALL)]
 

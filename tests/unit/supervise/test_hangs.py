@@ -129,7 +129,7 @@ def test_after_ctrl_c_those_that_waited_for_others_are_looked_at_again_once_one_
 
 def test_so_are_they_once_all_workers_of_another_node_have_ended():
     told = (*STARTED, node.StopOrdered(SIGINT, 5.0), StacksCaptured(5.1, ALL, WAIT))
-    ended_elsewhere = node.StopOrdered(SIGINT, 6.0, others_ended=True)
+    ended_elsewhere = node.StopOrdered(SIGINT, 6.0, another_node_ended=True)
     policy = replace(POLICY, stacks_timeout=2.0, grace_period=30.0)
     assert one_node(*told, DeadlineReached(10.1), policy=policy)[0].node.teardown.stuck_deadline == 15.1
     assert one_node(*told, ended_elsewhere, DeadlineReached(10.1), policy=policy)[1] == [FindStuck(WAIT)]
@@ -241,7 +241,7 @@ def test_a_node_reports_each_look_that_has_found_no_movement_and_the_first_that_
 
 
 def test_only_the_time_in_which_all_nodes_were_still_counts():
-    assert history(POLICY_OF_THREE, [*met(), *STILL])[1][-1] == StopNodes((0, 1, 2), SIGTERM, hangs=True)
+    assert history(POLICY_OF_THREE, [*met(), *STILL])[1][-1] == StopNodes((0, 1, 2), SIGTERM, job_stands_still=True)
     late = [*STILL[:2], NodeIdle(2, 11.0, 20.0)]
     assert history(POLICY_OF_THREE, [*met(), *late])[0].why is None
     # what was seen there last is too old to be joined with the rest
@@ -252,7 +252,7 @@ def test_only_the_time_in_which_all_nodes_were_still_counts():
 
 def test_nodes_that_have_finished_are_waited_for_too():
     actions = history(POLICY_OF_THREE, [*met(), node_ended(1, 6.0), STILL[0], STILL[2]])[1]
-    assert actions[-1] == StopNodes((0, 2), SIGTERM, hangs=True)
+    assert actions[-1] == StopNodes((0, 2), SIGTERM, job_stands_still=True)
 
 
 def test_the_status_of_a_job_that_hung_is_123_on_all_nodes():
@@ -287,7 +287,7 @@ def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
 
 # --- without --hang-timeout
 
-AT_REST = {"policy": replace(POLICY, quiet_progress_interval=20.0)}
+AT_REST = {"policy": replace(POLICY, lax_progress_interval=20.0)}
 
 
 def rested(*seconds: float, progressed: bool = False) -> tuple[node.Event, ...]:
@@ -300,12 +300,12 @@ def still_for(seconds: float, until: float = 500.0) -> list[job.Event]:
 
 def test_without_the_option_it_is_looked_now_and_then_with_no_deadline_and_nobody_is_asked_by_a_signal():
     state, actions = one_node(*STARTED, **AT_REST)
-    assert (actions, state.deadline, state.node.quiet_deadline) == ([], None, pytest.approx(20.1))
+    assert (actions, state.deadline, state.node.lax_deadline) == ([], None, pytest.approx(20.1))
     assert one_node(*STARTED, DeadlineReached(20.0), **AT_REST)[1] == []
     assert one_node(*STARTED, DeadlineReached(21.0), **AT_REST)[1] == [CheckProgress(asks=False)]
     state, _ = one_node(*STARTED, *rested(21.0, progressed=True), **AT_REST)
-    assert (state.deadline, state.node.quiet_deadline) == (None, 41.0)
-    assert one_node(*STARTED, SignalReceived(SIGTSTP, 10.0), **AT_REST)[0].node.quiet_deadline is None
+    assert (state.deadline, state.node.lax_deadline) == (None, 41.0)
+    assert one_node(*STARTED, SignalReceived(SIGTSTP, 10.0), **AT_REST)[0].node.lax_deadline is None
 
 
 def test_a_job_in_which_nothing_moves_for_a_minute_is_named_once_until_something_moves_which_is_said():
@@ -377,7 +377,7 @@ def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stri
 
 # --- a job that stands still and is stopped, with or without --hang-timeout
 
-COMPARING = {"policy": replace(POLICY, quiet_progress_interval=20.0, stacks_timeout=2.0, grace_period=30.0)}
+COMPARING = {"policy": replace(POLICY, lax_progress_interval=20.0, stacks_timeout=2.0, grace_period=30.0)}
 STILL_HERE = (*STARTED, *rested(20.5, progressed=True), *rested(40.5, 60.5, 80.5))  # for 60 s
 
 
@@ -422,7 +422,7 @@ def test_a_job_that_has_moved_within_a_minute_is_stopped_as_ever():
 
 
 def test_of_several_nodes_one_that_stands_still_alone_waits_for_what_the_others_do():
-    signalled, told = SignalReceived(SIGTERM, 81.0), node.StopOrdered(SIGTERM, 81.2, hangs=True)
+    signalled, told = SignalReceived(SIGTERM, 81.0), node.StopOrdered(SIGTERM, 81.2, job_stands_still=True)
     stood = (node.GenerationBegun(0, ALL, 0.0), *STILL_HERE, signalled, StacksCaptured(81.1, ALL, WAIT))
     assert of_several(*stood, **COMPARING)[1] == [StopWorkers(SIGTERM, ALL)]
     assert of_several(*stood, DeadlineReached(86.1), **COMPARING)[1] == []
@@ -431,7 +431,9 @@ def test_of_several_nodes_one_that_stands_still_alone_waits_for_what_the_others_
 
 def test_all_nodes_are_told_that_the_job_stood_still_also_the_one_that_stops_already():
     signalled = job.NodeStopping(1, Why.SIGNALLED, SIGINT, 501.0)
-    assert history(THREE, [*met(), *still_for(65.0), signalled])[1][-1] == StopNodes((0, 1, 2), SIGINT, hangs=True)
+    assert history(THREE, [*met(), *still_for(65.0), signalled])[1][-1] == StopNodes(
+        (0, 1, 2), SIGINT, job_stands_still=True
+    )
     assert history(THREE, [*met(), *still_for(55.0), signalled])[1][-1] == StopNodes((0, 2), SIGINT)
     seldom = job.NodeStopping(1, Why.SIGNALLED, SIGINT, 901.0)  # with a long --hang-timeout nodes report seldom
     assert history(THREE, [*met(), *still_for(65.0), seldom])[1][-1] == StopNodes((0, 2), SIGINT)
@@ -443,13 +445,13 @@ def test_all_nodes_are_told_that_the_job_stood_still_also_the_one_that_stops_alr
 # --- several nodes are stopped for a limit of time
 
 BEGUN: tuple[node.Event, ...] = (node.GenerationBegun(0, ALL, 0.0), *STARTED)
-ORDERED: tuple[node.Event, ...] = (*BEGUN, node.StopOrdered(SIGTERM, 81.0, Why.HUNG, hangs=True))
+ORDERED: tuple[node.Event, ...] = (*BEGUN, node.StopOrdered(SIGTERM, 81.0, Why.HUNG, job_stands_still=True))
 READ = StacksCaptured(81.1, ALL, WAIT)
 
 
 @pytest.mark.parametrize("why", [Why.HUNG, Why.TIMED_OUT])
 def test_no_worker_is_asked_to_end_before_the_stacks_are_read_on_all_nodes(why: Why):
-    ordered: tuple[node.Event, ...] = (*BEGUN, node.StopOrdered(SIGTERM, 81.0, why, hangs=True))
+    ordered: tuple[node.Event, ...] = (*BEGUN, node.StopOrdered(SIGTERM, 81.0, why, job_stands_still=True))
     assert of_several(*ordered, READ)[1] == [ReportStacksRead()]
     state, actions = of_several(*ordered, READ, node.AllStacksRead(81.7))
     assert actions == [StopWorkers(SIGTERM, ALL)]
@@ -462,7 +464,7 @@ def test_no_worker_is_asked_to_end_before_the_stacks_are_read_on_all_nodes(why: 
 def test_a_node_that_takes_too_long_to_read_them_is_not_waited_for():
     state, actions = of_several(*ORDERED, READ, DeadlineReached(83.0))
     assert actions == [StopWorkers(SIGTERM, ALL)]
-    assert state.teardown.compared == ALL
+    assert state.teardown.may_be_stuck == ALL
     assert of_several(*ORDERED, READ, DeadlineReached(83.0), node.AllStacksRead(83.5))[1] == []
     assert of_several(*ORDERED, DeadlineReached(83.0), StacksCaptured(83.1, ALL, WAIT))[1] == []
 
@@ -483,7 +485,7 @@ def test_suspended_workers_are_not_woken_by_what_the_other_nodes_have_read():
 def test_all_nodes_stop_once_the_last_one_has_read_the_stacks():
     read = [job.NodeStacksRead(id) for id in range(3)]
     hung = [*met(), *STILL]
-    assert history(POLICY_OF_THREE, [*hung, *read[:2]])[1][-1] == StopNodes((0, 1, 2), SIGTERM, hangs=True)
+    assert history(POLICY_OF_THREE, [*hung, *read[:2]])[1][-1] == StopNodes((0, 1, 2), SIGTERM, job_stands_still=True)
     assert history(POLICY_OF_THREE, [*hung, *read])[1][-1] == job.TellAllStacksRead((0, 1, 2))
     assert history(POLICY_OF_THREE, [*hung, *read, *read])[1].count(job.TellAllStacksRead((0, 1, 2))) == 1
     assert history(POLICY_OF_THREE, [*met(), *read])[0].why is None

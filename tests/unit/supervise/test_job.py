@@ -73,13 +73,13 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [
             BeginGeneration(0, (0, 1, 2), 0),
             StopNodes((0, 1), SIGINT),
-            StopNodes((1, 2), SIGINT, others_ended=True),  # to each once
+            StopNodes((1, 2), SIGINT, another_node_ended=True),  # to each once
             EndJob(130),
         ],
     ),
     "a second Ctrl-C on any node kills everywhere": (THREE,
         [*met(), NodeStopping(2, Why.SIGNALLED, SIGINT, 5), stopping(1, 6), NodeEscalated(2, SIGINT, 7)],
-        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGINT), StopNodes((0, 2), SIGINT, others_ended=True),
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGINT), StopNodes((0, 2), SIGINT, another_node_ended=True),
         KillNodes((0,))]),
     "--timeout on node 0 is the job's": (THREE,
         [*met(), NodeStopping(0, Why.TIMED_OUT, SIGTERM, 9), stopping(0, 9), stopping(1, 9), stopping(2, 9)],

@@ -32,7 +32,7 @@ from tests.unit.supervise.job_histories import end, ended, history, member, met,
 
 LEASE = 10.0 + KILLED_WITHIN
 BY_HAND = Policy(min_nodes=1, max_nodes=3, lease=LEASE, last_call=5.0, nodes_are_replaceable=True, nodes_may_leave=True)
-OVER_SSH = replace(BY_HAND, nodes_are_replaceable=False, nodes_may_leave=False, dispatched=True)
+OVER_SSH = replace(BY_HAND, nodes_are_replaceable=False, nodes_may_leave=False, has_one_command=True)
 
 
 def begun(policy: Policy, *events: Event) -> list[tuple[int, ...]]:

@@ -154,7 +154,7 @@ LEAVES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
             BEGUN,
             StopNodes((0, 2), SIGTERM),
             KillNodes((0, 2)),
-            StopNodes((1, 2), SIGINT, others_ended=True),
+            StopNodes((1, 2), SIGINT, another_node_ended=True),
             Release(1, SIGTERM),
             EndJob(130),
         ],

@@ -47,4 +47,4 @@ def test_members_know_who_has_which_place_and_whether_all_have_ended(steps: list
         assert members.have_ended == Members.of(plain.values()).have_ended
         for place in (0, 1, 2, 3, 127, 128):
             has_place = place == 0 or place % 3
-            assert members.with_fixed_rank(place) == (plain.get(place) if has_place else None)
+            assert members.holder_of_rank(place) == (plain.get(place) if has_place else None)

@@ -217,7 +217,7 @@ def test_a_stop_signal_while_nothing_runs_is_announced_and_the_answer_is_waited_
 
 
 @pytest.mark.parametrize(
-    "signal", [SignalReceived(SIGINT, 1.5), SignalReceived(SIGHUP, 1.5, escalates=False)], ids=repr
+    "signal", [SignalReceived(SIGINT, 1.5), SignalReceived(SIGHUP, 1.5, is_request=False)], ids=repr
 )
 def test_the_first_stop_signal_in_the_sweep_after_workers_that_finished_stops_those_of_other_nodes(signal):
     history = (*FIRST, ended(0), ended(1), ended(2), LEFT, signal)
@@ -255,7 +255,7 @@ def test_the_second_stop_signal_where_the_coordinator_is_kills_the_workers_of_th
 
 
 def test_a_copy_of_the_signal_while_nothing_runs_is_no_second_one():
-    copy = SignalReceived(SIGINT, 9.0, escalates=False)
+    copy = SignalReceived(SIGINT, 9.0, is_request=False)
     assert elsewhere(SignalReceived(SIGINT, 9.0), copy)[1] == []
     assert elsewhere(SignalReceived(SIGINT, 9.0), copy)[0].phase is Phase.WAITING
 
@@ -344,7 +344,7 @@ def test_the_users_second_stop_does_not_wait_for_that():
 
 
 def test_the_first_ctrl_c_of_a_job_that_was_silent_for_long_asks_where_the_workers_are():
-    silent = SignalReceived(SIGINT, 50.0, silent=40.0)
+    silent = SignalReceived(SIGINT, 50.0, silent_for=40.0)
     _, actions = after(*FIRST, silent, policy=EXPLAINING)
     assert actions == [CaptureStacks(2.0), ReportStopping(Why.SIGNALLED, SIGINT)]
     assert after(*FIRST, silent, StacksCaptured(50.1), policy=EXPLAINING)[1] == [StopWorkers(SIGINT, ALL)]
@@ -352,20 +352,20 @@ def test_the_first_ctrl_c_of_a_job_that_was_silent_for_long_asks_where_the_worke
 
 
 def test_a_stop_signal_of_a_scheduler_asks_nobody():
-    signal = SignalReceived(SIGTERM, 50.0, silent=40.0)
+    signal = SignalReceived(SIGTERM, 50.0, silent_for=40.0)
     assert after(*FIRST, signal, policy=EXPLAINING)[1][0] == StopWorkers(SIGTERM, ALL)
 
 
 def test_ctrl_c_while_something_is_printed_asks_briefly_and_tells_nobody():
     brief = CaptureStacks(1.0, silently=True)
-    assert after(*FIRST, SignalReceived(SIGINT, 50.0, silent=2.0), policy=EXPLAINING)[1][0] == brief
+    assert after(*FIRST, SignalReceived(SIGINT, 50.0, silent_for=2.0), policy=EXPLAINING)[1][0] == brief
     began = (GenerationBegun(0, SECOND, 0.1), *(node.WorkerStarted(rank, 0.2) for rank in sorted(SECOND)))
     assert elsewhere(*began, StopOrdered(SIGINT, 50.0), policy=EXPLAINING)[1] == [brief]
 
 
 def test_ctrl_c_on_another_node_is_no_other():
     began = (GenerationBegun(0, SECOND, 0.1), *(node.WorkerStarted(rank, 0.2) for rank in sorted(SECOND)))
-    assert elsewhere(*began, StopOrdered(SIGINT, 50.0, silent=40.0), policy=EXPLAINING)[1] == [
+    assert elsewhere(*began, StopOrdered(SIGINT, 50.0, silent_for=40.0), policy=EXPLAINING)[1] == [
         CaptureStacks(2.0, if_in_group=True)
     ]
 

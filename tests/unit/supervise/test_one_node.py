@@ -82,7 +82,7 @@ def test_the_second_stop_signal_kills_at_once():
 
 
 def test_a_copy_of_a_signal_sent_to_the_agent_itself_does_not_count_as_the_second():
-    assert one_node(*STARTED, SignalReceived(SIGTERM, 1.0), SignalReceived(SIGTERM, 1.0, escalates=False))[1] == []
+    assert one_node(*STARTED, SignalReceived(SIGTERM, 1.0), SignalReceived(SIGTERM, 1.0, is_request=False))[1] == []
 
 
 def test_a_stop_signal_while_a_failure_is_being_torn_down_kills_and_the_failure_keeps_the_status():
@@ -308,7 +308,7 @@ def test_a_stop_signal_during_the_stop_after_a_failure_means_no_restart():
 
 
 def test_a_program_that_asks_first_during_the_stop_after_a_failure_kills_nobody_and_its_second_request_does():
-    asks = SignalReceived(SIGTERM, 1.1, asks_first=True)
+    asks = SignalReceived(SIGTERM, 1.1, is_first_by_program=True)
     history = (*STARTED, ended(1, code=3), asks)
     assert one_node(*history, max_restarts=9)[1] == []
     assert one_node(*history, SignalReceived(SIGTERM, 9.1), max_restarts=9)[1] == [KillWorkers(ALL)]
@@ -407,12 +407,12 @@ FINISHED = (*STARTED, ended(0), ended(1), ended(2), LEFT)
 
 
 @pytest.mark.parametrize("signum", [SIGTERM, SIGINT, SIGHUP])
-@pytest.mark.parametrize("escalates", [True, False])
+@pytest.mark.parametrize("is_request", [True, False])
 @pytest.mark.parametrize("notices", [frozenset(), frozenset({SIGTERM, SIGHUP})], ids=["", "notices"])
-def test_a_job_that_has_finished_stays_finished_whatever_signal_comes_while_it_sweeps(signum, escalates, notices):
+def test_a_job_that_has_finished_stays_finished_whatever_signal_comes_while_it_sweeps(signum, is_request, notices):
     given: dict[str, Any] = {"policy": replace(POLICY, notices=notices), "notices": notices}
-    signalled = (*FINISHED, SignalReceived(signum, 1.5, escalates=escalates))
-    assert one_node(*signalled, **given)[1] == ([Sweep(SIGKILL, sparing=False)] if escalates else [])
+    signalled = (*FINISHED, SignalReceived(signum, 1.5, is_request=is_request))
+    assert one_node(*signalled, **given)[1] == ([Sweep(SIGKILL, sparing=False)] if is_request else [])
     state, actions = one_node(*signalled, NOTHING_LEFT, **given)
     assert (actions, state.job.why, state.job.end.requeue) == ([Exit(0)], Why.FINISHED, 0)
 

@@ -28,7 +28,7 @@ from ddplaunch.system import exitcodes
 from tests.unit.supervise.job_histories import end, ended, history, member, silent, stopping
 
 SILENT = "silent for 10 s"
-ELASTIC = Policy(min_nodes=1, max_nodes=5, dispatched=True, lease=12.0, last_call=30.0)
+ELASTIC = Policy(min_nodes=1, max_nodes=5, has_one_command=True, lease=12.0, last_call=30.0)
 
 
 def met(number: int) -> list[Event]:
@@ -95,7 +95,7 @@ def test_a_tie_keeps_node_0() -> None:
 
 def test_the_smaller_part_is_kept_where_only_that_is_impossible_otherwise() -> None:
     """No part has MIN nodes: the job ends, and says which nodes do not hear which."""
-    two_of_three = Policy(min_nodes=3, max_nodes=4, dispatched=True, lease=12.0)
+    two_of_three = Policy(min_nodes=3, max_nodes=4, has_one_command=True, lease=12.0)
     rest: list[Event] = [stopping(id, 53.0) for id in (3, 1, 2)]
     state, done = played(two_of_three, 3, Unheard(3, SILENT, 50.0), DeadlineReached(52.0), *rest)
     assert printed(done) == ["node 2 (d) does not hear node 0 (b): silent for 10 s"]
@@ -129,7 +129,7 @@ def test_a_failure_that_follows_as_the_nodes_part_costs_no_restart(unheard_at: f
 
 
 def test_a_job_of_fixed_size_ends() -> None:
-    fixed = Policy(min_nodes=2, max_nodes=2, dispatched=True, max_restarts=3)
+    fixed = Policy(min_nodes=2, max_nodes=2, has_one_command=True, max_restarts=3)
     rest: list[Event] = [stopping(2, 53.0), stopping(1, 53.0)]
     state, done = played(fixed, 2, Unheard(2, "connection reset", 50.0), DeadlineReached(52.0), *rest)
     assert done[-1] == EndJob(exitcodes.NODE_LOST)
@@ -137,7 +137,7 @@ def test_a_job_of_fixed_size_ends() -> None:
 
 
 def test_a_spare_steps_in_for_the_node_that_is_let_go() -> None:
-    spare = Policy(min_nodes=2, max_nodes=3, spares=1, dispatched=True, lease=12.0)
+    spare = Policy(min_nodes=2, max_nodes=3, spares=1, has_one_command=True, lease=12.0)
     late = [Joined(member(3), 32.0)]
     cut: list[Event] = [Unheard(2, SILENT, 50.0), DeadlineReached(52.0), stopping(2, 53.0), stopping(1, 53.0)]
     _state, done = played(spare, 2, *late, *cut, DeadlineReached(60.0))
@@ -148,7 +148,7 @@ def test_a_first_node_that_is_lost_meanwhile_is_just_lost() -> None:
     lost = AgentLost(1, "connection closed", 51.0, has_ended=True)
     state, done = played(ELASTIC, 3, Unheard(2, "connection closed", 50.9), lost, DeadlineReached(52.9))
     assert printed(done) == ["node 0 (b) is lost: connection closed"]
-    assert not [one for one in state.members.values() if one.left_behind]
+    assert not [one for one in state.members.values() if one.why_left_behind]
 
 
 def test_nodes_that_have_finished_part_from_nobody() -> None:
@@ -163,7 +163,7 @@ def test_nodes_that_have_finished_part_from_nobody() -> None:
 
 def test_node_0_cannot_say_that_it_does_not_hear_itself() -> None:
     state, done = played(ELASTIC, 2, Unheard(1, SILENT, 50.0), DeadlineReached(52.0))
-    assert (state.partition.nodes, done) == ((), [])
+    assert (state.partition.not_hearing, done) == ((), [])
 
 
 def test_who_does_not_reach_the_first_node_is_let_go_before_any_worker_starts() -> None:
@@ -178,7 +178,7 @@ def test_who_does_not_reach_the_first_node_is_let_go_before_any_worker_starts() 
 
 
 def test_a_job_of_fixed_size_ends_whose_nodes_do_not_reach_each_other() -> None:
-    fixed = Policy(min_nodes=2, max_nodes=2, dispatched=True)
+    fixed = Policy(min_nodes=2, max_nodes=2, has_one_command=True)
     state, done = played(fixed, 2, Unreached(((2, "connection refused"),), 32.0))
     assert done == [EndJob(exitcodes.NODE_LOST)]
     assert state.generation.lost == ("node 1 (c): it does not reach node 0 (b): connection refused",)
@@ -191,4 +191,4 @@ def test_the_next_generation_forgets_who_did_not_hear_whom() -> None:
     state, _ = played(ELASTIC, 3, *events, *rest)
     assert state.phase is Phase.RUNNING
     assert sorted(state.members) == [1, 3]
-    assert state.partition.nodes == ()
+    assert state.partition.not_hearing == ()

@@ -24,7 +24,7 @@ from ddplaunch.spec.outcome import Why, WorkerError
 from tests.unit.supervise.job_histories import end, ended, history, member, met, stopping
 
 SPARE = Policy(min_nodes=2, max_nodes=3, spares=1, nodes_may_leave=True)
-COMMANDED = Policy(min_nodes=2, max_nodes=3, spares=1, dispatched=True)
+COMMANDED = Policy(min_nodes=2, max_nodes=3, spares=1, has_one_command=True)
 
 
 def begun(actions: list[Any]) -> list[tuple[int, ...]]:
@@ -121,7 +121,7 @@ def test_a_spare_that_is_lost_or_stops_ends_nothing() -> None:
 
 def test_a_signal_to_the_command_that_started_all_nodes_stops_the_job_though_a_spare_has_it_first() -> None:
     signals: list[Any] = [NodeStopping(id, Why.SIGNALLED, 2, 5.0) for id in (2, 0, 1)]
-    over_ssh = replace(SPARE, dispatched=True, nodes_may_leave=False)
+    over_ssh = replace(SPARE, has_one_command=True, nodes_may_leave=False)
     _, actions = history(over_ssh, [*met(3), *signals, stopping(0, 5.1), stopping(1, 5.2)])
     assert printed(actions) == ["c is a spare: it waits until a node is lost or leaves"]
     assert [action.status for action in actions if isinstance(action, EndJob)] == [130]
@@ -141,13 +141,13 @@ UNFIT = Withdrawn("node 1 (b)", 1, "b is not fit for the job", "mend it", 1.0)
 
 
 @pytest.mark.parametrize("comes_first", [True, False])
-@pytest.mark.parametrize("policy", [SPARE, replace(SPARE, dispatched=True)], ids=["by hand", "in a step of Slurm"])
+@pytest.mark.parametrize("policy", [SPARE, replace(SPARE, has_one_command=True)], ids=["by hand", "in a step of Slurm"])
 def test_a_job_with_spares_starts_without_a_node_that_takes_no_part(comes_first: bool, policy: Policy) -> None:
     events: list[Any] = [UNFIT, *[Joined(member(id, id), 2.0) for id in (0, 2)]]
     assert begun(history(policy, events if comes_first else [events[1], UNFIT, events[2]])[1]) == [(0, 2)]
 
 
-@pytest.mark.parametrize("policy", [SPARE, replace(SPARE, dispatched=True)], ids=["by hand", "in a step of Slurm"])
+@pytest.mark.parametrize("policy", [SPARE, replace(SPARE, has_one_command=True)], ids=["by hand", "in a step of Slurm"])
 def test_a_job_ends_when_too_few_nodes_are_left_that_can_take_part(policy: Policy) -> None:
     _, actions = history(
         policy, [Joined(member(0, 0), 0.5), UNFIT, Withdrawn("node 2 (c)", 2, "its disk is full", "", 2.0)]

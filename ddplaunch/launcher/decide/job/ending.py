@@ -34,12 +34,15 @@ def stop_nodes(
     What follows is decided when no process is left on any node: another generation, or the end of the job.
     """
     running = state.members.running
-    hangs = why is Why.HUNG or state.idleness.stands_still(running, at)
-    ids = tuple(id for id in running if id != but or hangs)
+    job_stands_still = why is Why.HUNG or state.idleness.stands_still(running, at)
+    ids = tuple(id for id in running if id != but or job_stands_still)
     generation = replace(state.generation, unread=len(ids) if why in STOPS_ALL_NODES else 0)
     state = replace(state, generation=generation)
     state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum), at)
-    return state, (actions.StopNodes(ids, signum, by_cluster, hangs=hangs), *then) if ids else then
+    return state, (
+        actions.StopNodes(ids, signum, by_cluster, job_stands_still=job_stands_still),
+        *then,
+    ) if ids else then
 
 
 def with_no_restart(state: State) -> State:
@@ -90,7 +93,7 @@ def _why_once_all_ended(state: State) -> Why | None:
     if start_failure is not None:
         return Why.FAILED if state.why in NO_FAILURE else state.why  # else another generation would follow
     only_follows = failure is None or follows_another(failure)
-    are_parted = bool(state.generation.lost or state.partition.nodes)
+    are_parted = bool(state.generation.lost or state.partition.not_hearing)
     return Why.NODE_LOST if state.why is Why.FAILED and are_parted and only_follows else state.why
 
 

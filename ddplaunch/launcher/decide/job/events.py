@@ -23,7 +23,7 @@ class AgentLost(Struct, frozen=True):
     at: float
     has_ended: bool = False  # nothing of it is left, as the command knows that has started it
     renewed_at: float | None = None  # when the last renewal of its lease came; None: just now
-    silent: int = 0  # how many other members have not answered lately either, if the workers were running
+    others_silent: int = 0  # how many other members have not answered lately either, if the workers were running
 
 
 class OwnUnfit(Struct, frozen=True):

@@ -69,7 +69,7 @@ class Member(Struct, frozen=True, kw_only=True):
     agreed: tuple[tuple[str, str], ...] = ()  # what all nodes should have in common: (what, value)
     node_rank: int | None = None  # its node rank in the generation that runs; None: it joined later
     has_ended: bool = False  # no process of this generation is left on its node
-    left_behind: str = ""  # why the job goes on without its node after this generation: they do not hear each other
+    why_left_behind: str = ""  # why the job goes on without its node after this generation: they do not hear each other
     # the signal at which it ends, when none of this generation is left there, and the others go on; 0: its node does not leave
     leave_signal: int = 0
     last_generation: int = -1  # that it has begun under a coordinator that is gone; -1: none
@@ -153,7 +153,7 @@ class Members(Mapping[int, Member]):
         """Whether processes of this generation are left on this node."""
         return id in self and self[id].runs
 
-    def with_fixed_rank(self, node_rank: int) -> Member | None:
+    def holder_of_rank(self, node_rank: int) -> Member | None:
         """Return the member whose user gave it this node rank; the coordinator's own agent for 0."""
         id = self._id_by_rank.get(node_rank)
         return None if id is None else self._by_id[id]
@@ -177,7 +177,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     straggler_check: float = 0.0  # seconds from one check for stragglers to the next; 0: that is not done
     nodes_are_replaceable: bool = False  # another agent may be started in place of a lost one
     nodes_may_leave: bool = False  # SIGTERM or SIGHUP to an agent of an elastic job concerns its node alone
-    dispatched: bool = False  # one command has started all agents (`launcher/elsewhere/lead.py`)
+    has_one_command: bool = False  # one command has started all agents (`launcher/elsewhere/lead.py`)
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited has not finished
     # seconds from the last renewal of a lost node by which its workers have been killed; 0: the job needs all its nodes
     lease: float = 0.0

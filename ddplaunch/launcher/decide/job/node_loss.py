@@ -27,7 +27,7 @@ from ddplaunch.launcher.decide.job.ending import (
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member
 from ddplaunch.launcher.decide.job.starting import start_if_enough, take_back_generation
 from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, REPORTED_WITHIN, Partition, Phase, State
-from ddplaunch.spec.outcome import MAY_RESTART, OWN_END, Why
+from ddplaunch.spec.outcome import ENDED_ITSELF, MAY_RESTART, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.words import signal_name
 
@@ -55,7 +55,7 @@ def on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     if member.runs:
         return _on_running_node_lost(state, member, lost.reason, at)
     was_spare = state.policy.spares and member.node_rank is None
-    how = "has left" if lost.reason == OWN_END else f"is lost: {lost.reason}"
+    how = "has left" if lost.reason == ENDED_ITSELF else f"is lost: {lost.reason}"
     state, then = go_on_if_ended(state, at)
     return state, (actions.Print(f"{member.host}, a spare, {how}"), *then) if was_spare else then
 
@@ -131,7 +131,7 @@ def on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + PAUSE_AFTER_LEAVE))
     if not member.runs:
         all_start_again = state.phase in (Phase.STOPPING, Phase.PAUSING)  # else the line would not be true
-        state, then = on_agent_lost(state, events.AgentLost(id, OWN_END, at))
+        state, then = on_agent_lost(state, events.AgentLost(id, ENDED_ITSELF, at))
         return state, (*((line,) if all_start_again else ()), *then, actions.Release(id, event.signum))
     if state.phase is Phase.RUNNING:
         state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, at, but=id)
@@ -191,7 +191,7 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
     """
     if is_first_silent:
         return replace(state, partition=replace(state.partition, due=at + REPORTED_WITHIN)), ()
-    unheard = {id: reason for id, reason in state.partition.nodes if state.members.runs(id)}
+    unheard = {id: reason for id, reason in state.partition.not_hearing if state.members.runs(id)}
     state = replace(state, partition=Partition())
     split = _split(state, unheard, "hear")
     if split is None:  # the nodes that lost the first one have ended, or the first one has
@@ -207,7 +207,7 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
 def on_left_behind_ended(state: State, member: Member, at: float) -> Result:
     """Have the agent of a node end that is left behind, now that its workers have ended; go on without it."""
     state, then = go_on_if_ended(replace(state, members=state.members.without(member.id)), at)
-    return state, (actions.LeaveBehind(member.id, member.left_behind), *then)
+    return state, (actions.LeaveBehind(member.id, member.why_left_behind), *then)
 
 
 def on_unreached(state: State, event: events.Unreached) -> Result:
@@ -265,7 +265,7 @@ def _leave_behind(state: State, split: _Split) -> Result:
     members, ends_now = state.members, []
     for member in split.left_behind:
         if members.runs(member.id):
-            members = members.with_member(replace(member, left_behind=split.text))
+            members = members.with_member(replace(member, why_left_behind=split.text))
         else:
             members = members.without(member.id)
             ends_now.append(actions.LeaveBehind(member.id, split.text))

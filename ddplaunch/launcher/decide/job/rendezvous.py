@@ -22,7 +22,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     given_up_ranks: frozenset[int] = frozenset()  # node ranks of nodes that were given up before they joined
     given_up_unranked: int = 0  # how many further nodes were given up, whose users gave them no rank
     deadline: float | None = None  # when the job waits no longer for nodes; None: it does not wait
-    line_at: float | None = None  # when to print which nodes the job waits for
+    status_line_at: float | None = None  # when to print which nodes the job waits for
     # no generation begins before: workers of a lost node may live, or a signal to leave may be on its way to further nodes
     earliest_start: float = 0.0
     # the same for the first generation while nodes are missing: these may follow a coordinator that has just ended
@@ -32,7 +32,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     def opened(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits for nodes from this time on."""
         deadline = max(at + policy.rdzv_timeout, self.earliest_start, self.earliest_start_if_incomplete)
-        return replace(self, deadline=deadline, line_at=at + FIRST_LINE_AFTER)
+        return replace(self, deadline=deadline, status_line_at=at + FIRST_LINE_AFTER)
 
     def postponed(self, policy: Policy, at: float) -> Rendezvous:
         """Return the rendezvous that waits until it may begin; a node that is lost again and again postpones it no more."""
@@ -42,7 +42,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
 
     def closed(self) -> Rendezvous:
         """Return the rendezvous that waits for no nodes: enough are there, or the job has ended."""
-        return replace(self, deadline=None, line_at=None)
+        return replace(self, deadline=None, status_line_at=None)
 
     def not_before(self, at: float) -> Rendezvous:
         """Return the rendezvous after which no generation begins before this time."""
@@ -74,7 +74,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
         # the nodes of the highest ranks are the spares
         waited_for = set(range(policy.most_running)) - self.given_up_ranks
         # those that were given up without a rank may be any of the absent ones
-        absent = sum(members.with_fixed_rank(rank) is None for rank in waited_for)
+        absent = sum(members.holder_of_rank(rank) is None for rank in waited_for)
         return absent <= self.given_up_unranked
 
     def status_line(self, policy: Policy, members: Members, at: float, leases_until: float | None = None) -> str:
@@ -103,7 +103,7 @@ def why_refused(policy: Policy, members: Members, member: Member) -> str | None:
     max_nodes, wanted = policy.max_nodes, member.requested_rank
     if wanted is not None and wanted >= max_nodes:
         return f"node rank {wanted}: the job has {_nodes(max_nodes)}, node ranks 0 to {max_nodes - 1}"
-    if wanted is not None and (other := members.with_fixed_rank(wanted)) is not None:
+    if wanted is not None and (other := members.holder_of_rank(wanted)) is not None:
         return f"node rank {wanted} is taken by {other.host}"
     if len(members) == max_nodes:
         hosts = ", ".join(other.host for other in list(members.values())[:8])
@@ -116,9 +116,9 @@ def hint_to_refused(policy: Policy, members: Members, member: Member) -> str:
     if len(members) == policy.max_nodes:
         hint = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
     else:
-        free = next(rank for rank in range(policy.max_nodes) if members.with_fixed_rank(rank) is None)
+        free = next(rank for rank in range(policy.max_nodes) if members.holder_of_rank(rank) is None)
         hint = f"give each node a rank of its own: `--node-rank {free}` is free"
-    other = None if member.requested_rank is None else members.with_fixed_rank(member.requested_rank)
+    other = None if member.requested_rank is None else members.holder_of_rank(member.requested_rank)
     if other is not None and other.host == member.host:
         hint += "; or, if the agent with that rank has just ended, try again once the job has noticed"
     return hint

@@ -43,7 +43,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     term: int = -1  # as in DDPLAUNCH_TERM; before the first one, one less than the first one's
     began_at: float = 0.0
     node_exits: FrozenMap[tuple[WorkerExit, ...]] = NO_EXITS  # how the workers ended, by the id of their node
-    early_exits_at: float | None = None  # when to print which nodes finished while workers of others run on
+    early_exits_line_at: float | None = None  # when to print which nodes finished while workers of others run on
     lost: tuple[str, ...] = ()  # nodes that were lost, and how: "node 2 (c): silent for 10 s"
     notice: int = 0  # the first of policy.notices that came to any node
     start_failure: StartFailure | None = None

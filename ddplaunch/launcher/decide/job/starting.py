@@ -131,7 +131,7 @@ def on_rendezvous_due(state: State, at: float) -> Result:
     policy, members = state.policy, state.members
     if not is_due(state.rendezvous.deadline, at):
         line = state.rendezvous.status_line(policy, members, at, state.waits_for_leases_until)
-        waits = replace(state.rendezvous, line_at=at + NEXT_LINE_AFTER)
+        waits = replace(state.rendezvous, status_line_at=at + NEXT_LINE_AFTER)
         return replace(state, rendezvous=waits), (actions.Print(line),)
     joined, missing = rendezvous.describe_joined(policy, members), rendezvous.describe_missing(policy, members)
     text = f"the rendezvous timed out: {joined}; missing: {missing}"

@@ -58,15 +58,15 @@ class End(Struct, frozen=True, kw_only=True):
 class Partition(Struct, frozen=True, kw_only=True):
     """Which nodes of the generation that runs do not hear the first one, though the coordinator hears all."""
 
-    nodes: tuple[tuple[int, str], ...] = ()  # their ids, and why not
+    not_hearing: tuple[tuple[int, str], ...] = ()  # their ids, and why they do not
     due: float | None = None  # when to decide which nodes go on, by the coordinator's clock
 
     def with_node(self, id: int, reason: str, at: float) -> Partition:
         """Return the record after another node has reported that it does not hear the first one."""
-        if id in dict(self.nodes):
+        if id in dict(self.not_hearing):
             return self
         due = at + REPORTED_WITHIN if self.due is None else self.due
-        return replace(self, nodes=(*self.nodes, (id, reason)), due=due)
+        return replace(self, not_hearing=(*self.not_hearing, (id, reason)), due=due)
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -121,8 +121,8 @@ class State(Struct, frozen=True, kw_only=True):
         is_held_up = self.limits.suspended_at is not None and self.phase is not Phase.RENDEZVOUS
         return soonest(
             self.rendezvous.deadline,
-            self.rendezvous.line_at,
-            self.generation.early_exits_at if is_running else None,
+            self.rendezvous.status_line_at,
+            self.generation.early_exits_line_at if is_running else None,
             self.partition.due if is_running else None,
             None if is_held_up else self.phase_deadline,
             self.limits.job_deadline if self.has_time_limit else None,

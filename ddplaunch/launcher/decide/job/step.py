@@ -45,7 +45,7 @@ from ddplaunch.launcher.decide.job.starting import (
     with_given_up,
 )
 from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
-from ddplaunch.spec.outcome import OWN_END, Why
+from ddplaunch.spec.outcome import ENDED_ITSELF, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.process.clock import is_due
 
@@ -179,10 +179,10 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         if others_would_wait(state) and front_is_lost:
             return _leave_to_others(state, event)
         return _stop_all_nodes(state, event)
-    # where one command has started all agents (`dispatched`), a signal to one of them is for the job
-    concerns_it_alone = member.node_rank is None and not state.policy.needs_all and not state.policy.dispatched
+    # where one command has started all agents (`has_one_command`), a signal to one of them is for the job
+    concerns_it_alone = member.node_rank is None and not state.policy.needs_all and not state.policy.has_one_command
     if front_is_lost or concerns_it_alone:
-        state, then = on_agent_lost(state, events.AgentLost(id, OWN_END, event.at))
+        state, then = on_agent_lost(state, events.AgentLost(id, ENDED_ITSELF, event.at))
         # an agent that takes no part yet may come back with other options; one that has lost its front will not
         return state, (*then, actions.Drop(id) if front_is_lost else actions.Release(id, event.signum))
     if leaves:
@@ -270,7 +270,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     state = replace(state, generation=generation, members=state.members.with_member(replace(member, has_ended=True)))
     if event.leftovers:
         state = with_no_restart(state)  # the next generation would run beside these processes
-    if member.left_behind:
+    if member.why_left_behind:
         return on_left_behind_ended(state, member, event.at)
     if state.phase is Phase.RUNNING:
         return _on_node_ended_unstopped(state, member, event)
@@ -278,7 +278,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     is_first_to_end = len(generation.node_exits) == 1
     if was_ctrl_c and is_first_to_end and not state.members.have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
-        return state, (actions.StopNodes(state.members.running, SIGINT, others_ended=True),)
+        return state, (actions.StopNodes(state.members.running, SIGINT, another_node_ended=True),)
     return go_on_if_ended(state, event.at)
 
 
@@ -293,8 +293,8 @@ def _on_node_ended_unstopped(state: State, member: Member, event: events.NodeEnd
         state = replace(state, generation=state.generation.with_lost(f"{member}: {_ENDED_THERE}"))
         state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, event.at)
         return state, (actions.Print(f"{member} is lost: {_ENDED_THERE}"), *then)
-    if state.generation.early_exits_at is None:
-        generation = replace(state.generation, early_exits_at=event.at + EARLY_EXIT_WARNING)
+    if state.generation.early_exits_line_at is None:
+        generation = replace(state.generation, early_exits_line_at=event.at + EARLY_EXIT_WARNING)
         state = replace(state, generation=generation)
     return go_on_if_ended(state, event.at)
 
@@ -372,4 +372,4 @@ def _on_early_exits_due(state: State) -> Result:
     """Print which nodes have finished while the workers of others run on."""
     finished = ", ".join(str(member) for member in state.members.taking_part if member.has_ended)
     line = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
-    return replace(state, generation=replace(state.generation, early_exits_at=None)), (actions.Print(line),)
+    return replace(state, generation=replace(state.generation, early_exits_line_at=None)), (actions.Print(line),)

@@ -53,8 +53,8 @@ def on_debugger_detached(state: State, rank: int, at: float) -> Result:
 
 def _with_time_to_end(state: State, at: float) -> State:
     """Return the state in which a worker that has raised has its full time to end from now on: a debugger has held it."""
-    end_by = None if state.raised.end_by is None else at + END_TIMEOUT
-    return replace(state, raised=replace(state.raised, end_by=end_by))
+    should_exit_by = None if state.raised.should_exit_by is None else at + END_TIMEOUT
+    return replace(state, raised=replace(state.raised, should_exit_by=should_exit_by))
 
 
 def _with_debugging(before: State, debugging: Debugging) -> Result:

@@ -71,14 +71,16 @@ class SignalReceived(Struct, frozen=True):
 
     signum: int
     at: float
-    escalates: bool = True  # a second signal kills; False for a copy of the first
-    asks_first: bool = False  # a program's first request to stop: a stop for another reason keeps its grace period
+    is_request: bool = True  # to stop: a second one kills the workers; False: it is a copy of the first signal
+    is_first_by_program: bool = (
+        False  # a program's first request to stop: a stop for another reason keeps its grace period
+    )
     is_typed: bool = False  # a person may have typed it, as by Ctrl-C
     is_copy: bool = False  # another process of ddplaunch has passed it on
     repeats_request_of: int = 0  # the signal whose request to stop it repeats, in place of making a second one; 0: none
     quit_kills: bool = False  # SIGQUIT would kill the workers now: it is neither ignored nor without that meaning
     by_cluster: bool = False  # it was sent to all processes of the job, so the workers have had it
-    silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
+    silent_for: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
     coordinator_is_here: bool = False  # the coordinator is on this node, and answers
 
 
@@ -98,8 +100,8 @@ class StacksCaptured(Struct, frozen=True):
     """The stacks of the workers were captured, or cannot be."""
 
     at: float
-    known: frozenset[int] = frozenset()  # ranks whose stacks are known
-    waiting: frozenset[int] = frozenset()  # those of them that wait for others in a collective
+    with_stacks: frozenset[int] = frozenset()  # ranks whose stacks were read
+    in_collective: frozenset[int] = frozenset()  # those of them that wait there for others
 
 
 class StuckFound(Struct, frozen=True):
@@ -168,9 +170,9 @@ class StopOrdered(Struct, frozen=True, tag="stop"):
     at: Seconds
     why: Why = Why.COORDINATOR  # as far as it is not for this node alone to know
     by_cluster: bool = False  # the cluster sends it to the workers of all nodes itself
-    silent: Duration = 0.0  # of Ctrl-C: seconds for which no worker has written anything
-    others_ended: bool = False  # said again during a stop: all workers of another node have ended since
-    hangs: bool = False  # no worker of any node has made progress for long; may be said again during a stop
+    silent_for: Duration = 0.0  # of Ctrl-C: seconds for which no worker has written anything
+    another_node_ended: bool = False  # said again during a stop: all workers of another node have ended since
+    job_stands_still: bool = False  # no worker of any node has made progress for long; may be said again during a stop
 
 
 class AllStacksRead(Struct, frozen=True, tag="all_stacks_read"):

@@ -56,7 +56,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     debug_rank: int | None = None
     stacks_timeout: float = 0.0  # seconds to capture the workers' stacks before they are stopped; 0: that is not done
     progress_interval: float = 0.0  # seconds from one check of progress to the next; 0: only the quiet ones below
-    quiet_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
+    lax_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
     notices: frozenset[int] = frozenset()  # signals that announce the end of the job: its workers save and exit
 
 
@@ -65,10 +65,10 @@ class DelayedStop(Struct, frozen=True, kw_only=True):
 
     signum: int
     until: float  # then ddplaunch sends the signal in any case
-    for_stacks: bool = False  # whether it waits for the workers' stacks, not for the cluster
-    for_all_nodes: bool = False  # whether it waits for those of other nodes, too: their workers lose these as peers
-    known: frozenset[int] = frozenset()  # ranks whose stacks are known
-    waiting: frozenset[int] = frozenset()  # those of them that wait for others
+    awaits_stacks: bool = False  # whether it waits for the workers' stacks, not for the cluster
+    awaits_all_nodes: bool = False  # whether it waits for those of other nodes, too: their workers lose these as peers
+    with_stacks: frozenset[int] = frozenset()  # ranks whose stacks were read
+    in_collective: frozenset[int] = frozenset()  # those of them that wait there for others
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -86,9 +86,11 @@ class Raised(Struct, frozen=True, kw_only=True):
 
     errors: tuple[tuple[int, WorkerError], ...] = ()  # by rank
     causes: frozenset[int] = frozenset()  # ranks whose errors do not merely follow another worker's end
-    end_by: float | None = None  # when a worker that has recorded an exception should have ended; None: none has
+    should_exit_by: float | None = (
+        None  # when a worker that has recorded an exception should have ended; None: none has
+    )
     # ranks of `causes` whose program is over, so that only their interpreter still ends
-    final: frozenset[int] = frozenset()
+    exiting: frozenset[int] = frozenset()
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -115,9 +117,11 @@ class Teardown(Struct, frozen=True, kw_only=True):
     delayed_stop: DelayedStop | None = None
     job_stands_still: bool = False  # no worker of the job, on any node, had made progress for long before the stop
     hang_timeout_is_over: bool = False  # --hang-timeout has ended the job
-    others_ended: bool = False  # all workers of another node have ended since the stop
-    compared: frozenset[int] = frozenset()  # ranks whose stacks before the stop are compared with later ones
-    stuck_deadline: float | None = None  # when to compare them
+    another_node_ended: bool = False  # all workers of another node have ended since the stop
+    may_be_stuck: frozenset[int] = (
+        frozenset()
+    )  # ranks to be killed early if they stand where they stood before the stop
+    stuck_deadline: float | None = None  # when to look where those stand
     last_sweep: Sweep | None = None
     leftovers: tuple[str, ...] = ()  # processes that the last sweep found
 
@@ -138,7 +142,7 @@ class State(Struct, frozen=True, kw_only=True):
     policy: Policy
     phase: Phase = Phase.WAITING
     phase_deadline: float | None = None  # when this phase has waited long enough
-    warning_deadline: float | None = None  # when to name the workers that exited early, or that still run in a stop
+    naming_deadline: float | None = None  # when to name the workers that exited early, or that still run in a stop
     suspended_at: float | None = None
     end: End = End()
 
@@ -168,8 +172,8 @@ class State(Struct, frozen=True, kw_only=True):
             self,
             suspended_at=None,
             phase_deadline=later(self.phase_deadline, seconds),
-            warning_deadline=later(self.warning_deadline, seconds),
-            raised=replace(raised, end_by=later(raised.end_by, seconds)),
+            naming_deadline=later(self.naming_deadline, seconds),
+            raised=replace(raised, should_exit_by=later(raised.should_exit_by, seconds)),
             progress=replace(progress, check_at=check_at, idle_since=idle_since),
             teardown=self.teardown.later(seconds),
         )
@@ -179,24 +183,24 @@ class State(Struct, frozen=True, kw_only=True):
         """When the agent must feed `DeadlineReached` at the latest; None: at no time. While suspended, no deadline runs."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        # checks without --hang-timeout may come late: `quiet_deadline`
+        # a check without --hang-timeout wakes no machine: `lax_deadline` has its time
         must_check = self.idleness_counts and self.policy.progress_interval > 0
         # a debugger may hold the worker at the very exception that is to end it
         is_awaited = self.workers_go_on and not self.debugger_may_hold_any
-        should_end = is_awaited or bool(self.phase is Phase.STOPPING and self.ends_by_itself)
+        should_end = is_awaited or bool(self.phase is Phase.STOPPING and self.left_to_exit)
         delayed_stop = self.teardown.delayed_stop
         return soonest(
             self.phase_deadline,
-            None if self.debugger_suspends_limits else self.warning_deadline,
-            self.raised.end_by if should_end else None,
+            None if self.debugger_suspends_limits else self.naming_deadline,
+            self.raised.should_exit_by if should_end else None,
             delayed_stop.until if delayed_stop is not None else None,
             self.teardown.stuck_deadline,
             self.progress.check_at if must_check else None,
         )
 
     @property
-    def quiet_deadline(self) -> float | None:
-        """When the agent should wake for a quiet check of progress, which may come late."""
+    def lax_deadline(self) -> float | None:
+        """When to check progress without --hang-timeout: it does no harm if the agent wakes late for that."""
         return self.progress.check_at if self.idleness_counts and not self.policy.progress_interval else None
 
     @property
@@ -216,7 +220,7 @@ class State(Struct, frozen=True, kw_only=True):
 
     def stands_still(self, at: float) -> bool:
         """Whether some checks in a row have found no progress of any worker here; those of other nodes may have made some."""
-        interval = self.policy.progress_interval or self.policy.quiet_progress_interval
+        interval = self.policy.progress_interval or self.policy.lax_progress_interval
         return self.progress.is_idle and at - self.progress.idle_since >= _LEAST_CHECKS * interval
 
     @property
@@ -227,7 +231,7 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def terminal_holder(self) -> frozenset[int]:
         """The rank whose debugger has the terminal, while the worker's program runs: a set of one rank, or of none."""
-        return (self.alive - self.raised.final) & {
+        return (self.alive - self.raised.exiting) & {
             self.policy.debug_rank,
             None if self.debugging.was_debugged else self.debugging.at_terminal,
         }
@@ -243,9 +247,9 @@ class State(Struct, frozen=True, kw_only=True):
         return bool(self.alive & {self.policy.debug_rank, self.debugging.at_terminal, *self.debugging.attached})
 
     @property
-    def ends_by_itself(self) -> frozenset[int]:
+    def left_to_exit(self) -> frozenset[int]:
         """The ranks that have failed and are about to end, which a stop for a failure anywhere leaves alone for now."""
-        return self.alive & self.raised.final if self.why in (Why.FAILED, Why.COORDINATOR) else frozenset()
+        return self.alive & self.raised.exiting if self.why in (Why.FAILED, Why.COORDINATOR) else frozenset()
 
     @property
     def failure(self) -> WorkerExit | None:

@@ -127,15 +127,17 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     """Stop the workers for what happened on another node, or since a time limit of the job is over."""
     if not state.workers_go_on:  # they are stopped already, by an earlier order or for a failure here: note what is new
         before = state.teardown
-        others_ended = before.others_ended or event.others_ended
-        stands_still = before.job_stands_still or event.hangs
-        return replace(state, teardown=replace(before, others_ended=others_ended, job_stands_still=stands_still)), ()
+        another_node_ended = before.another_node_ended or event.another_node_ended
+        stands_still = before.job_stands_still or event.job_stands_still
+        return replace(
+            state, teardown=replace(before, another_node_ended=another_node_ended, job_stands_still=stands_still)
+        ), ()
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
     # Ctrl-C in a job that writes something is meant to end the job at once
-    shows_stacks = event.signum != SIGINT or event.silent >= teardown.SILENCE
+    shows_stacks = event.signum != SIGINT or event.silent_for >= teardown.SILENCE
     hang_timeout_is_over = event.why is Why.HUNG
-    begun = replace(state.teardown, job_stands_still=event.hangs, hang_timeout_is_over=hang_timeout_is_over)
-    raised = state.raised if event.why is Why.FAILED else replace(state.raised, final=frozenset())
+    begun = replace(state.teardown, job_stands_still=event.job_stands_still, hang_timeout_is_over=hang_timeout_is_over)
+    raised = state.raised if event.why is Why.FAILED else replace(state.raised, exiting=frozenset())
     return teardown.stop(
         replace(state, teardown=begun, raised=raised),
         why,
@@ -199,7 +201,7 @@ def _report_notice(state: State, signum: int) -> Result:
 
 
 def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
-    """Stop the job at the first signal to stop. A second signal that is no copy of the first one (`escalates`) kills the workers.
+    """Stop the job at the first signal to stop. A second request, by a signal that is no copy of the first, kills the workers.
 
     While workers end for another reason, a failure or a time limit, the first signal of a program leaves them time to save.
     A signal may also come when there are no workers yet, when they have all ended, or while another node has the stop begun.
@@ -209,21 +211,21 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     if stopped_before_workers_ran:
         return _on_second_signal_without_workers(state, event)
     if not state.is_ending:
-        seems_to_hang = signum == SIGINT and event.silent >= teardown.SILENCE
+        seems_to_hang = signum == SIGINT and event.silent_for >= teardown.SILENCE
         state = _with_stop_signal(state, signum)
         return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, shows_stacks=seems_to_hang)
     if _may_other_nodes_run(state):
         state = _with_stop_signal(state, signum)
         return teardown.stop_other_nodes(state, Why.SIGNALLED, signum, by_cluster=event.by_cluster)
     if state.is_sweeping_after_success and state.is_only_node:
-        return teardown.escalate(state, at) if event.escalates else (state, ())
+        return teardown.escalate(state, at) if event.is_request else (state, ())
     was_stopped_by_another_node = state.why is Why.COORDINATOR and not state.end.stop_signal
     if was_stopped_by_another_node:
         # a scheduler signals all nodes: another node has reported this signal first, so this is no second signal
         state = _with_stop_signal(state, signum)
         return teardown.with_no_restart(state), (actions.ReportStopping(Why.SIGNALLED, signum),)
-    leaves_time_to_save = event.asks_first and state.phase is Phase.STOPPING
-    if event.escalates and not leaves_time_to_save:
+    leaves_time_to_save = event.is_first_by_program and state.phase is Phase.STOPPING
+    if event.is_request and not leaves_time_to_save:
         state, then = teardown.escalate(state, at)
         return state, (*then, actions.Escalate(signum))
     if state.end.no_restart or state.why in _ENDS_THE_JOB:
@@ -234,7 +236,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
 
 def _on_second_signal_without_workers(state: State, event: events.SignalReceived) -> Result:
     """Pass a second signal on to the coordinator. If that is on another node, it may not answer any more: end at once."""
-    if not event.escalates:
+    if not event.is_request:
         return state, ()  # a copy of the first signal
     escalates = actions.Escalate(event.signum)
     if event.coordinator_is_here:
@@ -275,8 +277,8 @@ def _on_worker_started(state: State, rank: int, at: float) -> Result:
         return state, then
     if state.policy.progress_interval:
         return state, (*then, actions.CheckProgress())  # `ProgressChecked` answers, and sets the time of the next check
-    if state.policy.quiet_progress_interval:
-        check_at = at + state.policy.quiet_progress_interval
+    if state.policy.lax_progress_interval:
+        check_at = at + state.policy.lax_progress_interval
         state = replace(state, progress=replace(state.progress, check_at=check_at))
     return state, then
 
@@ -291,9 +293,9 @@ def _on_start_failed(state: State, failure: StartFailure, at: float) -> Result:
 
 def _on_error_recorded(state: State, at: float) -> State:
     """Give a worker that has recorded an exception some time to end; the first such worker counts."""
-    if state.raised.end_by is not None:
+    if state.raised.should_exit_by is not None:
         return state
-    return replace(state, raised=replace(state.raised, end_by=at + END_TIMEOUT))
+    return replace(state, raised=replace(state.raised, should_exit_by=at + END_TIMEOUT))
 
 
 def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
@@ -302,9 +304,9 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     raised = replace(state.raised, errors=(*state.raised.errors, (rank, error)))
     if not follows_another(error):
         raised = replace(raised, causes=raised.causes | {rank})
-    what_lasts = "its interpreter hangs" if rank in raised.final else "a thread of it, or an exit handler, still runs"
+    what_lasts = "its interpreter hangs" if rank in raised.exiting else "a thread of it, or an exit handler, still runs"
     if event.lingers:
-        raised = replace(raised, final=raised.final - {rank})  # it does not end by itself
+        raised = replace(raised, exiting=raised.exiting - {rank})  # it does not end by itself
     state = replace(state, raised=raised)
     # the rank whose debugger has the terminal, and those that wait for it
     held_for_debugger = state.terminal_holder.union(state.debugging.queued)
@@ -325,12 +327,12 @@ def _on_exception_final(state: State, rank: int, at: float) -> State:
     So is one that was asked to end before.
     """
     error = dict(state.raised.errors).get(rank)
-    is_own = rank in state.alive & state.raised.causes - state.raised.final
+    is_own = rank in state.alive & state.raised.causes - state.raised.exiting
     if error is None or error.at is None or not (is_own and state.workers_go_on):
         return state
-    final = state.raised.final | {rank}
-    state = replace(state, raised=replace(state.raised, final=final, end_by=at + END_TIMEOUT))
-    others_run = bool((state.alive | state.pending) - final) or not state.is_only_node
+    exiting = state.raised.exiting | {rank}
+    state = replace(state, raised=replace(state.raised, exiting=exiting, should_exit_by=at + END_TIMEOUT))
+    others_run = bool((state.alive | state.pending) - exiting) or not state.is_only_node
     if not others_run or import_failure(error):
         return state
     deadline = soonest(state.phase_deadline, at + LIKEWISE_TIMEOUT)
@@ -342,7 +344,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
 
     Once all have ended that were asked to, what they left behind is ended, too (swept).
     """
-    if exit.rank in state.raised.final and exit.status == 0:
+    if exit.rank in state.raised.exiting and exit.status == 0:
         # a destructor has ended the interpreter with 0; the others are stopped for the exception, which stays the failure
         exit = replace(exit, code=1)
     limits_waited = state.debugger_suspends_limits
@@ -382,8 +384,8 @@ def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
 def _on_success(state: State, at: float) -> Result:
     """Sweep (end what the workers left behind) when all have ended; warn some time after the first, which others may wait for."""
     if state.alive or state.pending:
-        warns = state.phase is Phase.RUNNING and state.warning_deadline is None
-        return (replace(state, warning_deadline=at + EARLY_EXIT_WARNING) if warns else state), ()
+        warns = state.phase is Phase.RUNNING and state.naming_deadline is None
+        return (replace(state, naming_deadline=at + EARLY_EXIT_WARNING) if warns else state), ()
     if state.phase is Phase.SETTLING:
         # the failure that was seen here may follow one on another node: the deadline of the phase stops these then
         return teardown.stop(state, Why.FAILED, SIGTERM, at) if state.is_only_node else (state, ())
@@ -397,7 +399,7 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
     """Report for how long no worker has made progress. The first check cannot compare, and always says `progressed`."""
     if state.phase is not Phase.RUNNING:
         return state, ()
-    interval = state.policy.progress_interval or state.policy.quiet_progress_interval
+    interval = state.policy.progress_interval or state.policy.lax_progress_interval
     before, check_at = state.progress, at + interval
     if progressed or not state.idleness_counts:
         # the coordinator is told that these workers are idle no more, if it was told that they were
@@ -410,11 +412,11 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
     """Stop the workers, whose stacks are read now, or report that these are read if the stop waits for all nodes."""
     delayed = state.teardown.delayed_stop
-    if delayed is None or not delayed.for_stacks:
+    if delayed is None or not delayed.awaits_stacks:
         return state, ()  # the time for them was up, and the workers have been asked to end
-    delayed = replace(delayed, known=event.known, waiting=event.waiting)
+    delayed = replace(delayed, with_stacks=event.with_stacks, in_collective=event.in_collective)
     state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed))
-    if delayed.for_all_nodes:
+    if delayed.awaits_all_nodes:
         return state, (actions.ReportStacksRead(),)
     return _stop_unless_suspended(state, event.at)
 
@@ -422,7 +424,7 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
 def _on_all_stacks_read(state: State, at: float) -> Result:
     """Ask the workers to end, if the stop has waited for the stacks of the other nodes."""
     delayed = state.teardown.delayed_stop
-    return _stop_unless_suspended(state, at) if delayed is not None and delayed.for_all_nodes else (state, ())
+    return _stop_unless_suspended(state, at) if delayed is not None and delayed.awaits_all_nodes else (state, ())
 
 
 def _stop_unless_suspended(state: State, at: float) -> Result:
@@ -442,22 +444,24 @@ def _on_deadline(state: State, at: float) -> Result:
 
     Where the phase alone decides, the grace period or timeout of that phase (`phase_deadline`) is over.
     """
-    due = soonest(state.deadline, state.quiet_deadline)
+    due = soonest(state.deadline, state.lax_deadline)
     if due is None or at < due:
         return state, ()
-    warning_is_due = is_due(state.warning_deadline, at) and not state.debugger_suspends_limits
+    naming_is_due = is_due(state.naming_deadline, at) and not state.debugger_suspends_limits
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if is_due(state.raised.end_by, at) and not state.debugger_may_hold_any:
+        case Phase.RUNNING | Phase.SETTLING if (
+            is_due(state.raised.should_exit_by, at) and not state.debugger_may_hold_any
+        ):
             # a worker that recorded an exception should have ended: the agent answers with `WorkerRaised` if it has not
-            return replace(state, raised=replace(state.raised, end_by=None)), (actions.FindRaised(),)
-        case Phase.RUNNING | Phase.SETTLING if warning_is_due:
+            return replace(state, raised=replace(state.raised, should_exit_by=None)), (actions.FindRaised(),)
+        case Phase.RUNNING | Phase.SETTLING if naming_is_due:
             return _on_early_exits_due(state)
         case Phase.RUNNING:
             return _on_check_due(state, at)
         case Phase.SETTLING:
             return teardown.stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING:
-            return teardown.on_deadline(state, at, warning_is_due=warning_is_due)
+            return teardown.on_deadline(state, at, naming_is_due=naming_is_due)
         case Phase.KILLING:  # SIGKILL did not end them: they count as ended
             return teardown.sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
         case Phase.SWEEPING:
@@ -472,7 +476,7 @@ def _on_early_exits_due(state: State) -> Result:
     others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
     hint = "a collective that waits for it never ends"
     line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: {hint}"
-    return replace(state, warning_deadline=inf), (actions.Print(line),)
+    return replace(state, naming_deadline=inf), (actions.Print(line),)
 
 
 def _on_check_due(state: State, at: float) -> Result:

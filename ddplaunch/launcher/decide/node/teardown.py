@@ -66,7 +66,7 @@ def stop(
     is_at_prompt = bool(state.terminal_holder)  # a debugger has the terminal
     if wants_stacks and state.policy.stacks_timeout and state.alive and not is_at_prompt:
         all_at_once = stops_all and not state.is_only_node
-        state, captures = _stop_after_stacks(state, signum, at, shows_stacks=shows_stacks, for_all_nodes=all_at_once)
+        state, captures = _stop_after_stacks(state, signum, at, shows_stacks=shows_stacks, awaits_all_nodes=all_at_once)
         return state, (*captures, *then)
     in_debugger = state.terminal_holder if why is Why.FAILED else frozenset()  # there the user decides when it ends
     then = (*_signal(state, signum, but=in_debugger, by_cluster=by_cluster), *then)
@@ -78,16 +78,16 @@ def stop(
     return state, (*then, *sweeps)
 
 
-def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bool, for_all_nodes: bool) -> Result:
+def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bool, awaits_all_nodes: bool) -> Result:
     """Capture the workers' stacks first; when they are known, or the time is up, `stop_with_stacks` sends the signal.
 
     `shows_stacks`: the report is to show them all; else they only show, beside those of some
     seconds after the signal, which workers are stuck, and the user waits less.
-    `for_all_nodes`: the coordinator stops all nodes at once, and says when those of all are known.
+    `awaits_all_nodes`: the coordinator stops all nodes at once, and says when those of all are known.
     """
     interval = state.policy.progress_interval
     within = state.policy.stacks_timeout if shows_stacks else min(STACKS_WITHIN, state.policy.stacks_timeout)
-    delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True, for_all_nodes=for_all_nodes)
+    delayed = DelayedStop(signum=signum, until=at + within, awaits_stacks=True, awaits_all_nodes=awaits_all_nodes)
     state = _with_grace_period(state, at + within)
     state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed))
     # with --hang-timeout (its checks have an interval) the stacks are wanted anyway, else only where workers may wait for others
@@ -97,7 +97,7 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
         if_in_group=if_in_group,
         asks_nccl=state.teardown.job_stands_still,
         silently=not shows_stacks,
-        but=state.ends_by_itself,
+        but=state.left_to_exit,
     )
     return state, (captures,)
 
@@ -111,13 +111,13 @@ def stop_with_stacks(state: State, at: float) -> Result:
     state = _with_grace_period(state, at)
     before, delayed = state.teardown, state.teardown.delayed_stop
     assert delayed is not None
-    compared = frozenset[int]()
+    may_be_stuck = frozenset[int]()
     if before.hang_timeout_is_over:
-        compared = delayed.known
+        may_be_stuck = delayed.with_stacks
     elif delayed.signum == SIGINT or before.job_stands_still or state.stands_still(at):
-        compared = delayed.waiting
-    if compared and state.policy.grace_period > HANG_GRACE:
-        state = replace(state, teardown=replace(before, compared=compared, stuck_deadline=at + HANG_GRACE))
+        may_be_stuck = delayed.in_collective
+    if may_be_stuck and state.policy.grace_period > HANG_GRACE:
+        state = replace(state, teardown=replace(before, may_be_stuck=may_be_stuck, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
 
 
@@ -133,18 +133,18 @@ def _signal(
     state: State, signum: int, *, but: frozenset[int] = frozenset(), by_cluster: bool = False
 ) -> tuple[actions.Action, ...]:
     """Return the signal of a stop, which spares the ranks `but` and those that are about to end by themselves."""
-    ranks = state.policy.ranks - but - state.ends_by_itself
+    ranks = state.policy.ranks - but - state.left_to_exit
     return (actions.StopWorkers(signum, ranks, by_cluster),) if ranks else ()
 
 
 def _stop_the_rest(state: State, at: float) -> Result:
     """Ask those to end, too, that should have ended by themselves: the grace period begins once more."""
-    ranks = state.ends_by_itself
+    ranks = state.left_to_exit
     errors = dict(state.raised.errors)
     lines = (
         f"rank {rank} has raised {errors[rank].type} and does not end: its interpreter hangs" for rank in sorted(ranks)
     )
-    state = _with_grace_period(replace(state, raised=replace(state.raised, final=frozenset())), at)
+    state = _with_grace_period(replace(state, raised=replace(state.raised, exiting=frozenset())), at)
     return state, (*map(actions.Print, lines), actions.StopWorkers(SIGTERM, ranks))
 
 
@@ -152,7 +152,7 @@ def _with_grace_period(state: State, at: float) -> State:
     """Let the grace period begin at this time."""
     warns = state.policy.grace_period > 2 * NAMES_EVERY
     deadline = at + state.policy.grace_period
-    return replace(state, phase_deadline=deadline, warning_deadline=at + NAMES_EVERY if warns else None)
+    return replace(state, phase_deadline=deadline, naming_deadline=at + NAMES_EVERY if warns else None)
 
 
 def find_stuck(state: State, at: float) -> Result:
@@ -163,15 +163,15 @@ def find_stuck(state: State, at: float) -> Result:
     """
     teardown = replace(state.teardown, stuck_deadline=None)
     state = replace(state, teardown=teardown)
-    ranks = teardown.compared & state.alive  # those whose stacks were captured before the stop
+    ranks = teardown.may_be_stuck & state.alive  # those whose stacks were captured before the stop
     if not ranks:
         return state, ()
-    a_worker_has_ended = bool(state.exits) or teardown.others_ended  # here, or on another node
+    a_worker_has_ended = bool(state.exits) or teardown.another_node_ended  # here, or on another node
     if not teardown.job_stands_still and not a_worker_has_ended:
         return replace(state, teardown=replace(teardown, stuck_deadline=at + HANG_GRACE)), ()
-    if state.warning_deadline is not None:
+    if state.naming_deadline is not None:
         # the line that names the workers which still run waits until the stuck ones are killed
-        state = replace(state, warning_deadline=at + NAMES_EVERY)
+        state = replace(state, naming_deadline=at + NAMES_EVERY)
     return state, (actions.FindStuck(ranks),)
 
 
@@ -180,32 +180,32 @@ def on_stuck_found(state: State, ranks: frozenset[int]) -> Result:
 
     Nothing is done once the stop is over, or while Ctrl-Z suspends the workers, which then cannot move.
     """
-    stuck = ranks & state.teardown.compared & state.alive
+    stuck = ranks & state.teardown.may_be_stuck & state.alive
     if not stuck or state.phase is not Phase.STOPPING or state.suspended_at is not None:
         return state, ()
     return state, (actions.NameStuck(stuck, HANG_GRACE), actions.KillWorkers(stuck))
 
 
-def on_deadline(state: State, at: float, *, warning_is_due: bool) -> Result:
+def on_deadline(state: State, at: float, *, naming_is_due: bool) -> Result:
     """Carry out the next step of a stop whose time has come.
 
     In this order: send the signal that was delayed, look for stuck workers, name the workers that still run, kill them.
     """
     delayed, seconds_left = state.teardown.delayed_stop, (state.phase_deadline or at) - at
     if delayed is not None and at >= delayed.until:
-        return stop_with_stacks(state, at) if delayed.for_stacks else send_stop(state)
+        return stop_with_stacks(state, at) if delayed.awaits_stacks else send_stop(state)
     if is_due(state.teardown.stuck_deadline, at):
         return find_stuck(state, at)
-    if state.ends_by_itself and is_due(state.raised.end_by, at):
+    if state.left_to_exit and is_due(state.raised.should_exit_by, at):
         return _stop_the_rest(state, at)
-    if warning_is_due and seconds_left > 0:
-        asked = state.alive - state.ends_by_itself
+    if naming_is_due and seconds_left > 0:
+        asked = state.alive - state.left_to_exit
         names = (actions.NameRunning(asked, seconds_left),) if asked else ()
-        return replace(state, warning_deadline=at + NAMES_EVERY), names
-    if state.ends_by_itself:
+        return replace(state, naming_deadline=at + NAMES_EVERY), names
+    if state.left_to_exit:
         # the grace period is over for those that were asked to end, and again for those that SIGKILL does not end
-        kills = actions.KillWorkers(state.policy.ranks - state.ends_by_itself - state.terminal_holder)
-        return replace(state, phase_deadline=at + KILL_TIMEOUT, warning_deadline=None), (kills,)
+        kills = actions.KillWorkers(state.policy.ranks - state.left_to_exit - state.terminal_holder)
+        return replace(state, phase_deadline=at + KILL_TIMEOUT, naming_deadline=None), (kills,)
     if state.terminal_holder and state.why is Why.FAILED:
         # the grace period is over for all but the rank in the debugger, which may stay there for as long as the user likes
         kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
@@ -285,7 +285,7 @@ def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -
 
 def _without_deadlines(state: State) -> State:
     """Forget the deadlines of a phase that is over."""
-    return replace(state, warning_deadline=None, teardown=state.teardown.without_deadlines())
+    return replace(state, naming_deadline=None, teardown=state.teardown.without_deadlines())
 
 
 def on_swept(state: State, leftovers: tuple[str, ...]) -> Result:

@@ -77,7 +77,7 @@ class Watcher(Lead):
         super().handle(event)
         match event:
             case node.SignalReceived(signum) if signum in self._spec.ending_signals:
-                is_second_request = was_stopped and event.escalates
+                is_second_request = was_stopped and event.is_request
                 self._end_step_after_grace(at_once=is_second_request)
             case node.FrontLost():
                 # Slurm kills the front when the batch script has ended: from now on this process writes to the output itself
@@ -129,7 +129,7 @@ class Watcher(Lead):
                 return
             if node_rank is None or node_rank in state.rendezvous.given_up_ranks:
                 continue
-            has_joined = state.members.with_fixed_rank(node_rank) is not None
+            has_joined = state.members.holder_of_rank(node_rank) is not None
             if not has_joined:
                 reason = f"its task ended before ddplaunch had joined there: {end.how}"
                 name = f"node {node_rank} ({host})"
