@@ -15,7 +15,7 @@ from ddplaunch.launcher.job.agents import Agent, Agents, member_of
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.launcher.job.orders import CannotLead, GroupMade, Leads, NodeEnd, Reached, Unfit, Warned
+from ddplaunch.launcher.job.orders import CannotLead, Goodbye, GroupMade, Leads, NodeEnd, Reached, Warned
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
@@ -49,6 +49,10 @@ class Incoming:
     def lose(self, id: int, reason: str, *, has_ended: bool) -> None:
         """Take an agent for lost whose connection was carried by something that has ended; take its last words first."""
         self._connections.receive_rest(id)
+        self._drop(id, reason, has_ended=has_ended)
+
+    def _drop(self, id: int, reason: str, *, has_ended: bool) -> None:
+        """Close the connection of an agent that has left; the job learns of it."""
         if id in self._connections.ids:
             renewed_at = self._connections.renewed_at(id)
             self._connections.drop(id)
@@ -107,10 +111,8 @@ class Incoming:
                 self._connections.expel(id, "sent hello twice")
             case _ if agent is None:
                 self._connections.expel(id, "did not send hello first")
-            case messages.Dropped():
-                renewed_at = self._connections.renewed_at(id)
-                self._connections.drop(id)
-                self.on_lost(id, "has heard nothing from here for too long", renewed_at)
+            case Goodbye(reason, has_ended):
+                self._drop(id, indented(reason), has_ended=has_ended)
             case node.ReportStopping(why) if id in self.agents.waiting:
                 if why is not Why.FAILED:  # it has no workers that could fail
                     self._on_stop_of_waiting(id, message)
@@ -130,9 +132,6 @@ class Incoming:
                     self._pass_end(id, agent, report, agent.ranks)
             case Answered():
                 self._pass_answer(id, agent, report)
-            case Unfit(reason):
-                lost = indented(f"its health check failed: {reason}")
-                self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
             case node.PauseLimits(True) if not self._may_hold_workers(id):
                 self.on_part_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
             case Warned():

@@ -11,7 +11,7 @@ part, and no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -138,12 +138,8 @@ class LeftByNode0(Struct, frozen=True, tag="left_by_node_0"):
     unfit: Line = ""  # why its health check has failed
 
 
-class Dropped(Struct, frozen=True, tag="dropped"):
-    """An agent to a coordinator that was silent for too long: its workers end, and it follows this coordinator no longer."""
-
-
 FirstMessage = Hello | Withdrawal
-ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
+ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong
 ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | Ending | LeftByNode0 | Lead | Reach
 
 encode = msgspec.json.Encoder().encode
@@ -153,15 +149,14 @@ for_agent: Callable[[bytes], ToAgent] = decoder(ToAgent)
 # --- what a job can do without
 
 
-class _UnreadAnswer(Struct, tag="answered"):
-    number: Number
+class _Expendable(Struct):
+    """What is read of a malformed message that only tells of workers; `decoder` refuses any other."""
+
+    type: Literal["answered", "stacks_at_end"]
+    number: Number | None = None  # of an answer: that of its question
 
 
-class _UnreadStacks(Struct, tag="stacks_at_end"):
-    pass
-
-
-_unread: Callable[[bytes], _UnreadAnswer | _UnreadStacks] = decoder(_UnreadAnswer | _UnreadStacks)
+_expendable: Callable[[bytes], _Expendable] = decoder(_Expendable)
 
 
 def stand_in_for_malformed(payload: bytes) -> Answered | None:
@@ -169,10 +164,12 @@ def stand_in_for_malformed(payload: bytes) -> Answered | None:
 
     Raises Malformed: it is another message, one that a job cannot do without.
     """
-    unread = _unread(payload)
-    if isinstance(unread, _UnreadStacks):
+    message = _expendable(payload)
+    if message.type == "stacks_at_end":
         return None
-    return Answered(unread.number, NoAnswer("has sent a malformed answer"))
+    if message.number is None:
+        raise Malformed("an answer without a number")
+    return Answered(message.number, NoAnswer("has sent a malformed answer"))
 
 
 # --- before a message is sent: any receiver takes it, whatever workers and their programs wrote

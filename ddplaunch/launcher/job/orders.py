@@ -123,10 +123,11 @@ class Warned(Struct, frozen=True, tag="warned"):
 HINT_WITHOUT_NODE_0 = "no job begins without node 0: make another node the first one"
 
 
-class Unfit(Struct, frozen=True, tag="unfit"):
-    """This node has failed its health check before a restart, and leaves the job."""
+class Goodbye(Struct, frozen=True, tag="goodbye"):
+    """This node follows the coordinator no longer: it was silent for too long, or the node has failed its health check."""
 
-    reason: Piece
+    reason: Piece  # as in a sentence of the coordinator
+    has_ended: bool  # nothing of a generation is left here; else its workers are being stopped
 
 
 class GroupMade(Struct, frozen=True, tag="group_made"):
@@ -161,7 +162,7 @@ class Reached(Struct, frozen=True, tag="reached"):
 
 
 MeetingReport = Leads | CannotLead | Reached
-SentReport = node.Reports | MeetingReport | NodeEnd | Warned | Unfit | Forward | GroupMade
+SentReport = node.Reports | MeetingReport | NodeEnd | Warned | Goodbye | Forward | GroupMade
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk

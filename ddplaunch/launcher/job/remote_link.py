@@ -16,7 +16,17 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.link import Lease, Link
 from ddplaunch.launcher.job.messages import OrderSequence
-from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Leased, LookingForCoordinator, NodeEnd, Reach, Waits
+from ddplaunch.launcher.job.orders import (
+    Generation,
+    Goodbye,
+    JobEnd,
+    Lead,
+    Leased,
+    LookingForCoordinator,
+    NodeEnd,
+    Reach,
+    Waits,
+)
 from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
@@ -301,7 +311,8 @@ class RemoteLink(Link):
         """Wait for node 0, if it may come back to a job that was not to end; else end this node."""
         if self._has_ended:
             return
-        self._send(messages.Dropped())  # so that a coordinator that lives knows why
+        # so that a coordinator that lives knows why; "here" is where that one is, which says it
+        self._send(Goodbye("has heard nothing from here for too long", has_ended=False))
         self._disconnect()
         if self._status_of_ending_job is not None and self._own_stop is None:
             self._end(f"{loss.error}, while the job was being stopped", self._status_of_ending_job)

@@ -115,7 +115,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "answered", "number": 1, "answer": {"type": "status", "workers": [WORKER], "folder": "/runs/1/node-0"}},
     {"type": "answered", "number": 1, "answer": {"type": "none", "reason": "was lost"}},
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
-    {"type": "dropped"},
+    {"type": "goodbye", "reason": "has heard nothing from here", "has_ended": False},
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,

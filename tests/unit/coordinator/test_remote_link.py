@@ -12,7 +12,7 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.link import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
-from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordinator, NodeEnd, Waits
+from ddplaunch.launcher.job.orders import Generation, Goodbye, Leased, LookingForCoordinator, NodeEnd, Waits
 from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
@@ -293,7 +293,7 @@ def test_a_generation_that_comes_after_the_lease_is_refused_and_the_link_is_drop
     killed, *then = bed.take_events()
     assert isinstance(killed, node.LeaseOver)
     assert Generation not in map(type, then)
-    assert isinstance(bed.peer.sent[-1], messages.Dropped)
+    assert isinstance(bed.peer.sent[-1], Goodbye)
     assert not bed.peer.is_open
     assert bed.dialed == bool(how_back)
     bed.link.close()
@@ -330,7 +330,7 @@ def test_a_node_that_is_not_heard_loses_its_lease_though_it_hears() -> None:
         "this node was not heard by node 0 (10.0.0.1) for 10 s, and other nodes may have gone on without it; "
         "looking for node 0 (10.0.0.1) for up to 1 min"
     )
-    assert isinstance(bed.peer.sent[-1], messages.Dropped)
+    assert isinstance(bed.peer.sent[-1], Goodbye)
     bed.link.close()
 
 
