@@ -13,7 +13,7 @@ from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.messages import Hello
-from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Reach
+from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, MeetAt
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.ranks import ranks_of_all
@@ -89,7 +89,7 @@ class Agents:
         names = (self._terms.address, self.by_id[id].hello.host)
         return tuple(name for name in names if name is not None)
 
-    def ask(self, id: int, order: Lead | Reach) -> None:
+    def ask(self, id: int, order: Lead | MeetAt) -> None:
         """Have an agent do its part before a generation begins."""
         self.connections.send(id, messages.encode(order))
 

@@ -20,7 +20,7 @@ from ddplaunch.launcher.job.orders import (
     Generation,
     GroupMade,
     JobEnd,
-    Leads,
+    MeetAt,
     NodeEnd,
     Reached,
     Warned,
@@ -145,7 +145,7 @@ class Coordinator:
                 if number == self.state.generation.number and not member.has_ended:
                     self._explainer.add_traces(report.exits, report.traces)
                     self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
-            case Leads() | CannotLead() | Reached():
+            case MeetAt() | CannotLead() | Reached():
                 if self._meeting is not None:  # else nobody was asked for that
                     self._meeting.on_report(id, report)
             case Forward(signum):

@@ -15,7 +15,7 @@ from ddplaunch.launcher.job.agents import Agent, Agents, member_of
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.launcher.job.orders import CannotLead, Goodbye, GroupMade, Leads, NodeEnd, Reached, Warned
+from ddplaunch.launcher.job.orders import CannotLead, Goodbye, GroupMade, MeetAt, NodeEnd, Reached, Warned
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
@@ -150,7 +150,7 @@ class Incoming:
                 if (number, report) not in agent.reports:  # else each repetition would be logged
                     agent.reports.add((number, report))
                     self._coordinator.on_report(id, report)
-            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk() | Leads() | CannotLead() | Reached():
+            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk() | MeetAt() | CannotLead() | Reached():
                 self._coordinator.on_report(id, report)
 
     def _may_hold_workers(self, id: int) -> bool:

@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
 from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, MeetingReport, Reach, Reached
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, MeetAt, MeetingReport, Reached
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.spec.outcome import StartFailure
 from ddplaunch.system import exitcodes
@@ -48,7 +50,7 @@ class Meeting:
         self._order = tuple(order)
         self._is_over = False  # the generation has begun, or does not begin with these nodes
         self._coordinator_tries_again = False  # by another meeting, if MASTER_PORT is taken
-        self._ready_first: Leads | None = None  # what the first node has answered once it was ready
+        self._ready_first: MeetAt | None = None  # what the first node has answered once it was ready
         self._addresses: tuple[str, ...] = ()  # under which the others look for the first node, in this order
         self._not_answered = set[int]()  # ids of the others that were asked and have not answered
         self._reached: dict[int, str] = {}  # under which address each of the others has reached the first node, by id
@@ -79,7 +81,7 @@ class Meeting:
                 pass
             case CannotLead() if is_of_first:
                 self._on_refusal(report)
-            case Leads() if is_of_first:
+            case MeetAt() if is_of_first:
                 self._on_first_ready(report)
             case Reached(address="", reason=reason) if id in self._not_answered or id in self._reached:
                 self._reached.pop(id, None)
@@ -124,16 +126,16 @@ class Meeting:
         shown = LaunchError(f"{host}: {reason}", hint=indented(refusal.hint) or None, status=status)
         self._coordinator.fail_to_begin(StartFailure(0, host, reason, status), shown)
 
-    def _on_first_ready(self, leads: Leads) -> None:
-        """Ask the others to reach the first node, at the port `heard_at` where it listens for them."""
-        self._ready_first = leads
+    def _on_first_ready(self, first: MeetAt) -> None:
+        """Ask the others to reach the first node: under the names that the user gave, then at the addresses that it has."""
+        self._ready_first = first
         names = self._agents.names_of(self._order[0])
-        self._addresses = tuple(dict.fromkeys((*names, *leads.addresses)))[:MAX_ADDRESSES]
+        self._addresses = tuple(dict.fromkeys((*names, *first.addresses)))[:MAX_ADDRESSES]
         self._not_answered.update(self._order[1:])
         for id in self._order[1:]:
-            self._agents.ask(id, Reach(self.number, self._addresses, leads.heard_at))
+            self._agents.ask(id, replace(first, addresses=self._addresses))
         if not self._not_answered:  # the first node is alone
-            self._begin_generation(leads.port)
+            self._begin_generation(first.master_port)
 
     def _note_unreached(self, id: int, why: str) -> None:
         self._unreached[id] = why
@@ -152,7 +154,7 @@ class Meeting:
             self._agents.connections.ping_all()
             self._report_parted_at.set(self._loop.now() + _LOOK_EVERY)
         else:
-            self._begin_generation(self._ready_first.port)
+            self._begin_generation(self._ready_first.master_port)
 
     def _report_parted_if_first_lives(self) -> None:
         """Feed which nodes do not reach the first one, if it has answered; else look again soon. Called by the loop."""

@@ -19,7 +19,16 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
-from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, Lead, NodeEnd, Reach, SentOrder, SentReport
+from ddplaunch.launcher.job.orders import (
+    MAX_LEFTOVERS,
+    Generation,
+    JobEnd,
+    Lead,
+    MeetAt,
+    NodeEnd,
+    SentOrder,
+    SentReport,
+)
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.seen import MAX_ENTRIES
 from ddplaunch.record.window.questions import (
@@ -140,7 +149,7 @@ class LeftByNode0(Struct, frozen=True, tag="left_by_node_0"):
 
 FirstMessage = Hello | Withdrawal
 ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | Ending | LeftByNode0 | Lead | Reach
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | Ending | LeftByNode0 | Lead | MeetAt
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
@@ -365,7 +374,7 @@ class OrderSequence:
 
     def check(self, message: ToAgent) -> None:
         """Take the next message. Raises Malformed: it begins what this agent cannot begin now, or not at all."""
-        if isinstance(message, Lead | Reach) and self.runs:
+        if isinstance(message, Lead | MeetAt) and self.runs:
             raise Malformed(f"the next generation while {self.generation} runs")
         if isinstance(message, Generation):
             self._check_generation(message)

@@ -83,17 +83,21 @@ class Lead(Struct, frozen=True, tag="lead"):
     """Be the first node of the generation that begins: reserve MASTER_PORT, and listen for the other nodes."""
 
     meeting: Number  # counted by the coordinator: each try to bring the nodes of a generation together has another one
-    port: Annotated[int, Meta(ge=0, le=65535)]  # 0: any
-    origin: Line  # the option, or the reason, for this very port; "" if it may be any
+    master_port: Annotated[int, Meta(ge=0, le=65535)]  # 0: any
+    port_origin: Line  # the option, or the reason, for this very port; "" if it may be any
     again: bool  # whether the coordinator tries again if the port is taken
 
 
-class Reach(Struct, frozen=True, tag="reach"):
-    """Reach the first node of the generation that begins under one of its addresses, and say when it is not heard any more."""
+class MeetAt(Struct, frozen=True, tag="meet_at"):
+    """Where the other nodes find the first one: its answer to `Lead`, and an order to the others to reach it there.
+
+    Each of them says which way it has come, and later that it hears the first node no longer.
+    """
 
     meeting: Number
-    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]
-    heard_at: Port
+    master_port: Port
+    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]  # of the first node
+    listen_port: Port  # at which the first node listens for the others while the generation runs
 
 
 _StopOrder = node.StopOrdered | node.AllStacksRead | node.KillOrdered
@@ -134,15 +138,6 @@ class GroupMade(Struct, frozen=True, tag="group_made"):
     """A worker of this node has made a process group, the first one of its generation."""
 
 
-class Leads(Struct, frozen=True, tag="leads"):
-    """This node is ready to be the first one: MASTER_PORT is reserved, and the others are listened for."""
-
-    meeting: Number
-    port: Port
-    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]  # under which others may reach this node
-    heard_at: Port
-
-
 class CannotLead(Struct, frozen=True, tag="cannot_lead"):
     """This node cannot have MASTER_PORT, or cannot listen for the others."""
 
@@ -161,7 +156,7 @@ class Reached(Struct, frozen=True, tag="reached"):
     reason: Line = ""  # then, as in a sentence: "silent for 10 s"
 
 
-MeetingReport = Leads | CannotLead | Reached
+MeetingReport = MeetAt | CannotLead | Reached
 SentReport = node.Reports | MeetingReport | NodeEnd | Warned | Goodbye | Forward | GroupMade
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, MeetAt, Reached
 from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel import handshake
 from ddplaunch.reach.channel.handshake import Key
@@ -42,12 +42,12 @@ class Probe:
         self._link = link
         self._part: _FirstNode | _OtherNode | None = None
 
-    def on_order(self, order: Lead | Reach) -> None:
-        """Take part in the next meeting, in place of the last one: be its first node (`Lead`), or reach it (`Reach`)."""
+    def on_order(self, order: Lead | MeetAt) -> None:
+        """Take part in the next meeting, in place of the last one: be its first node (`Lead`), or reach it (`MeetAt`)."""
         self.close()
         # a key for each meeting: nobody takes another port of the job, or one of an earlier meeting, for the first node
         key = handshake.key(self._key.hex(), f"meeting {order.meeting}")
-        if isinstance(order, Reach):
+        if isinstance(order, MeetAt):
             self._part = _OtherNode(self._loop, key, self._keepalive, order, self._link)
             return
         try:
@@ -88,7 +88,7 @@ class _FirstNode:
         # twice: a node may reach this one again before its old connection has ended
         self._most = max(_PEERS_OF_SMALL_JOB, 2 * keepalive.max_nodes)
         self._peers: set[Peer] = set()
-        self._reservation = reserve(order.port, order.origin, again=order.again)
+        self._reservation = reserve(order.master_port, order.port_origin, again=order.again)
         try:
             self._listener = Listener(
                 loop,
@@ -103,7 +103,7 @@ class _FirstNode:
         except LaunchError:
             self._reservation.release()
             raise
-        self.ready = Leads(order.meeting, self._reservation.port, own_addresses(), self._listener.port)
+        self.ready = MeetAt(order.meeting, self._reservation.port, own_addresses(), self._listener.port)
 
     def _on_opened(self, peer: Peer) -> None:
         """Answer the pings of another node. Called by the listener."""
@@ -132,7 +132,7 @@ class _FirstNode:
 class _OtherNode:
     """A node that is not the first: looks for the first node at all of that one's addresses, then pings that node."""
 
-    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: Reach, link: Link) -> None:
+    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: MeetAt, link: Link) -> None:
         """Look for the first node; report by `link` whether it is reached, and then that it is not heard any more."""
         self._loop = loop
         self._meeting = order.meeting
@@ -144,7 +144,7 @@ class _OtherNode:
         # when the search is given up; once the first node is reached, when the next ping is due
         self._due = loop.timer(loop.now() + REACHED_WITHIN, self._on_due)
         self._search = Search(loop, key, self._on_opened, user_timeout=keepalive.user_timeout)
-        self._search.begin((address, order.heard_at) for address in order.addresses)  # heard_at is a port
+        self._search.begin((address, order.listen_port) for address in order.addresses)
 
     def _on_opened(self, peer: Peer, found_as: str) -> None:
         """Report that the first node is reached, and ping it from now on. Called by the search."""

@@ -23,8 +23,8 @@ from ddplaunch.launcher.job.orders import (
     Lead,
     Leased,
     LookingForCoordinator,
+    MeetAt,
     NodeEnd,
-    Reach,
     Waits,
 )
 from ddplaunch.launcher.job.search import Search
@@ -208,7 +208,7 @@ class RemoteLink(Link):
                 self._status_of_ending_job = status
             case messages.LeftByNode0(signum, unfit):
                 self._on_left(signum, unfit)
-            case Lead() | Reach():
+            case Lead() | MeetAt():
                 self._take_part_in_meeting(message)
             case Generation():
                 if 0 < message.lease < self._lease.seconds:
@@ -362,7 +362,7 @@ class RemoteLink(Link):
         if self._has_ended:
             self._stop_waiting()
 
-    def _take_part_in_meeting(self, order: Lead | Reach) -> None:
+    def _take_part_in_meeting(self, order: Lead | MeetAt) -> None:
         """Be the first node of the generation that is to begin, or find out how its first node is reached."""
         if self._probe is None:
             from ddplaunch.launcher.job.probe import Probe  # where the coordinator is on none of the nodes
