@@ -181,7 +181,7 @@ class Dispatcher(Lead):
         self._statuses = HostStatuses([agent.host for agent in self._remote.agents], self._remote.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._remote.agents)
         self._agents: dict[HostConnection, _Agent] = {}  # of hosts that have been sent their order
-        self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter.print)
+        self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter)
         self._startup = Startup(loop, self._remote, self._hosts, self)
         # set once a host has failed without which the job cannot begin: then all are given up, and the errors named together
         self._settle_by = loop.timer(None, self._startup.disconnect)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.job import SELF_ID, Member
-from ddplaunch.launcher.job.explainer import Explainer
+from ddplaunch.launcher.job.explainer import Explainer, IdleReport
 from ddplaunch.launcher.job.orders import (
     CannotLead,
     Forward,
@@ -27,7 +27,6 @@ from ddplaunch.launcher.job.orders import (
 )
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.plan import Plan
-from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError, call_or_report
@@ -43,7 +42,6 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.launcher.job.questions import NodeStreams, Questions
     from ddplaunch.launcher.job.straggler_check import StragglerCheck
     from ddplaunch.launcher.job.warnings import Warnings
-    from ddplaunch.record.window.questions import Answer
 
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
@@ -327,37 +325,11 @@ class Coordinator:
                     self._explainer.explain_end(self.state, partial(self._end, status, requeue))
 
     def _report_idle(self, seconds: float) -> None:
-        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where.
-
-        For that all nodes are asked for the stacks of their workers, and a child compares these.
-        """
+        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
         if self.stragglers is None:  # no process group is known
             self._reporter.report_idle(seconds, "")
             return
-        from ddplaunch.launcher.job.questions import Asker
-        from ddplaunch.launcher.job.straggler_check import ON_THE_WAY, WITHIN
-        from ddplaunch.record.window.questions import AskStacks, NodeStacks
-
-        samples: list[Sample] = []
-        decided_at = self.state.idleness.printed_at
-        # what fails in this is no reason to end a job
-        guard = partial(call_or_report, failed=lambda _why: self._reporter.report_idle(seconds, ""))
-
-        def on_answer(member: Member, answer: Answer) -> None:
-            if isinstance(answer, NodeStacks):
-                guard(lambda: samples.extend(answer.samples(member.host)))
-
-        def on_explained(found: Whereabouts) -> None:
-            has_moved_since = self.state.idleness.progress_at > decided_at
-            if self.members_at_work() and not has_moved_since:
-                self._reporter.report_idle(seconds, found.what)
-
-        def on_all_answered() -> None:
-            guard(lambda: self._explainer.explain_hang(samples, on_explained))
-
-        asker = Asker(answered=on_answer, done=on_all_answered)
-        question = AskStacks(WITHIN, threads=False, native=False)
-        guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
+        IdleReport(self, self._explainer, self._reporter, seconds).ask_nodes()
 
     def _begin(self, order: Sequence[int]) -> None:
         """Reserve MASTER_PORT and order these agents, by node rank, to begin; feed the failure if no port can be had.

@@ -6,7 +6,6 @@ import hashlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -121,7 +120,7 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
 
 def _remote_link(request: JoinRequest, hello: messages.Hello, loop: Loop) -> RemoteLink:
     """Return a link to a coordinator elsewhere, which is not looked for yet."""
-    from ddplaunch.launcher.job.link import Lease
+    from ddplaunch.launcher.job.link import BootTime, Lease
     from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink
 
     spec, allocation, node_0 = request.spec, request.allocation, request.rendezvous.addresses[0]
@@ -136,13 +135,8 @@ def _remote_link(request: JoinRequest, hello: messages.Hello, loop: Loop) -> Rem
     # only a job that may go on without this node limits the life of its workers
     seconds = spec.heartbeat_timeout if allocation.is_elastic else inf
     # simulated nodes, and what coordinates them, are paused together with this machine
-    clock = loop.now if spec.simulate else _boot_time
+    clock = loop if spec.simulate else BootTime()
     return RemoteLink(loop, elsewhere, Lease(seconds, clock))
-
-
-def _boot_time() -> float:
-    """Return the seconds since the machine has started, those included in which it slept or this process was stopped."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _how_back(allocation: Allocation, node_0: str) -> str:

@@ -143,10 +143,10 @@ class _OtherNode:
         self._host_silence = 0.0  # seconds for which the kernel of that node sent nothing, as last measured
         # when the search is given up; once the first node is reached, when the next ping is due
         self._due = loop.timer(loop.now() + REACHED_WITHIN, self._on_due)
-        self._search = Search(loop, key, self._on_opened, user_timeout=keepalive.user_timeout)
+        self._search = Search(loop, key, self, user_timeout=keepalive.user_timeout)
         self._search.begin((address, order.listen_port) for address in order.addresses)
 
-    def _on_opened(self, peer: Peer, found_as: str) -> None:
+    def on_found(self, peer: Peer, found_as: str) -> None:
         """Report that the first node is reached, and ping it from now on. Called by the search."""
         self._peer = peer
         peer.received, peer.closed = self._on_answer, self._on_closed

@@ -83,7 +83,7 @@ class RemoteLink(Link):
         timeout = elsewhere.keepalive.timeout
         self._silence = Silence(timeout, timeout)  # seconds without a word of the coordinator, and of its host
         self._heard_at = 0.0  # when the last message came
-        self._lease = lease or Lease(inf, loop.now)  # which never ends
+        self._lease = lease or Lease(inf, loop)  # which never ends
         self._lease_at = loop.timer(None, self._check_lease)
         loop.woke = self._check_lease  # before what else has become due in a pause of this process
         loop.clock.protect(timeout)  # the loop sleeps so short that no pause of this process uses up that time
@@ -99,7 +99,7 @@ class RemoteLink(Link):
         self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
         user_timeout = elsewhere.keepalive.user_timeout
-        self._search = Search(loop, elsewhere.key, self._on_opened, user_timeout=user_timeout)
+        self._search = Search(loop, elsewhere.key, self, user_timeout=user_timeout)
 
     # --- connecting
 
@@ -114,13 +114,13 @@ class RemoteLink(Link):
             self._end(f"{self._coordinator} was lost: {reason}")
 
         def opened(peer: Peer) -> None:
-            self._on_opened(peer, peer.address)
+            self.on_found(peer, peer.address)
 
         other_side = (self._elsewhere.command_host, 0)  # of no port
         # each side proves the key to the other; then `opened` is called
         Greeting(self._loop, sock, other_side, Client(self._elsewhere.key), opened=opened, failed=failed)
 
-    def _on_opened(self, peer: Peer, found_as: str) -> None:
+    def on_found(self, peer: Peer, found_as: str) -> None:
         """Take the connection to the coordinator, and send the first message. Called by the search.
 
         `found_as` is the name or address under which the coordinator was found.

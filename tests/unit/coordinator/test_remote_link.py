@@ -108,7 +108,7 @@ class Bed:
         self.link = RemoteLink(
             self.loop,
             replace(NODE_0, how_back=how_back, command_host=command_host),
-            Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
+            Lease(10.0, self.loop._sleepless) if is_leased else None,
         )
         self.dialed = 0
         self.link._search._dialer = self  # type: ignore[assignment]
@@ -132,7 +132,7 @@ class Bed:
 
     def open(self) -> Peer:
         self.peer = Peer()
-        self.link._on_opened(self.peer, "10.0.0.1")  # type: ignore[arg-type]
+        self.link.on_found(self.peer, "10.0.0.1")  # type: ignore[arg-type]
         return self.peer
 
     def hear(self, message: Any) -> None:
@@ -437,7 +437,7 @@ def test_who_was_given_up_comes_back_unless_it_has_broken_the_rules(reason: str,
 @pytest.mark.parametrize("was_paused", [True, False])
 def test_who_is_given_up_after_a_pause_kills_its_workers_though_the_clock_of_its_lease_stood(was_paused: bool) -> None:
     bed = Bed(how_back="")
-    bed.link._lease = Lease(10.0, bed.loop.now)  # as with --simulate
+    bed.link._lease = Lease(10.0, bed.loop)  # as with --simulate
     bed.open()
     bed.begin()
     if was_paused:
