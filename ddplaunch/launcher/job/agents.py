@@ -59,12 +59,12 @@ class Agents:
         self.by_id: dict[int, Agent] = {}
         self.waiting: dict[int, Member] = {}  # agents whose node rank another one has, which may be lost already
         self.world_size = 0  # of the generation that runs
-        self.last_question_before = 0  # the number of the last question before this generation
+        self.last_question_before = 0  # before this generation: answers up to it may be about workers of an earlier one
         self.job_end: JobEnd | None = None  # as it was sent to all; None: the job goes on
 
-    def leave(self, signum: int, unfit: str) -> None:
+    def leave(self, signum: int, why_unfit: str) -> None:
         """Have the agents wait until node 0 is started again, and know no agent any more."""
-        payload = messages.encode(messages.LeftByNode0(signum, fields.line(unfit)))
+        payload = messages.encode(messages.LeftByNode0(signum, fields.line(why_unfit)))
         for id in self.connections.ids:
             self.connections.send(id, payload)
         self.close()

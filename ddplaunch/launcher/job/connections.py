@@ -68,7 +68,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     key: Key
     listen: str | None  # numeric address to listen on; None: all
     ports: Sequence[int] | None  # candidates to listen on; None: all connections are carried, see `Connections.adopt`
-    listening: socket | None = None  # what listens already, at one of the ports
+    listening_socket: socket | None = None  # what listens already, at one of the ports
 
 
 class _Connection:
@@ -145,7 +145,7 @@ class Connections:
         if terms.ports is not None:  # else something else carries all connections, which `adopt` takes
             self._listener = Listener(
                 loop,
-                terms.listening or listen(terms.listen, terms.ports),
+                terms.listening_socket or listen(terms.listen, terms.ports),
                 terms.key,
                 opened=self._on_opened,
                 refused=receiver.on_refused,

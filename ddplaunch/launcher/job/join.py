@@ -48,12 +48,12 @@ def prepare(
     env: Mapping[str, str],
     *,
     torch: str,
-    listening: socket.socket | None = None,
+    listening_socket: socket.socket | None = None,
     carried: socket.socket | None = None,
 ) -> JoinRequest:
     """Decide how this agent finds the other nodes; may look up a name. The secret, if there is one, is in `env`.
 
-    `torch` is its version here. `listening` is a socket that listens already for other agents, if the coordinator is here;
+    `torch` is its version here. `listening_socket` is one that listens already for other agents, if the coordinator is here;
     `carried` is the connection to a coordinator elsewhere that ssh carries. Imports the modules that `join` will need.
     """
     rendezvous = allocation.rendezvous
@@ -77,7 +77,7 @@ def prepare(
             script=line(_digest(spec)),
             nnodes=_typed_nnodes(allocation.nnodes, spec.spares),
         ),
-        listening=listening,
+        listening_socket=listening_socket,
         carried=carried,
     )
 
@@ -236,7 +236,7 @@ def how_to_tell_unfit(
                 rendezvous=_with_coordinator(given, spec),
                 key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
                 facts=messages.NodeFacts("", "", "", "", ""),  # there is nobody to compare them
-                listening=None,
+                listening_socket=None,
             )
             if turn_others_away(request, why, found):
                 return

@@ -36,7 +36,7 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
     rendezvous: Rendezvous  # where the coordinator is
     key: Key  # by which all agents of the job know each other
     facts: messages.NodeFacts  # what should be equal on all nodes
-    listening: socket.socket | None  # what the others can reach already, if the coordinator is here
+    listening_socket: socket.socket | None  # what the others can reach already, if the coordinator is here
     carried: socket.socket | None = None  # the connection to the coordinator, which what has started this agent carries
 
 

@@ -144,7 +144,7 @@ class LeftByNode0(Struct, frozen=True, tag="left_by_node_0"):
     """The coordinator to all agents: it leaves the job, which waits until node 0 is started again."""
 
     signum: SignalOrNone  # by which it leaves; 0: it is unfit, or cut off from the command that started it
-    unfit: Line = ""  # why its health check has failed
+    why_unfit: Line = ""  # why its health check has failed
 
 
 FirstMessage = Hello | Withdrawal
@@ -265,7 +265,7 @@ def _fitted_error(error: WorkerError) -> WorkerError:
 _O = TypeVar("_O", bound="SentOrder | Ask | Forget | Chunk")
 
 
-def on_arrival(order: _O, at: float) -> _O:
+def as_received(order: _O, at: float) -> _O:
     """Return an order of node 0 with the time of its arrival; in the text of a `JobEnd`, indent what could look like ours.
 
     Our messages begin at the left edge: only the first lines of the error and of its hint may do so.
@@ -284,7 +284,7 @@ def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
     failed = end.start_failure
 
     def moved(exit: WorkerExit) -> WorkerExit:
-        """Return the end of one of its workers, so that its times are of our clock."""
+        """Return the end of a worker of this node: with its `host`, and with `offset` added to each time."""
         error, stopped_at = exit.error, exit.stopped_at
         return replace(
             exit,
@@ -365,16 +365,16 @@ class OrderSequence:
         self.generation = hello.last_generation if isinstance(hello, Hello) else -1
         self.term = hello.last_term if isinstance(hello, Hello) else -1
         self.run_id = hello.run_id if isinstance(hello, Hello) else None
-        self.runs = False  # a generation has begun whose end was not reported yet
-        self.has_begun = False  # any generation, since the hello
+        self.generation_runs = False  # one has begun whose end was not reported yet
+        self.has_begun_one = False  # since the hello
 
     def on_generation_ended(self) -> None:
         """Note that the end of the generation was reported."""
-        self.runs = False
+        self.generation_runs = False
 
     def check(self, message: ToAgent) -> None:
         """Take the next message. Raises Malformed: it begins what this agent cannot begin now, or not at all."""
-        if isinstance(message, Lead | MeetAt) and self.runs:
+        if isinstance(message, Lead | MeetAt) and self.generation_runs:
             raise Malformed(f"the next generation while {self.generation} runs")
         if isinstance(message, Generation):
             self._check_generation(message)
@@ -392,10 +392,9 @@ class OrderSequence:
         # in a generation of fewer nodes it cannot have a rank beyond these
         if wanted is not None and wanted < agreed.nnodes and agreed.index != wanted:
             raise Malformed(f"agent {agreed.index} for node rank {wanted}")
-        if self.runs or begun.number <= self.generation:
+        if self.generation_runs or begun.number <= self.generation:
             raise Malformed(f"generation {begun.number} after {self.generation}")
-        if begun.term <= self.term:
+        if begun.term <= self.term:  # terms grow with each generation, also from one coordinator to the next
             raise Malformed(f"term {begun.term} after {self.term}")
-        self.generation, self.runs, self.run_id = begun.number, True, agreed.run_id
-        self.term = begun.term
-        self.has_begun = True
+        self.generation, self.term, self.run_id = begun.number, begun.term, agreed.run_id
+        self.generation_runs = self.has_begun_one = True

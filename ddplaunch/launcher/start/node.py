@@ -289,17 +289,18 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
             from ddplaunch.launcher.job.local_link import coordinate_alone  # only the agent needs it
 
         return partial(coordinate_alone, spec, draft)
-    listening, rendezvous = None, allocation.rendezvous
+    listening_socket, rendezvous = None, allocation.rendezvous
     if rendezvous is not None and rendezvous.coordinator:  # neither False nor None: which agent comes first decides it
         with suppress(LaunchError):  # a port is taken, say: the coordinator tries again, and reports the error
-            listening = port.listen(rendezvous.listen, rendezvous.ports)
+            listening_socket = port.listen(rendezvous.listen, rendezvous.ports)
     with own_imports():
         from ddplaunch.launcher.job import join  # only jobs of several nodes need it
 
     build = torch_build(spec)
     torch = build.version if build else ""  # which the coordinator compares with that of other nodes
     return partial(
-        join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening, carried=carried)
+        join.join,
+        join.prepare(spec, allocation, draft, env, torch=torch, listening_socket=listening_socket, carried=carried),
     )
 
 

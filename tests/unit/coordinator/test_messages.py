@@ -128,8 +128,8 @@ TO_AGENT: list[dict[str, Any]] = [
     {"type": "forget", "number": 1},
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
     {"type": "given_up", "reason": "silent for 10 s", "may_return": True},
-    {"type": "left_by_node_0", "signum": 15, "unfit": ""},
-    {"type": "left_by_node_0", "signum": 0, "unfit": "exit status 4"},
+    {"type": "left_by_node_0", "signum": 15, "why_unfit": ""},
+    {"type": "left_by_node_0", "signum": 0, "why_unfit": "exit status 4"},
 ]
 CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
     (messages.for_agent, message) for message in TO_AGENT

@@ -150,7 +150,7 @@ class Bed:
         self.hear(messages.Ping(0.0, 10.0, renewal))
 
     def end_workers(self, *leftovers: str) -> None:
-        number = self.link._orders_of_last.generation if self.link._orders_of_last is not None else 0
+        number = self.link._last_orders.generation if self.link._last_orders is not None else 0
         self.link.send(NodeEnd(number, (), None, leftovers, Traces(oom_kills=0, shm=None, log_folder=None)))
 
     def wait(self, seconds: float) -> None:

@@ -116,7 +116,7 @@ def test_a_report_arrives_as_it_was_sent(report: SentReport | Answered | StacksA
 def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder | Ask | Forget | Chunk) -> None:
     arrived = messages.for_agent(messages.encode(messages.fitted(order)))
     assert isinstance(arrived, SentOrder | Ask | Forget | Chunk)
-    later = messages.on_arrival(arrived, NOW + 1000.0)
+    later = messages.as_received(arrived, NOW + 1000.0)
     if isinstance(order, node.StopOrdered | node.AllStacksRead | node.KillOrdered | node.StoreOrdered):
         assert later == replace(order, at=NOW + 1000.0)
     else:
@@ -168,5 +168,5 @@ def test_whatever_names_and_paths_hold_an_order_can_be_sent(text: str, other: st
 
 def test_of_what_node_0_says_of_the_end_only_the_first_lines_look_like_ours() -> None:
     said = "error: a\nddplaunch: b\n\nhint: c\nerror: d\n"
-    order = messages.on_arrival(JobEnd(1, "failed", said), NOW)
+    order = messages.as_received(JobEnd(1, "failed", said), NOW)
     assert order.text == "error: a\n  ddplaunch: b\n\nhint: c\n  error: d\n"
