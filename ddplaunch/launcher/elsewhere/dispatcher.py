@@ -86,7 +86,7 @@ def run_over_ssh(allocated: AllocatedJob, *, serve: Callable[..., int], reports_
     lead = LeadJob(
         inputs=inputs_of_lead(allocated, run_id=run_id, python=python, reports_to_caller=reports_to_caller),
         key=key(token, name),
-        ports=None,
+        ports=None,  # ssh carries the connections of the agents
         python=python,
         signals=signals,
     )
@@ -197,13 +197,13 @@ class Dispatcher(Lead):
 
     def status(self) -> int:
         """Return the exit status of the job, and say what is wrong with hosts because of which it could not begin."""
-        if self._front_lost:
+        if self._is_front_lost:
             return exitcodes.of_signal(SIGKILL)
         if error := self._statuses.error():
             self._context.closing_lines = ""  # that all hosts were cut off then
             self.fail(error)
             return error.status
-        return exitcodes.NODE_LOST if self._decided_status is None else self._decided_status
+        return exitcodes.NODE_LOST if self._status_of_job is None else self._status_of_job
 
     # --- the loop
 
@@ -324,7 +324,7 @@ class Dispatcher(Lead):
                 self._kill_leftovers()
                 agent.lose(error.reason, has_ended=True)
             else:
-                agent.lose(CLOSED if has_ended else error.reason, has_ended=has_ended)
+                agent.lose(CLOSED if has_ended else error.reason, has_ended=has_ended)  # CLOSED: "connection closed"
         if status == exitcodes.BUG:  # our traceback is in what ssh or the agent has written
             self._console.write(host.own_output)
         has_joined = agent is not None and agent.id is not None  # then the coordinator says what its loss means
@@ -352,7 +352,7 @@ class Dispatcher(Lead):
             return
         statuses.errors[node_rank] = error
         is_first_error = not self._settle_by.is_set
-        if is_first_error or statuses.only_names_failed:  # after each wrong name the next one is awaited
+        if is_first_error or statuses.only_names_failed:  # of names that do not resolve, more are awaited each time
             self._settle_by.set(self._loop.now() + SETTLE_TIME)
 
     @property

@@ -284,10 +284,10 @@ class Coordinator:
         match action:
             case job.BeginGeneration(order=order):
                 self._begin(order)
-            case job.LeaveJob(signum, why_unfit):
+            case job.LeaveJob(signum, why_unfit):  # from now on the others wait for another coordinator
                 if self._agents is not None:
                     self._agents.leave(signum, why_unfit)
-                    self._has_ended = self._has_ended or bool(why_unfit)  # else `Release` of the own agent follows
+                    self._has_ended = self._has_ended or bool(why_unfit)  # else the release of the own agent follows
             case job.StopNodes(ids, signum, by_cluster, others_ended, hangs):
                 why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
                 more = {"others_ended": others_ended, "hangs": hangs}
@@ -301,7 +301,7 @@ class Coordinator:
                 if unfit is not None:  # what it was as a member, before its machine seemed to be at fault
                     self._reporter.report_left_out(unfit, reason, self.state.policy.host_names)
             case job.Release(id, signum):
-                self._has_ended = self._has_ended or id == SELF_ID  # the others wait for another coordinator
+                self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)
             case job.LeaveBehind(id, text):
                 self.order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
@@ -372,7 +372,7 @@ class Coordinator:
         agreed = self._agents.agree(order, address) if self._agents is not None else None
         generation = Generation(
             number=self.state.generation.number,
-            term=self.state.generation.term,
+            term=self.state.generation.term,  # greater than that of any generation before, also of earlier runs
             restarts=self.state.restarts.number,
             port=port,
             # an agent has KILLED_WITHIN to kill its workers after its lease, for which the policy waits too
@@ -424,7 +424,7 @@ class Coordinator:
         self._end_known_at.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
-            self._agents.end_job(replace(end, text=text), state.unneeded_spares)
+            self._agents.end_job(replace(end, text=text), state.unneeded_spares)  # which end with 0 in any case
         self._take_order(end)  # without the text, which the user of this process has read
 
     def order(self, ids: Sequence[int], order: OrderToAll) -> None:

@@ -118,11 +118,11 @@ class IdleReport:
         self._call_or_report_at_once(self._ask)
 
     def _ask(self) -> None:
-        from ddplaunch.launcher.job.straggler_check import ON_THE_WAY, WITHIN
+        from ddplaunch.launcher.job.straggler_check import TRAVEL_TIME, WORKERS_WITHIN
         from ddplaunch.record.window.questions import AskStacks
 
-        question = AskStacks(WITHIN, threads=False, native=False)
-        self._coordinator.questions.ask(question, WITHIN + ON_THE_WAY, self)
+        question = AskStacks(WORKERS_WITHIN, threads=False, native=False)
+        self._coordinator.questions.ask(question, WORKERS_WITHIN + TRAVEL_TIME, self)
 
     def on_answer(self, member: job.Member, answer: Answer) -> None:
         """Keep where the workers of a node are. Called by the questions."""

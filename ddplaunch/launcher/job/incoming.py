@@ -54,7 +54,7 @@ class Incoming:
     def _drop(self, id: int, reason: str, *, has_ended: bool) -> None:
         """Close the connection of an agent that has left; the job learns of it."""
         if id in self._connections.ids:
-            renewed_at = self._connections.renewed_at(id)
+            renewed_at = self._connections.renewed_at(id)  # its workers may live for a lease from then
             self._connections.drop(id)
             self.on_lost(id, reason, renewed_at, has_ended=has_ended)
 
@@ -211,7 +211,7 @@ class Incoming:
             return
         self.agents.waiting.pop(id, None)
         if report.signum:
-            self._coordinator.release(id, report.signum)
+            self._coordinator.release(id, report.signum)  # with the status of that signal
         else:
             self._connections.drop(id)
 
@@ -260,7 +260,7 @@ class Incoming:
         """Have waiting agents join whose node rank is free; if no rank becomes free, have all join: the job refuses the rest."""
         members = self._coordinator.state.members
         a_rank_becomes_free = any(member.is_leaving for member in members.values())
-        all_members_live = self._connections.all_answered_ping_all  # which `_admit` has called
+        all_members_live = self._connections.all_answered_ping_all  # since the last agent had to wait
         for id, member in list(self.agents.waiting.items()):
             if id not in self.agents.waiting:
                 return  # as the agent before joined, the job has ended

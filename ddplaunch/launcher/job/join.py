@@ -129,7 +129,7 @@ def _remote_link(request: JoinRequest, hello: messages.Hello, loop: Loop) -> Rem
         first_message=hello,
         keepalive=Keepalive.of(spec, allocation.nnodes[1]),
         rdzv_timeout=spec.rdzv_timeout,
-        how_back=_how_back(allocation, node_0),
+        how_back=_how_back(allocation, node_0),  # what the user reads while a lost node 0 is waited for
         command_host=node_0 if allocation.has_front else "",
     )
     # only a job that may go on without this node limits the life of its workers
@@ -228,6 +228,7 @@ def how_to_tell_unfit(
         from ddplaunch.launcher.job.listen import turn_others_away
 
     def tell(why: LaunchError, found: str) -> None:
+        """Tell the others that this node is not fit: its error, and what its health check has found."""
         with suppress(LaunchError):
             request = JoinRequest(
                 spec=spec,

@@ -75,7 +75,7 @@ class Meeting:
             case _ if report.meeting != self.number:
                 pass  # it answers an earlier meeting
             case Reached(address="", reason=reason) if self._is_over:  # while the generation runs
-                self._agents.connections.ping_all()  # does the first node live? See `is_first_silent`
+                self._agents.connections.ping_all()  # does the first node live? The decision waits for its answer
                 self._coordinator.feed(job.Unheard(id, indented(reason), self._loop.now()))
             case _ if self._is_over:
                 pass
@@ -117,8 +117,7 @@ class Meeting:
     def _on_refusal(self, refusal: CannotLead) -> None:
         """Let the coordinator know that the generation cannot begin, since its first node cannot make ready for it."""
         self._end()
-        port_is_taken = refusal.is_taken
-        if port_is_taken and self._coordinator_tries_again:
+        if refusal.is_taken and self._coordinator_tries_again:
             self._coordinator.feed(job.PortTaken(self._loop.now()))
             return
         host, reason = self._coordinator.state.members[self._order[0]].host, indented(refusal.reason)

@@ -162,9 +162,9 @@ class _OtherNode:
             self._lose(self._search.refusals.text)
             return
         agent_silence, host_silence = self._unanswered * self._beat, self._peer.host_silence()
-        self._silence.observe(self._host_silence, host_silence)
+        self._silence.observe(self._host_silence, host_silence)  # learns which silences of hosts end
         self._host_silence = host_silence
-        if self._silence.seconds_left(agent_silence, host_silence, self._beat) == 0:
+        if self._silence.seconds_left(agent_silence, host_silence, beat=self._beat) == 0:
             self._lose(self._silence.describe(agent_silence))
             return
         self._unanswered += 1

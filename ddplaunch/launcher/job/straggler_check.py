@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the work
     from ddplaunch.launcher.job.questions import Questions
     from ddplaunch.record.window.questions import Answer, NodeArrivals
 
-WITHIN = 2.0  # seconds that workers have
-ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
+WORKERS_WITHIN = 2.0  # seconds that workers have to answer
+TRAVEL_TIME = 3.0  # seconds of an answer besides, for the children that ask them and for the channel
 _COMPARED_WITHIN = 20.0  # seconds, on a busy machine
 _NAMED_AGAIN_AFTER = 300.0  # seconds from one report to the next, and twice as long each time that the rank is the same
 # nanoseconds: if a host's time of day has moved by more against its monotonic clock, it was set
@@ -68,8 +68,8 @@ class StragglerCheck:
         self._walls: dict[int, int] = {}
         self._is_reading = False  # a question is not answered by all, or the answers are being compared
         self._last_report = _LastReport(-1, 0.0, 0.0)  # none: the first one waits for no time
-        self.last_pace: float | None = None  # also of a job that has made its last step
-        self.last_steps: int | None = None  # about how many this generation has made
+        self.last_pace: float | None = None  # steps per second, when last known: still there after the job's last step
+        self.last_steps: int | None = None  # about how many this generation has made, when last known
         # not set: no generation has a process group, or the check has failed
         self._next_reading_at = loop.timer(None, self._on_time, may_come_late=True)
 
@@ -103,8 +103,10 @@ class StragglerCheck:
         from ddplaunch.record.window.questions import AskArrivals
 
         ranks = sum(member.workers for member in members.values())
-        question = AskArrivals(within=WITHIN, every=max(1, ranks // _MOST_RANKS_READ_WHOLLY))
-        self._coordinator.questions.ask(question, WITHIN + ON_THE_WAY, _Reading(self, self._history, len(members)))
+        question = AskArrivals(within=WORKERS_WITHIN, every=max(1, ranks // _MOST_RANKS_READ_WHOLLY))
+        self._coordinator.questions.ask(
+            question, WORKERS_WITHIN + TRAVEL_TIME, _Reading(self, self._history, len(members))
+        )
 
     def add_answer(self, reading: _Reading, member: Member, answer: Answer) -> None:
         """Add what a node answers to a reading, unless the node has no answer, or its clock cannot be compared with ours."""
@@ -161,6 +163,7 @@ class StragglerCheck:
         if straggler is None:
             return
         is_same = straggler.rank == last.rank
+        # another rank has to wait for no more than _NAMED_AGAIN_AFTER, however often the last one was named
         pause = last.pause_if_same if is_same else min(last.pause_if_same, _NAMED_AGAIN_AFTER)
         if now - last.at < pause:
             return

@@ -42,8 +42,8 @@ class TurnAway:
 
     def __init__(self, why: LaunchError, reason: str, others: int) -> None:
         said = LaunchError(f"node 0 does not take part: {why.message}", hint=HINT_WITHOUT_NODE_0)
-        self._end = messages.fitted(JobEnd(exitcodes.NODE_LOST, "unfit", said.render()))
-        self._left = messages.LeftByNode0(0, reason)
+        self._end_of_job = messages.fitted(JobEnd(exitcodes.NODE_LOST, "unfit", said.render()))
+        self._wait_for_another = messages.LeftByNode0(0, reason)
         self._missing = others
         self._told = set[int]()  # those that close their connections now
         self._is_awaited_again = False
@@ -57,9 +57,13 @@ class TurnAway:
         """Tell a node, which closes the connection then; one that does not take part itself waits for that."""
         match message:
             case messages.Hello():
-                self._is_awaited_again = self._is_awaited_again or message.was_left
+                self._is_awaited_again = (
+                    self._is_awaited_again or message.was_left
+                )  # it had lost a node 0, and waits for one
                 self._told.add(id)
-                self.connections.send(id, messages.encode(self._left if message.was_left else self._end))
+                self.connections.send(
+                    id, messages.encode(self._wait_for_another if message.was_left else self._end_of_job)
+                )
             case messages.Withdrawal():
                 self.connections.drop(id)
                 self._on_told()

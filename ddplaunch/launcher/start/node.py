@@ -87,7 +87,7 @@ def run(
     _check_debuggers(allocated, draft)
     check_files(spec)
     signals = passed_on(spec.signals)
-    if reports_job is None:
+    if reports_job is None:  # where the output of all nodes is shown in one place, the node of rank 0 reports
         reports_job = not allocation.has_front and (0 in draft.ranks or not allocation.has_one_screen)
     raise_open_files()  # before the interpreter is kept warm: it inherits the limit
     warm, why_cold = _kept_warm(draft, env)
@@ -110,7 +110,7 @@ def run(
         inputs=inputs,
         link=partial(_link, allocated, inputs, carried),
         signals=signals,
-        sent_again=allocation.sent_again,
+        sent_again=allocation.sent_again,  # signals that a scheduler sends twice
         signals_all=allocation.cluster == "slurm",  # Slurm may signal each process of a job itself
         requeue=_requeue(allocated, draft),
     )
@@ -276,7 +276,7 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
     Called in the agent. `carried` is the connection to the coordinator, if what has started the agent carries one.
 
-    Raises LaunchError: this node is unfit, of which it tells the others `then`; or the modules cannot be imported.
+    Raises LaunchError: this node is unfit, of which the `then` of the error tells the others; or the modules cannot be imported.
     """
     spec, env, allocation, draft = allocated.spec, allocated.env, allocated.allocation, inputs.draft
     if spec.health_check is not None:

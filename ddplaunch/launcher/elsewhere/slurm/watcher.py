@@ -126,7 +126,7 @@ class Watcher(Lead):
         hint = f"Slurm says above why it ended. Each node needs {self._job.python}, and ddplaunch in it"
         for host in end.nodes:
             state, node_rank = self.coordinator.state, ranks.get(host)
-            if self._has_begun or self._decided_status is not None:  # the node before this one may have ended the job
+            if self._has_begun or self._status_of_job is not None:  # the node before this one may have ended the job
                 return
             if node_rank is None or node_rank in state.rendezvous.given_up_ranks:
                 continue
@@ -153,10 +153,10 @@ class Watcher(Lead):
             error = not_started(self._why_not_started)
             self.fail(error)
             return error.status
-        if self._front_lost:  # by SIGKILL, and nobody reads a status any more
+        if self._is_front_lost:  # by SIGKILL, and nobody reads a status any more
             return exitcodes.of_signal(signal.SIGKILL)
-        if self._decided_status is not None:
-            return self._decided_status
+        if self._status_of_job is not None:
+            return self._status_of_job
         if self._signum:
             return exitcodes.of_signal(self._signum)
         return self._status_of_srun()
@@ -169,8 +169,8 @@ class Watcher(Lead):
         status = self._wait_status or 0
         if status == 0:
             question = partial(why_ending, self._context.inputs.env, CONTROLLER_TIMEOUT)
-            ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))
-            if ending.outcome is not None:
+            ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))  # while signals are taken
+            if ending.outcome is not None:  # Slurm has ended the job
                 exit_status, *_ = ending.outcome
                 self._reporter.stderr.write(f"error: {ending.text}\n")
                 return exit_status
