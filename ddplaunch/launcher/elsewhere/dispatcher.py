@@ -314,7 +314,8 @@ class Dispatcher(Lead):
         self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)  # of the agent; None: it has not said that it has ended
         error = diagnose.of_host(self._remote.starter, self._remote.python, host)
-        if error.may_be_reached_later and not host.given_up and self._startup.call_again(host):
+        is_called_again = error.may_be_reached_later and not host.given_up and self._startup.call_again(host)
+        if is_called_again:
             self._startup.start_next()
             return
         if (agent := self._agents.get(host)) is not None:

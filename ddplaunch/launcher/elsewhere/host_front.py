@@ -113,10 +113,10 @@ class HostFront:
             self._carried.close()
             return agent(pipes)
 
-        self._agent = process = child.start(as_agent, passed, _send_error)
+        self._agent = process = child.start(as_agent, passed, _send_error_of_agent)
         self.channel.close()  # the agent has it
         self._watch = child.Watch(process, self._heartbeat_timeout)
-        self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
+        self._plan_next_look(self._watch)
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
@@ -164,14 +164,17 @@ class HostFront:
             self._question = child.Question(self._agent)
             self._ask_again.set(self._loop.now() + child.INTERVAL)
 
+    def _plan_next_look(self, watch: child.Watch) -> None:
+        """Look again when the watch says; it may not rest, since no SIGCHLD wakes this loop when the agent is stopped."""
+        self._look_at.set(self._loop.now() + watch.wait(may_rest=False))
+
     def _look_whether_it_runs(self) -> None:
         """Give the agent up if it does not run, or has not killed its workers when their lease was over. Called by the loop."""
         if self._agent is None or self._watch is None:
             return
-        is_asked_anyway = self._question is not None  # more often than the watch asks, and with the same answers
+        is_asked_anyway = self._question is not None  # as the dispatcher is lost: more often, and with the same answers
         runs = self._watch.keeps_lease() and (is_asked_anyway or self._watch.look())
-        # the watch may not rest: no SIGCHLD wakes this loop when the agent is stopped
-        self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
+        self._plan_next_look(self._watch)
         if not runs:
             self._is_stuck = True
             text = f"ddplaunch: the agent on {self._host} {self._watch.describe()}\n"
@@ -289,7 +292,7 @@ class HostFront:
             self._ask_whether_it_runs()  # an agent that is stuck would not
 
 
-def _send_error(error: LaunchError, pipes: FrontPipes) -> None:
+def _send_error_of_agent(error: LaunchError, pipes: FrontPipes) -> None:
     """Send this error as the last message of the agent: to the dispatcher, which names the host, unless the job has begun."""
     begun = not child.decide_start(pipes)
     last = (OURS, error.render().encode()) if begun else (CONTROL, protocol.encode(protocol.refusal(error)))

@@ -86,7 +86,7 @@ class _FirstNode:
         Raises LaunchError, or PortTaken if the coordinator tries again (`order.again`).
         """
         # twice: a node may reach this one again before its old connection has ended
-        self._most = max(_PEERS_OF_SMALL_JOB, 2 * keepalive.max_nodes)
+        self._most_peers = max(_PEERS_OF_SMALL_JOB, 2 * keepalive.max_nodes)
         self._peers: set[Peer] = set()
         self._reservation = reserve(order.master_port, order.port_origin, again=order.again)
         try:
@@ -98,7 +98,7 @@ class _FirstNode:
                 # a node of the job that is refused says so itself: that it does not reach this one
                 refused=lambda address, reason: None,
                 user_timeout=keepalive.user_timeout,
-                max_half_open=self._most,
+                max_half_open=self._most_peers,
             )
         except LaunchError:
             self._reservation.release()
@@ -107,7 +107,7 @@ class _FirstNode:
 
     def _on_opened(self, peer: Peer) -> None:
         """Answer the pings of another node. Called by the listener."""
-        if len(self._peers) >= self._most:
+        if len(self._peers) >= self._most_peers:
             peer.close()
             return
         self._peers.add(peer)

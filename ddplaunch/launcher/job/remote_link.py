@@ -94,7 +94,7 @@ class RemoteLink(Link):
         self._how_lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
         self._status_of_ending_job: int | None = None  # None: the job is not being stopped for good, as far as is known
         # what this node has reported once it was to end for a reason of its own, such as a signal
-        self._own_stop: node.ReportStopping | None = None
+        self._reported_own_stop: node.ReportStopping | None = None
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._give_up_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
@@ -156,7 +156,7 @@ class RemoteLink(Link):
         # a failure of its workers is no reason of its own: it ends the generation on all nodes
         own_stop = report if isinstance(report, node.ReportStopping) and report.why is not Why.FAILED else None
         if own_stop is not None:
-            self._own_stop = own_stop
+            self._reported_own_stop = own_stop
         if isinstance(report, NodeEnd):
             self._on_generation_ended_here(report)
             if self._meeting_part is not None:
@@ -318,12 +318,12 @@ class RemoteLink(Link):
         # so that a coordinator that lives knows why; "here" is where that one is, which says it
         self._send(Goodbye("has heard nothing from here for too long", has_ended=False))
         self._disconnect()
-        if self._status_of_ending_job is not None and self._own_stop is None:
+        if self._status_of_ending_job is not None and self._reported_own_stop is None:
             self._end(f"{loss.error}, while the job was being stopped", self._status_of_ending_job)
         elif not self._elsewhere.how_back:  # nothing brings node 0 back
             self._end(loss.error)
-        elif self._own_stop is not None:
-            self._end_as_stopped(self._own_stop)
+        elif self._reported_own_stop is not None:
+            self._end_as_stopped(self._reported_own_stop)
         else:
             self._wait_for_return(loss)
 

@@ -50,7 +50,7 @@ def plan_all_nodes(allocated: AllocatedJob) -> Plan:
     if remote_host is not None:
         return _plan_of_unknown_hosts(allocated, remote_host)
     on_this_machine = len(allocation.start) if spec.simulate else 1  # nodes, which share its devices
-    plan = _of_all_nodes(spec, allocation, inspect(spec, allocated.public_env, divided_by=on_this_machine))
+    plan = _of_all_nodes(spec, allocation, inspect(spec, allocated.public_env, shared_by=on_this_machine))
     for fault in spec.chaos:
         is_of_rank = fault.kind != "node"  # nodes that the job lacks were refused with the options
         if is_of_rank and fault.target >= plan.world_size:
