@@ -59,7 +59,7 @@ class Agents:
         self.by_id: dict[int, Agent] = {}
         self.waiting: dict[int, Member] = {}  # agents whose node rank another one has, which may be lost already
         self.world_size = 0  # of the generation that runs
-        self.last_question_before = 0  # before this generation: answers up to it may be about workers of an earlier one
+        self.last_question_of_past = 0  # asked before this generation: answers up to it may be about earlier workers
         self.job_end: JobEnd | None = None  # as it was sent to all; None: the job goes on
 
     def leave(self, signum: int, why_unfit: str) -> None:
@@ -106,7 +106,7 @@ class Agents:
             self.by_id[id].ranks = ranks
             self.connections.admit(id)  # to long messages, as about the ends of its workers
         self.world_size = sum(agent.workers for agent in planned)
-        self.last_question_before = self._last_question
+        self.last_question_of_past = self._last_question
         self._run_id = self._run_id or self._name_of_run()
         backend, backend_reason = _common_backend(hellos)
         return Agreed(
@@ -207,7 +207,7 @@ def member_of(id: int, hello: Hello, address: str = "") -> Member:
         requested_rank=hello.requested_rank,
         last_generation=hello.last_generation,
         last_term=hello.last_term,
-        was_left=hello.was_left,
+        was_left=hello.was_left,  # by a coordinator that it had reached
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),

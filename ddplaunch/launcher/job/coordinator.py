@@ -303,7 +303,7 @@ class Coordinator:
             case job.Release(id, signum):
                 self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)
-            case job.LeaveBehind(id, text):
+            case job.LeaveBehind(id, text):  # it is in the smaller part of a partition
                 self.order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
             case job.Drop(id):
                 if self._agents is not None:

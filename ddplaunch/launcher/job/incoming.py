@@ -230,7 +230,7 @@ class Incoming:
     def _pass_answer(self, id: int, agent: Agent, report: Answered) -> None:
         """Pass on an answer about the agent's own workers; in place of any other answer, the reason why it was refused."""
         # what was asked before this generation began may have been answered before its agent knew of it
-        is_older = report.number <= self.agents.last_question_before
+        is_older = report.number <= self.agents.last_question_of_past
         own = range(0) if is_older or agent.ranks is None else agent.ranks
         if why := why_refused(report.answer, own, agent.hello.workers, self.agents.world_size):
             if not is_older:

@@ -130,7 +130,7 @@ def _remote_link(request: JoinRequest, hello: messages.Hello, loop: Loop) -> Rem
         keepalive=Keepalive.of(spec, allocation.nnodes[1]),
         rdzv_timeout=spec.rdzv_timeout,
         how_back=_how_back(allocation, node_0),  # what the user reads while a lost node 0 is waited for
-        command_host=node_0 if allocation.has_front else "",
+        command_host=node_0 if allocation.has_front else "",  # has_front: a command, there, has started all agents
     )
     # only a job that may go on without this node limits the life of its workers
     seconds = spec.heartbeat_timeout if allocation.is_elastic else inf
@@ -150,7 +150,7 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
 
 
 def _hello(request: JoinRequest) -> messages.Hello:
-    """Return the first message of this agent to the coordinator; `reached`, by which name or address, is set again by a link."""
+    """Return the first message of this agent to the coordinator; a link sets `reached` again: under which name or address."""
     task = request.allocation.task
     return messages.Hello(
         requested_rank=request.allocation.node_rank if task is None else task.rank,

@@ -126,7 +126,7 @@ def _terms(request: JoinRequest, max_nodes: int, ports: Sequence[int]) -> Terms:
         key=request.key,
         listen=request.rendezvous.listen,
         ports=ports,
-        listening_socket=request.listening_socket,
+        listening_socket=request.listening_socket,  # None: none listens yet
     )
 
 

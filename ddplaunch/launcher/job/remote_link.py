@@ -198,7 +198,7 @@ class RemoteLink(Link):
             return
         match message:
             case messages.Ping(sent, host_limit):
-                # both sides take the other's host for lost after the same silence
+                # both sides take the other's host for lost after the same silence; if the user gave no --heartbeat-timeout
                 if self._elsewhere.keepalive.may_be_shorter:
                     self._silence.host_limit = min(host_limit, self._elsewhere.keepalive.timeout)
                 self._send(messages.Pong(sent, self._renew()))
@@ -211,7 +211,7 @@ class RemoteLink(Link):
             case Lead() | MeetAt():
                 self._take_part_in_meeting(message)
             case Generation():
-                if 0 < message.lease < self._lease.seconds:
+                if 0 < message.lease < self._lease.seconds:  # 0: as long as it is here
                     # the coordinator waits for the workers of this node only so long
                     self._lease.seconds = message.lease
                     self._schedule_lease_end()
@@ -315,7 +315,7 @@ class RemoteLink(Link):
         """Wait for node 0, if it may come back to a job that was not to end; else end this node."""
         if self._has_ended:
             return
-        # so that a coordinator that lives knows why; "here" is where that one is, which says it
+        # so that a coordinator that lives knows why, and tells its user in these words: "here" is its own node
         self._send(Goodbye("has heard nothing from here for too long", has_ended=False))
         self._disconnect()
         if self._status_of_ending_job is not None and self._reported_own_stop is None:

@@ -31,7 +31,7 @@ class Search:
     """One search for a node, and the next one if it is lost. Until the node is found, `refusals` says why not."""
 
     def __init__(self, loop: Loop, key: Key, searcher: Searcher, *, user_timeout: float) -> None:
-        """Prepare to look for a node that proves this key; `user_timeout` is that of its connection, see `Dialer`."""
+        """Prepare to look for a node that proves this key; `user_timeout` is TCP_USER_TIMEOUT of its connection, in seconds."""
         self._loop = loop
         self._searcher = searcher
         self.refusals = Refusals()

@@ -52,13 +52,11 @@ class TurnAway:
         """Tell a node, which closes the connection then; one that does not take part itself waits for that."""
         match message:
             case messages.Hello():
-                self._is_awaited_again = (
-                    self._is_awaited_again or message.was_left
-                )  # it had lost a node 0, and waits for one
+                if message.was_left:  # it has lost a node 0, and waits for one
+                    self._is_awaited_again = True
+                answer = self._wait_for_another if message.was_left else self._end_of_job
                 self._told.add(id)
-                self.connections.send(
-                    id, messages.encode(self._wait_for_another if message.was_left else self._end_of_job)
-                )
+                self.connections.send(id, messages.encode(answer))
             case messages.Withdrawal():
                 self.connections.drop(id)
                 self._on_told()
