@@ -52,7 +52,7 @@ BREAKS = (
     Break("launcher/decide/job/node_loss.py", "not_before(renewed_at + state.policy.lease)", "not_before(renewed_at)", "unit/supervise"),
     Break("launcher/decide/job/node_loss.py", "if len(near) >= len(far)", "if len(near) <= len(far)", "unit/supervise"),
     Break("launcher/decide/job/restarts.py", "max(self.term, after_term) + 1", "self.term + 1", "unit/supervise"),
-    Break("launcher/job/link.py", "self._runs_from = self._sent.popleft()", "self._runs_from = self._sent.popleft()[0], self._clock()", "unit/coordinator"),
+    Break("launcher/job/link.py", "self._runs_from = self._sent.popleft()", "self._runs_from = self._sent.popleft()[0], self._clock.now()", "unit/coordinator"),
     Break("launcher/job/remote_link.py", "if isinstance(message, Generation) and self._lease.is_over:", "if False:", "unit/coordinator"),
     # the channel between nodes
     Break("reach/channel/handshake.py", "if not hmac.compare_digest(proofs.of(_CLIENT), answer.proof):", "if False:", "unit/control"),

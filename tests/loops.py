@@ -20,6 +20,9 @@ class _Sleepless(selectors.DefaultSelector):
     patience = 0.0  # real seconds to wait for descriptors
     ready = 0  # descriptors, the last time
 
+    def now(self) -> float:
+        return self.time
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(self.patience)
         self.ready = len(ready)

@@ -344,7 +344,7 @@ def checked(ctx: click.Context) -> JobSpec:
         if is_run:  # once the error is shown, node 0 is told that this node does not come
             from ddplaunch.launcher.start import dispatch
 
-            error.then = partial(dispatch.give_up, spec, env, error)
+            error.then = partial(dispatch.tell_node_0, spec, env, error)
         raise
     for note in _notes(spec, env, before, verbs_flags):
         tell(f"note: {indented(note)}\n")

@@ -20,7 +20,6 @@ from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.messages import Hello, NodeFacts
 from ddplaunch.launcher.job.orders import Generation, JobEnd, NodeEnd
-from ddplaunch.launcher.job.questions import Asker
 from ddplaunch.launcher.tell.job_reporter import JobReporter
 from ddplaunch.launcher.tell.reporter import Reporter, Stderr
 from ddplaunch.plan.cluster.checks import ClusterFacts
@@ -36,6 +35,7 @@ from ddplaunch.spec.outcome import Traces
 from tests.loops import FakeLoop
 from tests.peers import PeerRecorder
 from tests.process.speaker import hello
+from tests.unit.coordinator.played import PlayedAsker
 from tests.unit.coordinator.test_messages import TO_AGENT, TO_COORDINATOR
 from tests.unit.hostile import HOSTILE, places, with_value
 
@@ -203,7 +203,7 @@ def test_whatever_an_agent_sends_the_others_go_on(bed: Bed, seed: int) -> None:
     ]
     mad = Mad(bed, seed, known)
     bed.until(lambda: bed.honest)
-    answers: list[object] = []
+    asker = PlayedAsker()
     questions = 0
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(MESSAGES):
@@ -211,15 +211,13 @@ def test_whatever_an_agent_sends_the_others_go_on(bed: Bed, seed: int) -> None:
         if number % 10 == 0:
             questions += 1
             asked = AskStatus() if number % 20 else AskStacks()
-            bed.coordinator.questions.ask(
-                asked, 1.0, Asker(answered=lambda *_: None, done=lambda: answers.append(None))
-            )
+            bed.coordinator.questions.ask(asked, 1.0, asker)
         bed.turn()
         assert bed.agents.job_end is None, bed.said
     assert all(isinstance(order, Generation) for order in bed.honest), "the other agent was neither lost nor sent home"
     assert mad.lost, "some of that is worth a connection"
     bed.loop.pass_time(3.0)
-    assert len(answers) == questions, "each is done in its time, whoever does not answer"
+    assert asker.told.count("done") == questions, "each is done in its time, whoever does not answer"
     assert bed.slowest < SLOWEST
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 64 << 10, "KiB"
     assert len("".join(bed.said)) < 2000 * MESSAGES

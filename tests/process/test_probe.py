@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.meeting import Meeting
-from ddplaunch.launcher.job.orders import CannotLead, Lead, Leads, Reach, Reached
+from ddplaunch.launcher.job.orders import CannotLead, Lead, MeetAt, Reached
 from ddplaunch.launcher.job.probe import REACHED_WITHIN, Probe
 from ddplaunch.reach.channel.handshake import key
 from ddplaunch.reach.silence import Keepalive
@@ -76,12 +77,12 @@ class Nodes:
             assert time.monotonic() < end
             self.loop.run_once()
 
-    def meet(self, *addresses: str) -> Leads:
+    def meet(self, *addresses: str) -> MeetAt:
         self.first.probe.on_order(LEAD)
-        (leads,) = self.first.reports
-        assert isinstance(leads, Leads)
-        self.other.probe.on_order(Reach(1, addresses or ("127.0.0.1",), leads.heard_at))
-        return leads
+        (first,) = self.first.reports
+        assert isinstance(first, MeetAt)
+        self.other.probe.on_order(replace(first, addresses=addresses or ("127.0.0.1",)))
+        return first
 
     def pass_time(self, seconds: float) -> None:
         end = self.loop.now() + seconds
@@ -100,9 +101,9 @@ def nodes() -> Iterator[Nodes]:
 
 
 def test_the_first_node_reserves_the_port_and_the_other_reaches_it(nodes: Nodes) -> None:
-    leads = nodes.meet("192.0.2.1", "127.0.0.1")
+    first = nodes.meet("192.0.2.1", "127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("", leads.port))
+        other.bind(("", first.master_port))
     nodes.until(lambda: bool(nodes.other.reports))
     assert nodes.other.reports == [Reached(1, "127.0.0.1")]
     nodes.until(lambda: nodes.first.probe.address is not None)
@@ -128,7 +129,7 @@ def test_where_nobody_answers_the_reason_is_said_in_time(nodes: Nodes) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         began = nodes.loop.now()
-        nodes.other.probe.on_order(Reach(1, ("127.0.0.1",), port))
+        nodes.other.probe.on_order(MeetAt(1, 29500, ("127.0.0.1",), port))
         nodes.until(lambda: bool(nodes.other.reports), within=30.0)
     assert nodes.other.reports == [Reached(1, "", f"127.0.0.1:{port}: connection refused")]
     assert nodes.loop.now() - began == pytest.approx(REACHED_WITHIN, abs=1.5)
@@ -184,7 +185,7 @@ def test_a_name_that_is_known_in_time_is_where_the_first_node_is_reached(nodes: 
 
 def test_a_node_of_another_meeting_is_not_the_first_one(nodes: Nodes) -> None:
     nodes.first.probe.on_order(LEAD)
-    nodes.other.probe.on_order(Reach(2, ("127.0.0.1",), nodes.first.reports[0].heard_at))
+    nodes.other.probe.on_order(MeetAt(2, 29500, ("127.0.0.1",), nodes.first.reports[0].listen_port))
     nodes.until(lambda: bool(nodes.other.reports), within=30.0)
     (report,) = nodes.other.reports
     assert report.address == ""
@@ -226,10 +227,10 @@ def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_
     held = Held((4, 5, 6), "gpu01")
     meeting = held.meeting
     meeting.begin(29500, "--master-port", again=False)
-    meeting.on_report(5, Leads(1, 1, ("10.9.9.9",), 2))  # not the first one
+    meeting.on_report(5, MeetAt(1, 1, ("10.9.9.9",), 2))  # not the first one
     meeting.on_report(5, Reached(1, "10.9.9.9"))  # not asked yet
-    meeting.on_report(4, Leads(1, 29500, ("10.0.0.1", "gpu01"), 4711))
-    reach = Reach(1, ("gpu01", "10.0.0.1"), 4711)
+    meeting.on_report(4, MeetAt(1, 29500, ("10.0.0.1", "gpu01"), 4711))
+    reach = MeetAt(1, 29500, ("gpu01", "10.0.0.1"), 4711)
     assert held.asked == [(4, Lead(1, 29500, "--master-port", again=False)), (5, reach), (6, reach)]
     meeting.on_report(5, Reached(1, "10.0.0.1"))
     assert held.loop.deadline is None
@@ -242,7 +243,7 @@ def test_a_meeting_is_over_once_all_have_answered_and_takes_no_address_that_was_
 
 def test_a_node_that_has_reached_the_first_one_may_lose_it_before_all_have_met() -> None:
     held = Held((4, 5, 6), "gpu01")
-    held.meeting.on_report(4, Leads(1, 29500, (), 4711))
+    held.meeting.on_report(4, MeetAt(1, 29500, (), 4711))
     held.meeting.on_report(5, Reached(1, "gpu01"))
     held.meeting.on_report(5, Reached(1, "", "connection closed"))
     held.meeting.on_report(6, Reached(1, "gpu01"))
@@ -257,13 +258,13 @@ def test_a_node_that_has_reached_the_first_one_may_lose_it_before_all_have_met()
 def test_who_is_called_by_a_loopback_address_is_reached_from_other_hosts_all_the_same() -> None:
     """As with `--hosts 127.0.0.1,gpu02`: the other node finds itself at that address, and nobody who has the key."""
     held = Held((1, 2), "127.0.0.1")
-    held.meeting.on_report(1, Leads(1, 29500, ("10.0.0.1",), 4711))
-    assert held.asked == [(2, Reach(1, ("127.0.0.1", "10.0.0.1"), 4711))]
+    held.meeting.on_report(1, MeetAt(1, 29500, ("10.0.0.1",), 4711))
+    assert held.asked == [(2, MeetAt(1, 29500, ("127.0.0.1", "10.0.0.1"), 4711))]
     held.meeting.on_report(2, Reached(1, "10.0.0.1"))
     assert (held.begun, held.fed) == ([((1, 2), 29500, "10.0.0.1")], [])
 
 
 def test_a_node_alone_meets_at_its_loopback_address_whatever_address_of_the_command_it_has_reached() -> None:
     held = Held((7,), "gpu01")
-    held.meeting.on_report(7, Leads(1, 29500, ("10.0.0.1",), 4711))
+    held.meeting.on_report(7, MeetAt(1, 29500, ("10.0.0.1",), 4711))
     assert held.begun == [((7,), 29500, "127.0.0.1")]

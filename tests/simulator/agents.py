@@ -37,9 +37,9 @@ class _Link(RemoteLink):
         super().__init__(cast(Any, agent.process), elsewhere, lease)
         self._agent = agent
 
-    def _on_found(self, peer: Any, found_as: str) -> None:
+    def on_found(self, peer: Any, found_as: str) -> None:
         self._agent.follows = self._agent.world.arbiter
-        super()._on_found(peer, found_as)
+        super().on_found(peer, found_as)
 
 
 class Agent:
@@ -84,7 +84,7 @@ class Agent:
         """Look for the arbiter at its address."""
         scenario, policy = self.world.scenario, self.world.scenario.policy
         seconds = scenario.heartbeat_timeout if policy.lease else inf
-        self.lease = Lease(seconds, self.world.monotonic)
+        self.lease = Lease(seconds, self.world.boot_time)
         elsewhere = CoordinatorElsewhere(
             key=KEY,
             first_message=self.hello(),

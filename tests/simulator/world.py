@@ -30,6 +30,16 @@ def address_of(number: int) -> str:
     return "10.0.1.1" if number == COMMAND else f"10.0.0.{number + 1}"
 
 
+class BootTime:
+    """CLOCK_BOOTTIME of all machines, by which leases run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> float:
+        return self._world.now
+
+
 class World:
     """The time, what is to happen, and all that there is."""
 
@@ -38,6 +48,7 @@ class World:
         self.scenario = scenario
         self.dice = Random(scenario.seed + 1)
         self.now = 0.0
+        self.boot_time = BootTime(self)
         self.machines: dict[int, Machine] = {}
         self.processes: list[Process] = []  # all that there have ever been
         self.arbiters: list[Arbiter] = []  # the same

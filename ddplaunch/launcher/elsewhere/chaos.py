@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
+from ddplaunch.launcher.tell.reporter import Reporter
 from ddplaunch.reach.connections import HostConnection
 from ddplaunch.spec.job import Fault
 from ddplaunch.system.loop.loop import Loop
@@ -19,13 +20,13 @@ class Chaos:
     """Injects the faults into the workers and nodes that are reported to it."""
 
     def __init__(
-        self, loop: Loop, faults: Sequence[Fault], nodes: Sequence[HostConnection], notify: Callable[[str], None]
+        self, loop: Loop, faults: Sequence[Fault], nodes: Sequence[HostConnection], reporter: Reporter
     ) -> None:
-        """Do nothing yet; `nodes` are the connections to the agents, by node rank, and `notify` shows a line to the user."""
+        """Do nothing yet; `nodes` are the connections to the agents, by node rank, and `reporter` shows what was done."""
         self._faults = faults
         self._has_begun = False  # all workers of the first generation have run: the times of the faults count from then
         self._nodes = nodes
-        self._notify = notify
+        self._reporter = reporter
         self._workers: dict[int, Process] = {}  # by rank, of the latest generation
         self._world_size: int | None = None  # None before the first generation
         self._loop = loop
@@ -70,7 +71,7 @@ class Chaos:
         if not was_done:
             which = f"node {fault.target}" if fault.kind == "node" else f"{fault.kind} {target}"
             text = f"{which}: it does not run"
-        self._notify(f"chaos: {text}")
+        self._reporter.print(f"chaos: {text}")
 
     def _slow_down(self, rank: int) -> bool:
         """Stop a worker as the first of many times; return whether it was alive."""

@@ -31,7 +31,7 @@ class Console:
         self._first_sender: dict[bytes, HostConnection] = {}
         self._sent = 0  # bytes that the front had taken when this was last looked at
         self._sent_at = 0.0  # by the loop's clock, when they became more, or none waited
-        self._limits_wait = False  # as the job is being stopped: then a front that takes nothing is given up
+        self._gives_up_front = False  # one that takes nothing for UNREAD_TIMEOUT: from when the job is being stopped
         self._wakes = loop.timer(None, lambda: None)  # ends the sleep when `update` has something to do
         self._bars: dict[HostConnection, tuple[Bar, ...]] = {}  # the progress bars that are shown of each host
         self._bar_feed = BarFeed(lambda: chain.from_iterable(self._bars.values()), queue.put_bars)
@@ -82,8 +82,8 @@ class Console:
 
     def limit_wait(self) -> None:
         """From now on wait for the front only while the front takes output."""
-        if not self._limits_wait:
-            self._limits_wait = True
+        if not self._gives_up_front:
+            self._gives_up_front = True
             self._sent, self._sent_at = self.queue.sent, self._loop.now()
 
     def update(self, hosts: Iterable[HostConnection]) -> None:
@@ -93,9 +93,9 @@ class Console:
         reads = queue.sent != self._sent or not queue.size  # or has nothing to read
         if reads:
             self._sent, self._sent_at = queue.sent, now
-        elif self._limits_wait and now >= self._sent_at + UNREAD_TIMEOUT:
+        elif self._gives_up_front and now >= self._sent_at + UNREAD_TIMEOUT:
             queue.abandon()
-        read_by = self._sent_at + UNREAD_TIMEOUT if self._limits_wait and queue.size else None
+        read_by = self._sent_at + UNREAD_TIMEOUT if self._gives_up_front and queue.size else None
         self._wakes.set(soonest(read_by, self._bar_feed.deadline))
         # between half full and full hosts go on with what they do: else each message would change that
         if queue.full or queue.size < FULL // 2:

@@ -87,7 +87,7 @@ def run_over_ssh(allocated: AllocatedJob, *, serve: Callable[..., int], reports_
     lead = LeadJob(
         inputs=inputs_of_lead(allocated, run_id=run_id, python=python, reports_to_caller=reports_to_caller),
         key=key(token, name),
-        ports=None,
+        ports=None,  # ssh carries the connections of the agents
         python=python,
         signals=signals,
     )
@@ -191,7 +191,7 @@ class Dispatcher(Lead):
         self._statuses = HostStatuses([agent.host for agent in self._remote.agents], self._remote.min_nodes)
         self._hosts = tuple(HostConnection(agent, loop, self) for agent in self._remote.agents)
         self._agents: dict[HostConnection, _Agent] = {}  # of hosts that have been sent their order
-        self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter.print)
+        self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter)
         self._startup = Startup(loop, self._remote, self._hosts, self)
         # set once a host has failed without which the job cannot begin: then all are given up, and the errors named together
         self._settle_by = loop.timer(None, self._startup.disconnect)
@@ -207,13 +207,13 @@ class Dispatcher(Lead):
 
     def status(self) -> int:
         """Return the exit status of the job, and say what is wrong with hosts because of which it could not begin."""
-        if self._front_lost:
+        if self._is_front_lost:
             return exitcodes.of_signal(SIGKILL)
         if error := self._statuses.error():
             self._context.closing_lines = ""  # that all hosts were cut off then
             self.fail(error)
             return error.status
-        return exitcodes.NODE_LOST if self._decided_status is None else self._decided_status
+        return exitcodes.NODE_LOST if self._status_of_job is None else self._status_of_job
 
     # --- the loop
 
@@ -324,7 +324,8 @@ class Dispatcher(Lead):
         self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)  # of the agent; None: it has not said that it has ended
         error = diagnose.of_host(self._remote.starter, self._remote.python, host)
-        if error.may_be_reached_later and not host.given_up and self._startup.call_again(host):
+        is_called_again = error.may_be_reached_later and not host.given_up and self._startup.call_again(host)
+        if is_called_again:
             self._startup.start_next()
             return
         if (agent := self._agents.get(host)) is not None:
@@ -334,7 +335,7 @@ class Dispatcher(Lead):
                 self._kill_leftovers()
                 agent.lose(error.reason, has_ended=True)
             else:
-                agent.lose(CLOSED if has_ended else error.reason, has_ended=has_ended)
+                agent.lose(CLOSED if has_ended else error.reason, has_ended=has_ended)  # CLOSED: "connection closed"
         if status == exitcodes.BUG:  # our traceback is in what ssh or the agent has written
             self._console.write(host.own_output)
         has_joined = agent is not None and agent.id is not None  # then the coordinator says what its loss means
@@ -362,7 +363,7 @@ class Dispatcher(Lead):
             return
         statuses.errors[node_rank] = error
         is_first_error = not self._settle_by.is_set
-        if is_first_error or statuses.only_names_failed:  # after each wrong name the next one is awaited
+        if is_first_error or statuses.only_names_failed:  # of names that do not resolve, more are awaited each time
             self._settle_by.set(self._loop.now() + SETTLE_TIME)
 
     @property

@@ -58,18 +58,18 @@ class HostFront:
         PROCESS_CLOCK.protect(heartbeat_timeout)  # so that a pause of this machine is no silence of the dispatcher
         self._host = host
         self._loop = Loop()
-        self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._on_dispatcher_lost)
+        self._lose_dispatcher_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._on_dispatcher_lost)
         self._loop.watch(input_pipe, self._on_input)
         output_pipe.attach(self._loop)
         self._agent: child.AgentProcess | None = None  # None before it is started, and once it is reaped
-        self._stops: Collection[int] = ()  # signals that ask the job to end
+        self._stop_signals: Collection[int] = ()  # signals that ask the job to end
         # status and text if the agent was killed before the job began
-        self._prevented: tuple[int, str] | None = None
+        self._outcome_if_prevented: tuple[int, str] | None = None
         # pids and starts of processes that outlive the agent: see `FrontPipes.spared_processes`
         self.spared: tuple[tuple[int, int], ...] = ()
         self._is_held = False  # the dispatcher has asked for no more output at present
         self._unacknowledged = 0  # bytes of output that were sent, but the dispatcher has not said that it has them
-        self._lost = False  # the dispatcher is
+        self._is_dispatcher_lost = False
         self._streams = Streams(self._loop, self)
         # the agent's end of its connection to the coordinator, and ours, whose bytes become frames
         self.channel, self._carried = socket.socketpair()
@@ -101,13 +101,14 @@ class HostFront:
     ) -> int:
         """Fork the agent and serve it until it has ended, as `front.run` does; return its exit status.
 
-        `sent_again` is not needed: which signals escalate, the dispatcher decides.
+        Of the `signals` that are passed on, `stops` ask the job to end. `sent_again` is not needed: which signals escalate, the
+        dispatcher decides.
 
         Raises LaunchError: the machine has no room for the agent.
         """
-        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)  # while modules were imported no frame was read
+        self._note_dispatcher_lives()  # while modules were imported no frame was read
         passed = passed_on(signals)
-        self._stops = stops
+        self._stop_signals = stops
         is_dispatcher_there = self._input.read()
         if not is_dispatcher_there:
             return NODE_LOST
@@ -119,10 +120,10 @@ class HostFront:
             self._carried.close()
             return agent(pipes)
 
-        self._agent = process = child.start(as_agent, passed, _send_error)
+        self._agent = process = child.start(as_agent, passed, _send_error_of_agent)
         self.channel.close()  # the agent has it
         self._watch = child.Watch(process, self._heartbeat_timeout)
-        self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
+        self._plan_next_look(self._watch)
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
@@ -135,7 +136,7 @@ class HostFront:
         self._loop.unwatch(process.pipes.output[0])
         while self._on_output(process.pipes):  # what the agent has written last
             pass
-        status, message = self._prevented or child.status_of(process.pid, wait_status, self._host)
+        status, message = self._outcome_if_prevented or child.status_of(process.pid, wait_status, self._host)
         if message:
             self._output.put(OURS, message.encode())
         return status
@@ -158,8 +159,8 @@ class HostFront:
     def finish(self, report: Report) -> None:
         """Send the last report, and wait until all is sent, or the dispatcher is lost."""
         self.report(report)
-        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
-        while self._output.size and not self._lost:
+        self._note_dispatcher_lives()
+        while self._output.size and not self._is_dispatcher_lost:
             self._run_loop_once()
 
     # --- an agent that does not run
@@ -170,14 +171,17 @@ class HostFront:
             self._question = child.Question(self._agent)
             self._ask_again.set(self._loop.now() + child.INTERVAL)
 
+    def _plan_next_look(self, watch: child.Watch) -> None:
+        """Look again when the watch says; it may not rest, since no SIGCHLD wakes this loop when the agent is stopped."""
+        self._look_at.set(self._loop.now() + watch.wait(may_rest=False))
+
     def _look_whether_it_runs(self) -> None:
         """Give the agent up if it does not run, or has not killed its workers when their lease was over. Called by the loop."""
         if self._agent is None or self._watch is None:
             return
-        is_asked_anyway = self._question is not None  # more often than the watch asks, and with the same answers
+        is_asked_anyway = self._question is not None  # as the dispatcher is lost: more often, and with the same answers
         runs = self._watch.keeps_lease() and (is_asked_anyway or self._watch.look())
-        # the watch may not rest: no SIGCHLD wakes this loop when the agent is stopped
-        self._look_at.set(self._loop.now() + self._watch.wait(may_rest=False))
+        self._plan_next_look(self._watch)
         if not runs:
             self._is_stuck = True
             text = f"ddplaunch: the agent on {self._host} {self._watch.describe()}\n"
@@ -196,7 +200,7 @@ class HostFront:
             self._is_stuck = not has_time
             return
         self._question = None
-        if self._lost:
+        if self._is_dispatcher_lost:
             self._ask_whether_it_runs()
 
     # --- the loop
@@ -217,7 +221,7 @@ class HostFront:
             return
         pipes = self._agent.pipes
         is_wanted = not self._is_held and self._unacknowledged < AHEAD
-        if (is_wanted or self._lost) and self._output.size < _FULL:
+        if (is_wanted or self._is_dispatcher_lost) and self._output.size < _FULL:
             self._loop.watch(pipes.output[0], partial(self._on_output, pipes))
         else:
             self._loop.unwatch(pipes.output[0])
@@ -245,10 +249,14 @@ class HostFront:
         if not more:
             self._on_dispatcher_lost()
 
+    def _note_dispatcher_lives(self) -> None:
+        """Count the time without a frame from now on."""
+        self._lose_dispatcher_at.set(self._loop.now() + self._heartbeat_timeout)
+
     def _take_frames(self) -> None:
         try:
             while (frame := self._input.take()) is not None:
-                self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
+                self._note_dispatcher_lives()
                 self._on_message(*frame)
         except FrameError:
             self._on_dispatcher_lost()
@@ -271,27 +279,27 @@ class HostFront:
         """Prevent the start of the job, or pass the signal on to the agent: it came to this process directly."""
         if self._agent is None:
             return
-        if signum in self._stops and self._agent.prevent_start():
-            self._prevented = (of_signal(signum), child.prevented_by(signum))
+        if signum in self._stop_signals and self._agent.prevent_start():
+            self._outcome_if_prevented = (of_signal(signum), child.prevented_by(signum))
         self._agent.pipes.request(HOST_SIGNAL, signum)
 
     def _on_dispatcher_lost(self) -> None:
-        """Drop all output, and have the agent end: kill it if the job has not begun, else it ends as its pipe of signals does."""
-        if self._lost:
+        """Drop all output, and have the agent end: kill it if the job has not begun, else close the pipe that keeps it alive."""
+        if self._is_dispatcher_lost:
             return
-        self._lost = True
-        self._lost_at.cancel()
+        self._is_dispatcher_lost = True
+        self._lose_dispatcher_at.cancel()
         self._loop.unwatch(self._input)
         self._streams.close()
         self._output.abandon()
         if self._agent is not None:
             if self._agent.prevent_start():
-                self._prevented = (NODE_LOST, "")
-            os.close(self._agent.pipes.signals[1])
-            self._ask_whether_it_runs()
+                self._outcome_if_prevented = (NODE_LOST, "")
+            os.close(self._agent.pipes.signals[1])  # at its end the agent ends
+            self._ask_whether_it_runs()  # an agent that is stuck would not
 
 
-def _send_error(error: LaunchError, pipes: FrontPipes) -> None:
+def _send_error_of_agent(error: LaunchError, pipes: FrontPipes) -> None:
     """Send this error as the last message of the agent: to the dispatcher, which names the host, unless the job has begun."""
     begun = not child.decide_start(pipes)
     last = (OURS, error.render().encode()) if begun else (CONTROL, protocol.encode(protocol.refusal(error)))

@@ -107,14 +107,9 @@ class Lead(BehindFront):
             names=tuple(host.address for host in allocation.start),
             has_lease=allocation.is_elastic,  # where the job goes on without a node, that node's workers end by a lease
         )
-        self.coordinator = Coordinator(
-            loop,
-            job.first_state(
-                policy, loop.now(), first_term(time.time())
-            ),  # by the time of day: terms grow from run to run
-            inputs.draft,
-            JobReporter(self._reporter),
-        )
+        term = first_term(time.time())  # of the first generation: terms grow with each one, and from run to run
+        state = job.first_state(policy, loop.now(), term)
+        self.coordinator = Coordinator(loop, state, inputs.draft, JobReporter(self._reporter))
         terms = Terms(
             keepalive=Keepalive.of(spec, most),
             run_id=inputs.draft.run_id,
@@ -130,7 +125,7 @@ class Lead(BehindFront):
         self._reporter.tell_all = self.coordinator.say
         self._unreported: Generation | None = None  # one that has begun, until it is settled where its folder lies
         self._signum = 0  # the first signal to stop; 0: none has come
-        self._front_lost = False
+        self._is_front_lost = False
 
     def connect(self) -> Link:
         """Return the link to the coordinator, which is here."""
@@ -147,7 +142,7 @@ class Lead(BehindFront):
         return self._link.is_over or not self._has_begun
 
     @property
-    def _decided_status(self) -> int | None:
+    def _status_of_job(self) -> int | None:
         """The exit status of the job; None while the job goes on, or if the job has not begun."""
         return self._link.end.status if self._link.end is not None else None
 
@@ -155,11 +150,12 @@ class Lead(BehindFront):
         """Take an event of the loop that concerns the whole job; the kinds of `Lead` take others."""
         super().handle(event)
         match event:
-            # when several of our processes get a signal, all but the first are copies: workers are to get it once
+            # when several of our processes get a signal, all but the first are copies: workers are to get it once, and the
+            # user reads that copies of one to stop are one request
             case node.SignalReceived() if not event.is_copy or event.signum in self._spec.ending_signals:
                 self._on_signal(event)
             case node.FrontLost():
-                self._front_lost = True
+                self._is_front_lost = True
                 self._stop(Why.FRONT_LOST, 0)
             case events.FrontWaits():  # after Ctrl-Z, until all workers here are stopped: there are none
                 self._signals.let_front_stop(all_stopped=True)

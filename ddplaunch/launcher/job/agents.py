@@ -13,7 +13,7 @@ from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.messages import Hello
-from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Reach
+from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, MeetAt
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.ranks import ranks_of_all
@@ -59,12 +59,12 @@ class Agents:
         self.by_id: dict[int, Agent] = {}
         self.waiting: dict[int, Member] = {}  # agents whose node rank another one has, which may be lost already
         self.world_size = 0  # of the generation that runs
-        self.last_question_before = 0  # the number of the last question before this generation
+        self.last_question_of_past = 0  # asked before this generation: answers up to it may be about earlier workers
         self.job_end: JobEnd | None = None  # as it was sent to all; None: the job goes on
 
-    def leave(self, signum: int, unfit: str) -> None:
+    def leave(self, signum: int, why_unfit: str) -> None:
         """Have the agents wait until node 0 is started again, and know no agent any more."""
-        payload = messages.encode(messages.LeftByNode0(signum, fields.line(unfit)))
+        payload = messages.encode(messages.LeftByNode0(signum, fields.line(why_unfit)))
         for id in self.connections.ids:
             self.connections.send(id, payload)
         self.close()
@@ -89,7 +89,7 @@ class Agents:
         names = (self._terms.address, self.by_id[id].hello.host)
         return tuple(name for name in names if name is not None)
 
-    def ask(self, id: int, order: Lead | Reach) -> None:
+    def ask(self, id: int, order: Lead | MeetAt) -> None:
         """Have an agent do its part before a generation begins."""
         self.connections.send(id, messages.encode(order))
 
@@ -106,7 +106,7 @@ class Agents:
             self.by_id[id].ranks = ranks
             self.connections.admit(id)  # to long messages, as about the ends of its workers
         self.world_size = sum(agent.workers for agent in planned)
-        self.last_question_before = self._last_question
+        self.last_question_of_past = self._last_question
         self._run_id = self._run_id or self._name_of_run()
         backend, backend_reason = _common_backend(hellos)
         return Agreed(
@@ -207,7 +207,7 @@ def member_of(id: int, hello: Hello, address: str = "") -> Member:
         requested_rank=hello.requested_rank,
         last_generation=hello.last_generation,
         last_term=hello.last_term,
-        was_left=hello.was_left,
+        was_left=hello.was_left,  # by a coordinator that it had reached
         agreed=(
             ("ddplaunch", facts.ddplaunch),
             ("Python", facts.python),

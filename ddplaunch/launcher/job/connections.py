@@ -68,7 +68,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     key: Key
     listen: str | None  # numeric address to listen on; None: all
     ports: Sequence[int] | None  # candidates to listen on; None: all connections are carried, see `Connections.adopt`
-    listening: socket | None = None  # what listens already, at one of the ports
+    listening_socket: socket | None = None  # what listens already, at one of the ports
 
 
 class _Connection:
@@ -134,7 +134,7 @@ class Connections:
         self._beat = terms.keepalive.beat  # seconds from ping to ping
         self._beat_at = loop.timer(None, self._send_heartbeats)
         self._next_beat = 0.0  # when the next round of pings is due
-        self._unpinged: list[int] = []  # peers that the round which goes on has not come to
+        self._unpinged: list[int] = []  # peers whose ping of this round is yet to be sent
         # whether this round was due; else `ping_all` wanted it, and no peer is lost by it
         self._round_counts_silence = True
         self._pinged_all_at = -inf  # when `ping_all` was last called, by time.monotonic
@@ -145,7 +145,7 @@ class Connections:
         if terms.ports is not None:  # else something else carries all connections, which `adopt` takes
             self._listener = Listener(
                 loop,
-                terms.listening or listen(terms.listen, terms.ports),
+                terms.listening_socket or listen(terms.listen, terms.ports),
                 terms.key,
                 self,
                 user_timeout=terms.keepalive.user_timeout,
@@ -213,7 +213,7 @@ class Connections:
             connection.peer.receive_rest()
 
     def renewed_at(self, id: int) -> float:
-        """Return when the last answer of a peer came, unless it has left."""
+        """Return when the last answer of a peer came, which has renewed its lease."""
         return self._connections[id].renewed_at
 
     def is_silent(self, id: int) -> bool:
@@ -332,6 +332,7 @@ class Connections:
         now = self._loop.now()
         if not self._unpinged:
             self._begin_round(now)
+        counts_silence = self._round_counts_silence  # not in a round that `ping_all` wanted
         next_ones, self._unpinged = self._unpinged[:_PINGS_PER_TURN], self._unpinged[_PINGS_PER_TURN:]
         if self._unpinged:
             self._beat_at.set(now)  # in the next turn of the loop
@@ -340,11 +341,11 @@ class Connections:
         for id in next_ones:
             if id not in self._connections:
                 continue  # it has gone since the round began
-            if self._round_counts_silence and self._is_silent_for_too_long(id):
+            if counts_silence and self._is_silent_for_too_long(id):
                 silent_for = self._connections[id].heartbeat.unanswered * self._beat
                 self.expel(id, self._silence.describe(silent_for), may_return=True)
                 continue
-            if self._round_counts_silence:
+            if counts_silence:
                 self._connections[id].heartbeat.unanswered += 1
             self._ping(id)
 
@@ -359,9 +360,9 @@ class Connections:
         """Measure for how long a peer and its host have been silent; return whether the peer is lost by that."""
         connection = self._connections[id]
         agent_silence, host_silence = connection.heartbeat.unanswered * self._beat, connection.peer.host_silence()
-        self._silence.observe(connection.host_silence, host_silence)
+        self._silence.observe(connection.host_silence, host_silence)  # learns which silences of hosts end
         connection.host_silence = host_silence
-        return self._silence.seconds_left(agent_silence, host_silence, self._beat) == 0
+        return self._silence.seconds_left(agent_silence, host_silence, beat=self._beat) == 0
 
     def _ping(self, id: int) -> None:
         connection = self._connections[id]

@@ -13,21 +13,20 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import job, node
 from ddplaunch.launcher.decide.job import SELF_ID, Member
-from ddplaunch.launcher.job.explainer import Explainer
+from ddplaunch.launcher.job.explainer import Explainer, IdleReport
 from ddplaunch.launcher.job.orders import (
     CannotLead,
     Forward,
     Generation,
     GroupMade,
     JobEnd,
-    Leads,
+    MeetAt,
     NodeEnd,
     Reached,
     Warned,
 )
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.plan import Plan
-from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import StartFailure, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError, call_or_report
@@ -43,7 +42,6 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.launcher.job.questions import NodeStreams, Questions
     from ddplaunch.launcher.job.straggler_check import StragglerCheck
     from ddplaunch.launcher.job.warnings import Warnings
-    from ddplaunch.record.window.questions import Answer
 
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
@@ -145,7 +143,7 @@ class Coordinator:
                 if number == self.state.generation.number and not member.has_ended:
                     self._explainer.add_traces(report.exits, report.traces)
                     self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.leftovers))
-            case Leads() | CannotLead() | Reached():
+            case MeetAt() | CannotLead() | Reached():
                 if self._meeting is not None:  # else nobody was asked for that
                     self._meeting.on_report(id, report)
             case Forward(signum):
@@ -286,10 +284,10 @@ class Coordinator:
         match action:
             case job.BeginGeneration(order=order):
                 self._begin(order)
-            case job.LeaveJob(signum, why_unfit):
+            case job.LeaveJob(signum, why_unfit):  # from now on the others wait for another coordinator
                 if self._agents is not None:
                     self._agents.leave(signum, why_unfit)
-                    self._has_ended = self._has_ended or bool(why_unfit)  # else `Release` of the own agent follows
+                    self._has_ended = self._has_ended or bool(why_unfit)  # else the release of the own agent follows
             case job.StopNodes(ids, signum, by_cluster, another_node_ended, job_stands_still):
                 why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
                 more = {"another_node_ended": another_node_ended, "job_stands_still": job_stands_still}
@@ -303,9 +301,9 @@ class Coordinator:
                 if unfit is not None:  # what it was as a member, before its machine seemed to be at fault
                     self._reporter.report_left_out(unfit, reason, self.state.policy.host_names)
             case job.Release(id, signum):
-                self._has_ended = self._has_ended or id == SELF_ID  # the others wait for another coordinator
+                self._has_ended = self._has_ended or id == SELF_ID
                 self.release(id, signum)
-            case job.LeaveBehind(id, text):
+            case job.LeaveBehind(id, text):  # it is in the smaller part of a partition
                 self.order((id,), JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {text}\n"))
             case job.Drop(id):
                 if self._agents is not None:
@@ -327,37 +325,11 @@ class Coordinator:
                     self._explainer.explain_end(self.state, partial(self._end, status, requeue))
 
     def _report_idle(self, seconds: float) -> None:
-        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where.
-
-        For that all nodes are asked for the stacks of their workers, and a child compares these.
-        """
+        """Report that no worker makes progress; with process groups, also which rank the other ranks wait for, and where."""
         if self.stragglers is None:  # no process group is known
             self._reporter.report_idle(seconds, "")
             return
-        from ddplaunch.launcher.job.questions import Asker
-        from ddplaunch.launcher.job.straggler_check import ON_THE_WAY, WITHIN
-        from ddplaunch.record.window.questions import AskStacks, NodeStacks
-
-        samples: list[Sample] = []
-        decided_at = self.state.idleness.printed_at
-        # what fails in this is no reason to end a job
-        guard = partial(call_or_report, failed=lambda _why: self._reporter.report_idle(seconds, ""))
-
-        def on_answer(member: Member, answer: Answer) -> None:
-            if isinstance(answer, NodeStacks):
-                guard(lambda: samples.extend(answer.samples(member.host)))
-
-        def on_explained(found: Whereabouts) -> None:
-            has_moved_since = self.state.idleness.progress_at > decided_at
-            if self.members_at_work() and not has_moved_since:
-                self._reporter.report_idle(seconds, found.what)
-
-        def on_all_answered() -> None:
-            guard(lambda: self._explainer.explain_hang(samples, on_explained))
-
-        asker = Asker(answered=on_answer, done=on_all_answered)
-        question = AskStacks(WITHIN, threads=False, native=False)
-        guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
+        IdleReport(self, self._explainer, self._reporter, seconds).ask_nodes()
 
     def _begin(self, order: Sequence[int]) -> None:
         """Reserve MASTER_PORT and order these agents, by node rank, to begin; feed the failure if no port can be had.
@@ -400,7 +372,7 @@ class Coordinator:
         agreed = self._agents.agree(order, address) if self._agents is not None else None
         generation = Generation(
             number=self.state.generation.number,
-            term=self.state.generation.term,
+            term=self.state.generation.term,  # greater than that of any generation before, also of earlier runs
             restarts=self.state.restarts.number,
             port=port,
             # an agent has KILLED_WITHIN to kill its workers after its lease, for which the policy waits too
@@ -452,7 +424,7 @@ class Coordinator:
         self._end_known_at.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
-            self._agents.end_job(replace(end, text=text), state.unneeded_spares)
+            self._agents.end_job(replace(end, text=text), state.unneeded_spares)  # which end with 0 in any case
         self._take_order(end)  # without the text, which the user of this process has read
 
     def order(self, ids: Sequence[int], order: OrderToAll) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -14,12 +14,25 @@ from ddplaunch.launcher.decide.first_failure import failed_itself
 from ddplaunch.launcher.tell.job_reporter import Findings, JobReporter
 from ddplaunch.record.seen import Sample, Whereabouts
 from ddplaunch.spec.outcome import ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
+    from ddplaunch.launcher.job.questions import Questions
+    from ddplaunch.record.window.questions import Answer
     from ddplaunch.system.loop.loop import Pending
 
 _EXPLAINED_WITHIN = 5.0  # seconds that a child gets
+
+
+class _Coordinator(Protocol):
+    """The coordinator, as far as a report on idle workers needs it."""
+
+    state: job.State
+
+    @property
+    def questions(self) -> Questions: ...
+    def members_at_work(self) -> Mapping[int, job.Member] | None: ...
 
 
 class Explainer:
@@ -83,6 +96,54 @@ class Explainer:
         for pending in (self._whereabouts, self._cluster_ending):
             if pending is not None:
                 pending.give_up()
+
+
+class IdleReport:
+    """The report that no worker makes progress, and which rank the others wait for: all nodes are asked where their workers are.
+
+    What fails in that is no reason to end a job: the report says less then.
+    """
+
+    def __init__(self, coordinator: _Coordinator, explainer: Explainer, reporter: JobReporter, seconds: float) -> None:
+        """Prepare to report that the workers have been idle for so many seconds; `ask_nodes` follows."""
+        self._coordinator = coordinator
+        self._explainer = explainer
+        self._reporter = reporter
+        self._seconds = seconds
+        self._decided_at = coordinator.state.idleness.printed_at
+        self._samples: list[Sample] = []
+
+    def ask_nodes(self) -> None:
+        """Ask all nodes for the stacks of their workers; the report follows once they have answered."""
+        self._call_or_report_at_once(self._ask)
+
+    def _ask(self) -> None:
+        from ddplaunch.launcher.job.straggler_check import TRAVEL_TIME, WORKERS_WITHIN
+        from ddplaunch.record.window.questions import AskStacks
+
+        question = AskStacks(WORKERS_WITHIN, threads=False, native=False)
+        self._coordinator.questions.ask(question, WORKERS_WITHIN + TRAVEL_TIME, self)
+
+    def on_answer(self, member: job.Member, answer: Answer) -> None:
+        """Keep where the workers of a node are. Called by the questions."""
+        from ddplaunch.record.window.questions import NodeStacks
+
+        if isinstance(answer, NodeStacks):
+            self._call_or_report_at_once(lambda: self._samples.extend(answer.samples(member.host)))
+
+    def on_all_answered(self) -> None:
+        """Have a child compare the stacks. Called by the questions."""
+        self._call_or_report_at_once(lambda: self._explainer.explain_hang(self._samples, self._on_explained))
+
+    def _on_explained(self, found: Whereabouts) -> None:
+        """Report, unless a worker has made progress since. Called by the loop."""
+        has_progressed = self._coordinator.state.idleness.progress_at > self._decided_at
+        if self._coordinator.members_at_work() and not has_progressed:
+            self._reporter.report_idle(self._seconds, found.what)
+
+    def _call_or_report_at_once(self, call: Callable[[], object]) -> None:
+        """Call this; if it fails, report without what it would find out."""
+        call_or_report(call, lambda _why: self._reporter.report_idle(self._seconds, ""))
 
 
 def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: frozenset[int] = frozenset()) -> Whereabouts:

@@ -15,7 +15,7 @@ from ddplaunch.launcher.job.agents import Agent, Agents, member_of
 from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.messages import speaks_for_others, why_refused, why_too_much
-from ddplaunch.launcher.job.orders import CannotLead, GroupMade, Leads, NodeEnd, Reached, Unfit, Warned
+from ddplaunch.launcher.job.orders import CannotLead, Goodbye, GroupMade, MeetAt, NodeEnd, Reached, Warned
 from ddplaunch.plan.variables import first_term
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.window.questions import Answered, NoAnswer, StacksAtEnd
@@ -49,8 +49,12 @@ class Incoming:
     def lose(self, id: int, reason: str, *, has_ended: bool) -> None:
         """Take an agent for lost whose connection was carried by something that has ended; take its last words first."""
         self._connections.receive_rest(id)
+        self._drop(id, reason, has_ended=has_ended)
+
+    def _drop(self, id: int, reason: str, *, has_ended: bool) -> None:
+        """Close the connection of an agent that has left; the job learns of it."""
         if id in self._connections.ids:
-            renewed_at = self._connections.renewed_at(id)
+            renewed_at = self._connections.renewed_at(id)  # its workers may live for a lease from then
             self._connections.drop(id)
             self.on_lost(id, reason, renewed_at, has_ended=has_ended)
 
@@ -107,10 +111,8 @@ class Incoming:
                 self._connections.expel(id, "sent hello twice")
             case _ if agent is None:
                 self._connections.expel(id, "did not send hello first")
-            case messages.Dropped():
-                renewed_at = self._connections.renewed_at(id)
-                self._connections.drop(id)
-                self.on_lost(id, "has heard nothing from here for too long", renewed_at)
+            case Goodbye(reason, has_ended):
+                self._drop(id, indented(reason), has_ended=has_ended)
             case node.ReportStopping(why) if id in self.agents.waiting:
                 if why is not Why.FAILED:  # it has no workers that could fail
                     self._on_stop_of_waiting(id, message)
@@ -130,9 +132,6 @@ class Incoming:
                     self._pass_end(id, agent, report, agent.ranks)
             case Answered():
                 self._pass_answer(id, agent, report)
-            case Unfit(reason):
-                lost = indented(f"its health check failed: {reason}")
-                self._coordinator.feed(job.AgentLost(id, lost, self._loop.now(), has_ended=True))
             case node.PauseLimits(True) if not self._may_hold_workers(id):
                 self.on_part_dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
             case Warned():
@@ -151,7 +150,7 @@ class Incoming:
                 if (number, report) not in agent.reports:  # else each repetition would be logged
                     agent.reports.add((number, report))
                     self._coordinator.on_report(id, report)
-            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk() | Leads() | CannotLead() | Reached():
+            case node.ReportIdle() | node.PauseLimits() | GroupMade() | Chunk() | MeetAt() | CannotLead() | Reached():
                 self._coordinator.on_report(id, report)
 
     def _may_hold_workers(self, id: int) -> bool:
@@ -212,7 +211,7 @@ class Incoming:
             return
         self.agents.waiting.pop(id, None)
         if report.signum:
-            self._coordinator.release(id, report.signum)
+            self._coordinator.release(id, report.signum)  # with the status of that signal
         else:
             self._connections.drop(id)
 
@@ -231,7 +230,7 @@ class Incoming:
     def _pass_answer(self, id: int, agent: Agent, report: Answered) -> None:
         """Pass on an answer about the agent's own workers; in place of any other answer, the reason why it was refused."""
         # what was asked before this generation began may have been answered before its agent knew of it
-        is_older = report.number <= self.agents.last_question_before
+        is_older = report.number <= self.agents.last_question_of_past
         own = range(0) if is_older or agent.ranks is None else agent.ranks
         if why := why_refused(report.answer, own, agent.hello.workers, self.agents.world_size):
             if not is_older:
@@ -261,7 +260,7 @@ class Incoming:
         """Have waiting agents join whose node rank is free; if no rank becomes free, have all join: the job refuses the rest."""
         members = self._coordinator.state.members
         a_rank_becomes_free = any(member.is_leaving for member in members.values())
-        all_members_live = self._connections.all_answered_ping_all  # which `_admit` has called
+        all_members_live = self._connections.all_answered_ping_all  # since the last agent had to wait
         for id, member in list(self.agents.waiting.items()):
             if id not in self.agents.waiting:
                 return  # as the agent before joined, the job has ended

@@ -6,7 +6,6 @@ import hashlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -49,12 +48,12 @@ def prepare(
     env: Mapping[str, str],
     *,
     torch: str,
-    listening: socket.socket | None = None,
+    listening_socket: socket.socket | None = None,
     carried: socket.socket | None = None,
 ) -> JoinRequest:
     """Decide how this agent finds the other nodes; may look up a name. The secret, if there is one, is in `env`.
 
-    `torch` is its version here. `listening` is a socket that listens already for other agents, if the coordinator is here;
+    `torch` is its version here. `listening_socket` is one that listens already for other agents, if the coordinator is here;
     `carried` is the connection to a coordinator elsewhere that ssh carries. Imports the modules that `join` will need.
     """
     rendezvous = allocation.rendezvous
@@ -78,7 +77,7 @@ def prepare(
             script=line(_digest(spec)),
             nnodes=_typed_nnodes(allocation.nnodes, spec.spares),
         ),
-        listening=listening,
+        listening_socket=listening_socket,
         carried=carried,
     )
 
@@ -121,7 +120,7 @@ def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
 
 def _remote_link(request: JoinRequest, hello: messages.Hello, loop: Loop) -> RemoteLink:
     """Return a link to a coordinator elsewhere, which is not looked for yet."""
-    from ddplaunch.launcher.job.link import Lease
+    from ddplaunch.launcher.job.link import BootTime, Lease
     from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink
 
     spec, allocation, node_0 = request.spec, request.allocation, request.rendezvous.addresses[0]
@@ -130,19 +129,14 @@ def _remote_link(request: JoinRequest, hello: messages.Hello, loop: Loop) -> Rem
         first_message=hello,
         keepalive=Keepalive.of(spec, allocation.nnodes[1]),
         rdzv_timeout=spec.rdzv_timeout,
-        how_back=_how_back(allocation, node_0),
-        command_host=node_0 if allocation.has_front else "",
+        how_back=_how_back(allocation, node_0),  # what the user reads while a lost node 0 is waited for
+        command_host=node_0 if allocation.has_front else "",  # has_front: a command, there, has started all agents
     )
     # only a job that may go on without this node limits the life of its workers
     seconds = spec.heartbeat_timeout if allocation.is_elastic else inf
     # simulated nodes, and what coordinates them, are paused together with this machine
-    clock = loop.now if spec.simulate else _boot_time
+    clock = loop if spec.simulate else BootTime()
     return RemoteLink(loop, elsewhere, Lease(seconds, clock))
-
-
-def _boot_time() -> float:
-    """Return the seconds since the machine has started, those included in which it slept or this process was stopped."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _how_back(allocation: Allocation, node_0: str) -> str:
@@ -156,7 +150,7 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
 
 
 def _hello(request: JoinRequest) -> messages.Hello:
-    """Return the first message of this agent to the coordinator; `reached`, by which name or address, is set again by a link."""
+    """Return the first message of this agent to the coordinator; a link sets `reached` again: under which name or address."""
     task = request.allocation.task
     return messages.Hello(
         requested_rank=request.allocation.node_rank if task is None else task.rank,
@@ -234,6 +228,7 @@ def how_to_tell_unfit(
         from ddplaunch.launcher.job.listen import turn_others_away
 
     def tell(why: LaunchError, found: str) -> None:
+        """Tell the others that this node is not fit: its error, and what its health check has found."""
         with suppress(LaunchError):
             request = JoinRequest(
                 spec=spec,
@@ -242,7 +237,7 @@ def how_to_tell_unfit(
                 rendezvous=_with_coordinator(given, spec),
                 key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
                 facts=messages.NodeFacts("", "", "", "", ""),  # there is nobody to compare them
-                listening=None,
+                listening_socket=None,
             )
             if turn_others_away(request, why, found):
                 return

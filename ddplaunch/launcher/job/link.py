@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -36,7 +36,7 @@ class JoinRequest(Struct, frozen=True, kw_only=True):
     rendezvous: Rendezvous  # where the coordinator is
     key: Key  # by which all agents of the job know each other
     facts: messages.NodeFacts  # what should be equal on all nodes
-    listening: socket.socket | None  # what the others can reach already, if the coordinator is here
+    listening_socket: socket.socket | None  # what the others can reach already, if the coordinator is here
     carried: socket.socket | None = None  # the connection to the coordinator, which what has started this agent carries
 
 
@@ -104,6 +104,21 @@ class Link(ABC):
                 self._loop.post(ClientOrder(order))
 
 
+class LeaseClock(Protocol):
+    """The clock by which a lease runs: `BootTime`, or a loop."""
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+
+
+class BootTime:
+    """The clock of the machine: goes on while the machine sleeps, or this process is stopped."""
+
+    def now(self) -> float:
+        """Return the seconds since the machine has started."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Lease:
     """Runs from when this node sent the last renewal that the coordinator has echoed; its first renewal needs no echo.
 
@@ -111,8 +126,8 @@ class Lease:
     before it is over. A renewal's number is the time of its sending, by a clock that only this node reads.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        """`seconds` may be inf, for a job that never goes on without a node; `clock` is that by which the lease runs.
+    def __init__(self, seconds: float, clock: LeaseClock) -> None:
+        """`seconds` may be inf, for a job that never goes on without a node.
 
         The coordinator may set fewer, with a generation: `seconds` is what was typed on this node.
         """
@@ -131,7 +146,7 @@ class Lease:
 
     def renew(self, number: float) -> None:
         """Note that a renewal is sent now."""
-        now = self._clock()
+        now = self._clock.now()
         self._sent.append((number, now))
         if self._runs_from == inf:
             self._runs_from = now
@@ -154,4 +169,4 @@ class Lease:
     @property
     def left(self) -> float:
         """The seconds until the lease is over, at least 0.0."""
-        return max(0.0, self._runs_from + self.seconds - self._clock())
+        return max(0.0, self._runs_from + self.seconds - self._clock.now())

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide import job
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.agents import Agents
-from ddplaunch.launcher.job.connections import Connections, Terms
+from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.incoming import Incoming
 from ddplaunch.launcher.job.local_link import LocalLink, job_policy
@@ -126,7 +126,7 @@ def _terms(request: JoinRequest, max_nodes: int, ports: Sequence[int]) -> Terms:
         key=request.key,
         listen=request.rendezvous.listen,
         ports=ports,
-        listening=request.listening,
+        listening_socket=request.listening_socket,  # None: none listens yet
     )
 
 
@@ -142,7 +142,7 @@ def turn_others_away(request: JoinRequest, why: LaunchError, reason: str) -> boo
     if rendezvous.coordinator is False:
         return False
     terms = _terms(request, policy.max_nodes, rendezvous.ports if rendezvous.coordinator else rendezvous.ports[:1])
-    turn_away(lambda loop, receiver: Connections(loop, terms, receiver), why, reason, policy.max_nodes - 1)
+    turn_away(terms, why, reason, policy.max_nodes - 1)
     return True
 
 

@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
 from ddplaunch.launcher.decide import job
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, MeetingReport, Reach, Reached
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, MeetAt, MeetingReport, Reached
 from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.spec.outcome import StartFailure
 from ddplaunch.system import exitcodes
@@ -48,7 +50,7 @@ class Meeting:
         self._order = tuple(order)
         self._is_over = False  # the generation has begun, or does not begin with these nodes
         self._coordinator_tries_again = False  # by another meeting, if MASTER_PORT is taken
-        self._ready_first: Leads | None = None  # what the first node has answered once it was ready
+        self._ready_first: MeetAt | None = None  # what the first node has answered once it was ready
         self._addresses: tuple[str, ...] = ()  # under which the others look for the first node, in this order
         self._not_answered = set[int]()  # ids of the others that were asked and have not answered
         self._reached: dict[int, str] = {}  # under which address each of the others has reached the first node, by id
@@ -73,13 +75,13 @@ class Meeting:
             case _ if report.meeting != self.number:
                 pass  # it answers an earlier meeting
             case Reached(address="", reason=reason) if self._is_over:  # while the generation runs
-                self._agents.connections.ping_all()  # does the first node live? See `is_first_silent`
+                self._agents.connections.ping_all()  # does the first node live? The decision waits for its answer
                 self._coordinator.feed(job.Unheard(id, indented(reason), self._loop.now()))
             case _ if self._is_over:
                 pass
             case CannotLead() if is_of_first:
                 self._on_refusal(report)
-            case Leads() if is_of_first:
+            case MeetAt() if is_of_first:
                 self._on_first_ready(report)
             case Reached(address="", reason=reason) if id in self._not_answered or id in self._reached:
                 self._reached.pop(id, None)
@@ -115,8 +117,7 @@ class Meeting:
     def _on_refusal(self, refusal: CannotLead) -> None:
         """Let the coordinator know that the generation cannot begin, since its first node cannot make ready for it."""
         self._end()
-        port_is_taken = refusal.is_taken
-        if port_is_taken and self._coordinator_tries_again:
+        if refusal.is_taken and self._coordinator_tries_again:
             self._coordinator.feed(job.PortTaken(self._loop.now()))
             return
         host, reason = self._coordinator.state.members[self._order[0]].host, indented(refusal.reason)
@@ -124,16 +125,16 @@ class Meeting:
         shown = LaunchError(f"{host}: {reason}", hint=indented(refusal.hint) or None, status=status)
         self._coordinator.fail_to_begin(StartFailure(0, host, reason, status), shown)
 
-    def _on_first_ready(self, leads: Leads) -> None:
-        """Ask the others to reach the first node, at the port `heard_at` where it listens for them."""
-        self._ready_first = leads
+    def _on_first_ready(self, first: MeetAt) -> None:
+        """Ask the others to reach the first node: under the names that the user gave, then at the addresses that it has."""
+        self._ready_first = first
         names = self._agents.names_of(self._order[0])
-        self._addresses = tuple(dict.fromkeys((*names, *leads.addresses)))[:MAX_ADDRESSES]
+        self._addresses = tuple(dict.fromkeys((*names, *first.addresses)))[:MAX_ADDRESSES]
         self._not_answered.update(self._order[1:])
         for id in self._order[1:]:
-            self._agents.ask(id, Reach(self.number, self._addresses, leads.heard_at))
+            self._agents.ask(id, replace(first, addresses=self._addresses))
         if not self._not_answered:  # the first node is alone
-            self._begin_generation(leads.port)
+            self._begin_generation(first.master_port)
 
     def _note_unreached(self, id: int, why: str) -> None:
         self._unreached[id] = why
@@ -152,7 +153,7 @@ class Meeting:
             self._agents.connections.ping_all()
             self._report_parted_at.set(self._loop.now() + _LOOK_EVERY)
         else:
-            self._begin_generation(self._ready_first.port)
+            self._begin_generation(self._ready_first.master_port)
 
     def _report_parted_if_first_lives(self) -> None:
         """Feed which nodes do not reach the first one, if it has answered; else look again soon. Called by the loop."""

@@ -11,7 +11,7 @@ part, and no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,7 +19,16 @@ from msgspec.structs import replace
 
 from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.first_failure import failed_at, failed_itself
-from ddplaunch.launcher.job.orders import MAX_LEFTOVERS, Generation, JobEnd, Lead, NodeEnd, Reach, SentOrder, SentReport
+from ddplaunch.launcher.job.orders import (
+    MAX_LEFTOVERS,
+    Generation,
+    JobEnd,
+    Lead,
+    MeetAt,
+    NodeEnd,
+    SentOrder,
+    SentReport,
+)
 from ddplaunch.reach.channel.streams import Chunk
 from ddplaunch.record.seen import MAX_ENTRIES
 from ddplaunch.record.window.questions import (
@@ -135,16 +144,12 @@ class LeftByNode0(Struct, frozen=True, tag="left_by_node_0"):
     """The coordinator to all agents: it leaves the job, which waits until node 0 is started again."""
 
     signum: SignalOrNone  # by which it leaves; 0: it is unfit, or cut off from the command that started it
-    unfit: Line = ""  # why its health check has failed
-
-
-class Dropped(Struct, frozen=True, tag="dropped"):
-    """An agent to a coordinator that was silent for too long: its workers end, and it follows this coordinator no longer."""
+    why_unfit: Line = ""  # why its health check has failed
 
 
 FirstMessage = Hello | Withdrawal
-ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong | Dropped
-ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | Ending | LeftByNode0 | Lead | Reach
+ToCoordinator = SentReport | Answered | StacksAtEnd | Chunk | Hello | Withdrawal | Pong
+ToAgent = SentOrder | Ask | Forget | Chunk | Ping | GivenUp | Ending | LeftByNode0 | Lead | MeetAt
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
@@ -153,15 +158,14 @@ for_agent: Callable[[bytes], ToAgent] = decoder(ToAgent)
 # --- what a job can do without
 
 
-class _UnreadAnswer(Struct, tag="answered"):
-    number: Number
+class _Expendable(Struct):
+    """What is read of a malformed message that only tells of workers; `decoder` refuses any other."""
+
+    type: Literal["answered", "stacks_at_end"]
+    number: Number | None = None  # of an answer: that of its question
 
 
-class _UnreadStacks(Struct, tag="stacks_at_end"):
-    pass
-
-
-_unread: Callable[[bytes], _UnreadAnswer | _UnreadStacks] = decoder(_UnreadAnswer | _UnreadStacks)
+_expendable: Callable[[bytes], _Expendable] = decoder(_Expendable)
 
 
 def stand_in_for_malformed(payload: bytes) -> Answered | None:
@@ -169,10 +173,12 @@ def stand_in_for_malformed(payload: bytes) -> Answered | None:
 
     Raises Malformed: it is another message, one that a job cannot do without.
     """
-    unread = _unread(payload)
-    if isinstance(unread, _UnreadStacks):
+    message = _expendable(payload)
+    if message.type == "stacks_at_end":
         return None
-    return Answered(unread.number, NoAnswer("has sent a malformed answer"))
+    if message.number is None:
+        raise Malformed("an answer without a number")
+    return Answered(message.number, NoAnswer("has sent a malformed answer"))
 
 
 # --- before a message is sent: any receiver takes it, whatever workers and their programs wrote
@@ -259,7 +265,7 @@ def _fitted_error(error: WorkerError) -> WorkerError:
 _O = TypeVar("_O", bound="SentOrder | Ask | Forget | Chunk")
 
 
-def on_arrival(order: _O, at: float) -> _O:
+def as_received(order: _O, at: float) -> _O:
     """Return an order of node 0 with the time of its arrival; in the text of a `JobEnd`, indent what could look like ours.
 
     Our messages begin at the left edge: only the first lines of the error and of its hint may do so.
@@ -278,7 +284,7 @@ def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
     failed = end.start_failure
 
     def moved(exit: WorkerExit) -> WorkerExit:
-        """Return the end of one of its workers, so that its times are of our clock."""
+        """Return the end of a worker of this node: with its `host`, and with `offset` added to each time."""
         error, stopped_at = exit.error, exit.stopped_at
         return replace(
             exit,
@@ -359,16 +365,16 @@ class OrderSequence:
         self.generation = hello.last_generation if isinstance(hello, Hello) else -1
         self.term = hello.last_term if isinstance(hello, Hello) else -1
         self.run_id = hello.run_id if isinstance(hello, Hello) else None
-        self.runs = False  # a generation has begun whose end was not reported yet
-        self.has_begun = False  # any generation, since the hello
+        self.generation_runs = False  # one has begun whose end was not reported yet
+        self.has_begun_one = False  # since the hello
 
     def on_generation_ended(self) -> None:
         """Note that the end of the generation was reported."""
-        self.runs = False
+        self.generation_runs = False
 
     def check(self, message: ToAgent) -> None:
         """Take the next message. Raises Malformed: it begins what this agent cannot begin now, or not at all."""
-        if isinstance(message, Lead | Reach) and self.runs:
+        if isinstance(message, Lead | MeetAt) and self.generation_runs:
             raise Malformed(f"the next generation while {self.generation} runs")
         if isinstance(message, Generation):
             self._check_generation(message)
@@ -386,10 +392,9 @@ class OrderSequence:
         # in a generation of fewer nodes it cannot have a rank beyond these
         if wanted is not None and wanted < agreed.nnodes and agreed.index != wanted:
             raise Malformed(f"agent {agreed.index} for node rank {wanted}")
-        if self.runs or begun.number <= self.generation:
+        if self.generation_runs or begun.number <= self.generation:
             raise Malformed(f"generation {begun.number} after {self.generation}")
-        if begun.term <= self.term:
+        if begun.term <= self.term:  # terms grow with each generation, also from one coordinator to the next
             raise Malformed(f"term {begun.term} after {self.term}")
-        self.generation, self.runs, self.run_id = begun.number, True, agreed.run_id
-        self.term = begun.term
-        self.has_begun = True
+        self.generation, self.term, self.run_id = begun.number, begun.term, agreed.run_id
+        self.generation_runs = self.has_begun_one = True

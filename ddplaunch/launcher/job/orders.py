@@ -83,17 +83,21 @@ class Lead(Struct, frozen=True, tag="lead"):
     """Be the first node of the generation that begins: reserve MASTER_PORT, and listen for the other nodes."""
 
     meeting: Number  # counted by the coordinator: each try to bring the nodes of a generation together has another one
-    port: Annotated[int, Meta(ge=0, le=65535)]  # 0: any
-    origin: Line  # the option, or the reason, for this very port; "" if it may be any
+    master_port: Annotated[int, Meta(ge=0, le=65535)]  # 0: any
+    port_origin: Line  # the option, or the reason, for this very port; "" if it may be any
     again: bool  # whether the coordinator tries again if the port is taken
 
 
-class Reach(Struct, frozen=True, tag="reach"):
-    """Reach the first node of the generation that begins under one of its addresses, and say when it is not heard any more."""
+class MeetAt(Struct, frozen=True, tag="meet_at"):
+    """Where the other nodes find the first one: its answer to `Lead`, and an order to the others to reach it there.
+
+    Each of them says which way it has come, and later that it hears the first node no longer.
+    """
 
     meeting: Number
-    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]
-    heard_at: Port
+    master_port: Port
+    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]  # of the first node
+    listen_port: Port  # at which the first node listens for the others while the generation runs
 
 
 _StopOrder = node.StopOrdered | node.AllStacksRead | node.KillOrdered
@@ -123,23 +127,15 @@ class Warned(Struct, frozen=True, tag="warned"):
 HINT_WITHOUT_NODE_0 = "no job begins without node 0: make another node the first one"
 
 
-class Unfit(Struct, frozen=True, tag="unfit"):
-    """This node has failed its health check before a restart, and leaves the job."""
+class Goodbye(Struct, frozen=True, tag="goodbye"):
+    """This node follows the coordinator no longer: it was silent for too long, or the node has failed its health check."""
 
-    reason: Piece
+    reason: Piece  # as in a sentence of the coordinator
+    has_ended: bool  # nothing of a generation is left here; else its workers are being stopped
 
 
 class GroupMade(Struct, frozen=True, tag="group_made"):
     """A worker of this node has made a process group, the first one of its generation."""
-
-
-class Leads(Struct, frozen=True, tag="leads"):
-    """This node is ready to be the first one: MASTER_PORT is reserved, and the others are listened for."""
-
-    meeting: Number
-    port: Port
-    addresses: Annotated[tuple[Host, ...], Meta(max_length=MAX_ADDRESSES)]  # under which others may reach this node
-    heard_at: Port
 
 
 class CannotLead(Struct, frozen=True, tag="cannot_lead"):
@@ -160,8 +156,8 @@ class Reached(Struct, frozen=True, tag="reached"):
     reason: Line = ""  # then, as in a sentence: "silent for 10 s"
 
 
-MeetingReport = Leads | CannotLead | Reached
-SentReport = node.Reports | MeetingReport | NodeEnd | Warned | Unfit | Forward | GroupMade
+MeetingReport = MeetAt | CannotLead | Reached
+SentReport = node.Reports | MeetingReport | NodeEnd | Warned | Goodbye | Forward | GroupMade
 
 if TYPE_CHECKING:
     OrderToAll = SentOrder | Ask | Forget | Chunk

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, Leads, Reach, Reached
+from ddplaunch.launcher.job.orders import MAX_ADDRESSES, CannotLead, Lead, MeetAt, Reached
 from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel import handshake
 from ddplaunch.reach.channel.handshake import Key
@@ -42,12 +42,12 @@ class Probe:
         self._link = link
         self._part: _FirstNode | _OtherNode | None = None
 
-    def on_order(self, order: Lead | Reach) -> None:
-        """Take part in the next meeting, in place of the last one: be its first node (`Lead`), or reach it (`Reach`)."""
+    def on_order(self, order: Lead | MeetAt) -> None:
+        """Take part in the next meeting, in place of the last one: be its first node (`Lead`), or reach it (`MeetAt`)."""
         self.close()
         # a key for each meeting: nobody takes another port of the job, or one of an earlier meeting, for the first node
         key = handshake.key(self._key.hex(), f"meeting {order.meeting}")
-        if isinstance(order, Reach):
+        if isinstance(order, MeetAt):
             self._part = _OtherNode(self._loop, key, self._keepalive, order, self._link)
             return
         try:
@@ -86,9 +86,9 @@ class _FirstNode:
         Raises LaunchError, or PortTaken if the coordinator tries again (`order.again`).
         """
         # twice: a node may reach this one again before its old connection has ended
-        self._most = max(_PEERS_OF_SMALL_JOB, 2 * keepalive.max_nodes)
+        self._most_peers = max(_PEERS_OF_SMALL_JOB, 2 * keepalive.max_nodes)
         self._peers: set[Peer] = set()
-        self._reservation = reserve(order.port, order.origin, again=order.again)
+        self._reservation = reserve(order.master_port, order.port_origin, again=order.again)
         try:
             self._listener = Listener(
                 loop,
@@ -96,19 +96,19 @@ class _FirstNode:
                 key,
                 self,
                 user_timeout=keepalive.user_timeout,
-                max_half_open=self._most,
+                max_half_open=self._most_peers,
             )
         except LaunchError:
             self._reservation.release()
             raise
-        self.ready = Leads(order.meeting, self._reservation.port, own_addresses(), self._listener.port)
+        self.ready = MeetAt(order.meeting, self._reservation.port, own_addresses(), self._listener.port)
 
     def on_refused(self, who: str, reason: str) -> None:
         """Say nothing: a node of the job that is refused says itself that it does not reach this one. Called by the listener."""
 
     def on_opened(self, peer: Peer) -> None:
         """Answer the pings of another node. Called by the listener."""
-        if len(self._peers) >= self._most:
+        if len(self._peers) >= self._most_peers:
             peer.close()
             return
         self._peers.add(peer)
@@ -133,7 +133,7 @@ class _FirstNode:
 class _OtherNode:
     """A node that is not the first: looks for the first node at all of that one's addresses, then pings that node."""
 
-    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: Reach, link: Link) -> None:
+    def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: MeetAt, link: Link) -> None:
         """Look for the first node; report by `link` whether it is reached, and then that it is not heard any more."""
         self._loop = loop
         self._meeting = order.meeting
@@ -144,10 +144,10 @@ class _OtherNode:
         self._host_silence = 0.0  # seconds for which the kernel of that node sent nothing, as last measured
         # when the search is given up; once the first node is reached, when the next ping is due
         self._due = loop.timer(loop.now() + REACHED_WITHIN, self._on_due)
-        self._search = Search(loop, key, self._on_opened, user_timeout=keepalive.user_timeout)
-        self._search.begin((address, order.heard_at) for address in order.addresses)  # heard_at is a port
+        self._search = Search(loop, key, self, user_timeout=keepalive.user_timeout)
+        self._search.begin((address, order.listen_port) for address in order.addresses)
 
-    def _on_opened(self, peer: Peer, found_as: str) -> None:
+    def on_found(self, peer: Peer, found_as: str) -> None:
         """Report that the first node is reached, and ping it from now on. Called by the search."""
         self._peer = peer
         peer.received, peer.closed = self._on_answer, self._on_closed
@@ -163,9 +163,9 @@ class _OtherNode:
             self._lose(self._search.refusals.text)
             return
         agent_silence, host_silence = self._unanswered * self._beat, self._peer.host_silence()
-        self._silence.observe(self._host_silence, host_silence)
+        self._silence.observe(self._host_silence, host_silence)  # learns which silences of hosts end
         self._host_silence = host_silence
-        if self._silence.seconds_left(agent_silence, host_silence, self._beat) == 0:
+        if self._silence.seconds_left(agent_silence, host_silence, beat=self._beat) == 0:
             self._lose(self._silence.describe(agent_silence))
             return
         self._unanswered += 1

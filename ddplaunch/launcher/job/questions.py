@@ -5,7 +5,7 @@ Opens nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from socket import socket
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,11 +29,14 @@ class _Coordinator(Protocol):
     def on_last_stream_ended(self, id: int) -> None: ...
 
 
-class Asker(Struct, frozen=True, kw_only=True):
-    """Who wants to know: `answered` is called once for each member that was asked, then `done`; neither after `forget`."""
+class Asker(Protocol):
+    """Who has asked all members a question, until `Questions.forget`."""
 
-    answered: Callable[[Member, Answer], None]
-    done: Callable[[], None]
+    def on_answer(self, member: Member, answer: Answer) -> None:
+        """Take the answer of a member, or a `NoAnswer` in its place. Called once for each member that was asked."""
+
+    def on_all_answered(self) -> None:
+        """Take note that no answer is missing any more."""
 
 
 class _PendingQuestion(Struct):
@@ -66,14 +69,14 @@ class Questions:
         """Take an answer; one that was not asked for, or comes too late, changes nothing."""
         asked = self._pending.get(report.number)
         if asked is not None and (member := asked.missing.pop(id, None)) is not None:
-            asked.asker.answered(member, report.answer)
+            asked.asker.on_answer(member, report.answer)
             self._close_complete()
 
     def drop_departed(self, members: Mapping[int, Member]) -> None:
         """Answer NoAnswer in place of each member that is gone. `members` are the remaining ones."""
         for asked in list(self._pending.values()):
             for id in asked.missing.keys() - members.keys():
-                asked.asker.answered(asked.missing.pop(id), NoAnswer("was lost before it had answered"))
+                asked.asker.on_answer(asked.missing.pop(id), NoAnswer("was lost before it had answered"))
         self._close_complete()
 
     def forget(self, asker: Asker) -> None:
@@ -88,14 +91,14 @@ class Questions:
         """Answer a question in place of all members that have not."""
         asked = self._pending[number]
         for id in list(asked.missing):
-            asked.asker.answered(asked.missing.pop(id), answer)
+            asked.asker.on_answer(asked.missing.pop(id), answer)
         self._close_complete()
 
     def _close_complete(self) -> None:
         for number, asked in list(self._pending.items()):
             if not asked.missing and self._pending.pop(number, None) is not None:
                 asked.give_up.cancel()
-                asked.asker.done()
+                asked.asker.on_all_answered()
 
 
 class NodeStreams:

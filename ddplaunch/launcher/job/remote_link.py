@@ -16,7 +16,17 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.link import Lease, Link
 from ddplaunch.launcher.job.messages import OrderSequence
-from ddplaunch.launcher.job.orders import Generation, JobEnd, Lead, Leased, LookingForCoordinator, NodeEnd, Reach, Waits
+from ddplaunch.launcher.job.orders import (
+    Generation,
+    Goodbye,
+    JobEnd,
+    Lead,
+    Leased,
+    LookingForCoordinator,
+    MeetAt,
+    NodeEnd,
+    Waits,
+)
 from ddplaunch.launcher.job.search import Search
 from ddplaunch.reach.channel.handshake import Client, Key
 from ddplaunch.reach.channel.peer import Greeting, Peer
@@ -53,7 +63,7 @@ class _Loss(NamedTuple):
 
     error: str  # ends this node, where nothing brings node 0 back
     news: str  # is said, and kept, while this node waits for node 0
-    goes_on: bool = False  # the coordinator lives, and has given up this node, which looks for it at once
+    coordinator_goes_on: bool = False  # the coordinator lives, and has given up this node, which looks for it at once
 
 
 class RemoteLink(Link):
@@ -73,23 +83,23 @@ class RemoteLink(Link):
         timeout = elsewhere.keepalive.timeout
         self._silence = Silence(timeout, timeout)  # seconds without a word of the coordinator, and of its host
         self._heard_at = 0.0  # when the last message came
-        self._lease = lease or Lease(inf, loop.now)  # which never ends
-        self._lease_at = loop.timer(None, self._check_lease)
+        self._lease = lease or Lease(inf, loop)  # which never ends
+        self._check_lease_at = loop.timer(None, self._check_lease)
         loop.woke = self._check_lease  # before what else has become due in a pause of this process
         loop.clock.protect(timeout)  # the loop sleeps so short that no pause of this process uses up that time
         self._peer: Peer | None = None  # the connection to the coordinator; None: it is looked for, or given up
-        self._orders_of_last: OrderSequence | None = None  # of the orders of the last coordinator that was reached
-        # this node's part in the meeting of a generation, in which each node finds a way to the first one; None: none so far
-        self._probe: Probe | None = None
-        self._lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
+        self._last_orders: OrderSequence | None = None  # those of the last coordinator that was reached
+        # in the meeting before a generation, in which each node finds a way to the first one; None: there was none
+        self._meeting_part: Probe | None = None
+        self._how_lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
         self._status_of_ending_job: int | None = None  # None: the job is not being stopped for good, as far as is known
         # what this node has reported once it was to end for a reason of its own, such as a signal
-        self._own_stop: node.ReportStopping | None = None
+        self._reported_own_stop: node.ReportStopping | None = None
         # when a coordinator that is silent is lost, or one that was not reached is given up
-        self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
+        self._give_up_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
         user_timeout = elsewhere.keepalive.user_timeout
-        self._search = Search(loop, elsewhere.key, self._on_found, user_timeout=user_timeout)
+        self._search = Search(loop, elsewhere.key, self, user_timeout=user_timeout)
 
     # --- connecting
 
@@ -104,13 +114,13 @@ class RemoteLink(Link):
 
     def on_opened(self, peer: Peer) -> None:
         """Take the carried connection, once each side has proven the key to the other. Called by the greeting."""
-        self._on_found(peer, peer.address)
+        self.on_found(peer, peer.address)
 
     def on_refused(self, _who: str, reason: str) -> None:
         """Lose the coordinator, which does not prove the key, or has ended. Called by the greeting."""
-        self._end(f"{self._coordinator} was lost: {reason}")
+        self._end(f"{self._the_coordinator} was lost: {reason}")
 
-    def _on_found(self, peer: Peer, found_as: str) -> None:
+    def on_found(self, peer: Peer, found_as: str) -> None:
         """Take the connection to the coordinator, and send the first message. Called by the search.
 
         `found_as` is the name or address under which the coordinator was found.
@@ -121,11 +131,11 @@ class RemoteLink(Link):
         self._note_message()
         self._lease.begin()
         first_message = self._first_message(found_as)
-        self._orders_of_last = OrderSequence(first_message)  # which orders may follow depends on what was said first
+        self._last_orders = OrderSequence(first_message)  # which orders may follow depends on what was said first
         peer.send(messages.encode(first_message))
-        if self._lost:
-            self._lost = ""
-            self._loop.post(Waits(f"{self._place} is reached again"))
+        if self._how_lost:
+            self._how_lost = ""
+            self._loop.post(Waits(f"{self._name_with_address} is reached again"))
 
     def _first_message(self, found_as: str) -> messages.FirstMessage:
         """Return the first message on a new connection: a hello renews the lease, and says what this node has begun before."""
@@ -133,7 +143,7 @@ class RemoteLink(Link):
         if not isinstance(first, messages.Hello):
             return first
         hello = replace(first, reached=host(found_as), at=self._renew())
-        last = self._orders_of_last
+        last = self._last_orders
         if last is None:  # no coordinator was reached before
             return hello
         # was_left: that coordinator is gone, and other nodes may have begun a generation with it
@@ -146,11 +156,11 @@ class RemoteLink(Link):
         # a failure of its workers is no reason of its own: it ends the generation on all nodes
         own_stop = report if isinstance(report, node.ReportStopping) and report.why is not Why.FAILED else None
         if own_stop is not None:
-            self._own_stop = own_stop
+            self._reported_own_stop = own_stop
         if isinstance(report, NodeEnd):
             self._on_generation_ended_here(report)
-            if self._probe is not None:
-                self._probe.on_generation_ended()
+            if self._meeting_part is not None:
+                self._meeting_part.on_generation_ended()
         if self._peer is not None:
             if not isinstance(report, node.Suspend | node.Resume):  # Ctrl-Z here does not suspend the whole job
                 self._send(messages.fitted(report))
@@ -165,8 +175,8 @@ class RemoteLink(Link):
     @property
     def address(self) -> str | None:
         """The address that this node connects from, if the coordinator is elsewhere."""
-        if self._probe is not None and self._probe.address is not None:
-            return self._probe.address
+        if self._meeting_part is not None and self._meeting_part.address is not None:
+            return self._meeting_part.address
         return self._peer.local_address or None if self._peer is not None else super().address
 
     def _on_message(self, payload: bytes) -> None:
@@ -178,17 +188,17 @@ class RemoteLink(Link):
                 # this process did not run when the lease ended: it begins nothing, and takes its leave
                 self._check_lease()
                 return
-            if self._orders_of_last is not None:
-                self._orders_of_last.check(message)
+            if self._last_orders is not None:
+                self._last_orders.check(message)
             if isinstance(message, messages.Ping):
                 last_renewal_there = message.answered
                 self._lease.extend(last_renewal_there)
         except Malformed as error:
-            self._end(f"{self._coordinator} was lost: the coordinator sent a malformed message ({error})")
+            self._end(f"{self._the_coordinator} was lost: the coordinator sent a malformed message ({error})")
             return
         match message:
             case messages.Ping(sent, host_limit):
-                # both sides take the other's host for lost after the same silence
+                # both sides take the other's host for lost after the same silence; if the user gave no --heartbeat-timeout
                 if self._elsewhere.keepalive.may_be_shorter:
                     self._silence.host_limit = min(host_limit, self._elsewhere.keepalive.timeout)
                 self._send(messages.Pong(sent, self._renew()))
@@ -196,37 +206,37 @@ class RemoteLink(Link):
                 self._on_given_up(reason, may_return=may_return)
             case messages.Ending(status):
                 self._status_of_ending_job = status
-            case messages.LeftByNode0(signum, unfit):
-                self._on_left(signum, unfit)
-            case Lead() | Reach():
+            case messages.LeftByNode0(signum, why_unfit):
+                self._on_left(signum, why_unfit)
+            case Lead() | MeetAt():
                 self._take_part_in_meeting(message)
             case Generation():
-                if 0 < message.lease < self._lease.seconds:
+                if 0 < message.lease < self._lease.seconds:  # 0: as long as it is here
                     # the coordinator waits for the workers of this node only so long
                     self._lease.seconds = message.lease
-                    self._limit_workers()
+                    self._schedule_lease_end()
                 self.on_order(message)
             case _:
-                self.on_order(messages.on_arrival(message, self._loop.now()))
+                self.on_order(messages.as_received(message, self._loop.now()))
 
     def _renew(self) -> float:
         """Note that a renewal of the lease is sent now, and return its number."""
         number = time.monotonic()
         self._lease.renew(number)
-        self._limit_workers()
+        self._schedule_lease_end()
         return number
 
-    def _limit_workers(self) -> None:
-        """Have the workers killed when the lease is over; the front, the parent of this process, does it if this one cannot."""
+    def _schedule_lease_end(self) -> None:
+        """Set when the lease is over: this process kills the workers then, or, if it cannot, the front, its parent."""
         if self._lease.seconds < inf:
             left = self._lease.left
-            self._lease_at.set(self._loop.now() + left)
+            self._check_lease_at.set(self._loop.now() + left)
             self._loop.handle(Leased(left))
 
     def _end_lease(self) -> None:
         """Forget the lease until a coordinator is reached. No worker lives any more, or all are killed now."""
         self._lease.begin()
-        self._limit_workers()
+        self._schedule_lease_end()
 
     def _send(self, message: messages.ToCoordinator) -> None:
         if self._peer is not None:
@@ -235,7 +245,7 @@ class RemoteLink(Link):
     def _note_message(self) -> None:
         """Measure the silence of the coordinator from now on."""
         self._heard_at = self._loop.now()
-        self._lost_at.set(self._heard_at + self._silence.host_limit)
+        self._give_up_at.set(self._heard_at + self._silence.host_limit)
 
     # --- losing it
 
@@ -246,8 +256,10 @@ class RemoteLink(Link):
         if not when_paused:
             self._lose_coordinator(self._loss_by(reason))
             return
-        error = f"this node was {when_paused}, and {self._coordinator} was gone then: {reason}"
-        self._lose_coordinator(_Loss(error, f"{self._place} is lost: {reason}, while this node was {when_paused}"))
+        error = f"this node was {when_paused}, and {self._the_coordinator} was gone then: {reason}"
+        self._lose_coordinator(
+            _Loss(error, f"{self._name_with_address} is lost: {reason}, while this node was {when_paused}")
+        )
 
     def _on_given_up(self, reason: str, *, may_return: bool) -> None:
         """Lose a coordinator that goes on without this node; `may_return`: as a new node this one may come back to it."""
@@ -255,29 +267,31 @@ class RemoteLink(Link):
         if when_paused and self._lease.seconds < inf:
             # kill the workers now: the clock of a simulated node's lease stands still while the machine is paused
             self._loop.handle(node.LeaseOver(self._loop.now()))
-        error = f"{self._coordinator} was lost: it goes on without this node: {reason}"
+        error = f"{self._the_coordinator} was lost: it goes on without this node: {reason}"
         if when_paused:
-            error = f"this node was {when_paused}, and {self._coordinator} goes on without this node: {reason}"
+            error = f"this node was {when_paused}, and {self._the_coordinator} goes on without this node: {reason}"
         if may_return:
-            news = f"{self._place} goes on without this node: {reason}"
-            self._lose_coordinator(_Loss(error, news, goes_on=True))
+            news = f"{self._name_with_address} goes on without this node: {reason}"
+            self._lose_coordinator(_Loss(error, news, coordinator_goes_on=True))
         else:
             self._end(error)
 
-    def _on_left(self, signum: int, unfit: str) -> None:
+    def _on_left(self, signum: int, why_unfit: str) -> None:
         """Lose a coordinator that leaves by a signal, is unfit, or has lost the command with which it was started."""
         if signum:
             leaves = f"leaves ({signal_name(signum)})"
-            self._lose_coordinator(_Loss(f"{self._coordinator} was lost: it {leaves}", f"{self._place} {leaves}"))
-        elif unfit:
-            self._lose_coordinator(self._loss_by(f"its health check failed: {unfit}"))
+            self._lose_coordinator(
+                _Loss(f"{self._the_coordinator} was lost: it {leaves}", f"{self._name_with_address} {leaves}")
+            )
+        elif why_unfit:
+            self._lose_coordinator(self._loss_by(f"its health check failed: {why_unfit}"))
         else:
             self._lose_coordinator(self._loss_by(ENDED_ITSELF))
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
         if not self._lease.is_over:
-            self._limit_workers()
+            self._schedule_lease_end()
             return
         self._loop.handle(node.LeaseOver(self._loop.now()))
         self._end_lease()
@@ -287,54 +301,57 @@ class RemoteLink(Link):
         # half a lease without a ping, of which four come in that time: the coordinator is silent. Else it does not hear this node
         is_silent = self._loop.now() - self._heard_at > self._lease.seconds / 2
         if is_silent and not when_paused:
-            self._lose_coordinator(self._loss_by(f"silent for {limit}{self._describe_way(self._peer)}"))
+            self._lose_coordinator(self._loss_by(f"silent for {limit}{self._say_if_unheard(self._peer)}"))
             return
-        how = f"was {when_paused}" if when_paused else f"was not heard by {self._place} for {limit}"
+        how = f"was {when_paused}" if when_paused else f"was not heard by {self._name_with_address} for {limit}"
         error = f"this node {how}, and other nodes may have gone on without it"
-        self._lose_coordinator(_Loss(error, news=error, goes_on=True))
+        self._lose_coordinator(_Loss(error, news=error, coordinator_goes_on=True))
 
     def _loss_by(self, reason: str) -> _Loss:
         """Return the loss of a coordinator for this reason, such as "connection closed"."""
-        return _Loss(f"{self._coordinator} was lost: {reason}", f"{self._place} is lost: {reason}")
+        return _Loss(f"{self._the_coordinator} was lost: {reason}", f"{self._name_with_address} is lost: {reason}")
 
     def _lose_coordinator(self, loss: _Loss) -> None:
         """Wait for node 0, if it may come back to a job that was not to end; else end this node."""
         if self._has_ended:
             return
-        self._send(messages.Dropped())  # so that a coordinator that lives knows why
+        # so that a coordinator that lives knows why, and tells its user in these words: "here" is its own node
+        self._send(Goodbye("has heard nothing from here for too long", has_ended=False))
         self._disconnect()
-        if self._status_of_ending_job is not None and self._own_stop is None:
+        if self._status_of_ending_job is not None and self._reported_own_stop is None:
             self._end(f"{loss.error}, while the job was being stopped", self._status_of_ending_job)
         elif not self._elsewhere.how_back:  # nothing brings node 0 back
             self._end(loss.error)
-        elif self._own_stop is not None:
-            self._end_as_stopped(self._own_stop)
+        elif self._reported_own_stop is not None:
+            self._end_as_stopped(self._reported_own_stop)
         else:
             self._wait_for_return(loss)
 
     def _wait_for_return(self, loss: _Loss) -> None:
         """Stop the workers, which may save until the lease is over, and look for node 0 again when nothing of them is left."""
         now, within = self._loop.now(), duration(self._elsewhere.rdzv_timeout)
-        self._lost = loss.news
+        self._how_lost = loss.news
         then = f"waiting up to {within} {self._elsewhere.how_back}"
-        if loss.goes_on:
-            then = f"looking for {self._place} for up to {within}"
-        self._lost_at.set(now + self._elsewhere.rdzv_timeout)
+        if loss.coordinator_goes_on:
+            then = f"looking for {self._name_with_address} for up to {within}"
+        self._give_up_at.set(now + self._elsewhere.rdzv_timeout)
         self._report_search_at.set(now + NEXT_NOTICE_AFTER)
-        self._loop.handle(Waits(f"{self._lost}; {then}"))  # at once: before the stop that follows from it
+        self._loop.handle(Waits(f"{self._how_lost}; {then}"))  # at once: before the stop that follows from it
         self._loop.post(node.StopOrdered(SIGTERM, now))
-        generation_runs = self._orders_of_last is not None and self._orders_of_last.runs
+        generation_runs = self._last_orders is not None and self._last_orders.generation_runs
         if not generation_runs:  # else `_on_generation_ended_here` looks for node 0
             self._look_again()
 
     def _on_generation_ended_here(self, end: NodeEnd) -> None:
         """Note that nothing of the generation is left on this node; look for a coordinator that was lost meanwhile."""
-        if self._orders_of_last is not None:
-            self._orders_of_last.on_generation_ended()
-        if not self._lost:
+        if self._last_orders is not None:
+            self._last_orders.on_generation_ended()
+        if not self._how_lost:
             return
         if end.leftovers:  # the next generation would run beside these processes
-            self._end(f"{self._lost}, and processes are left here that could not be ended: {', '.join(end.leftovers)}")
+            self._end(
+                f"{self._how_lost}, and processes are left here that could not be ended: {', '.join(end.leftovers)}"
+            )
         else:
             self._look_again()
 
@@ -351,13 +368,13 @@ class RemoteLink(Link):
         if self._has_ended:
             self._stop_waiting()
 
-    def _take_part_in_meeting(self, order: Lead | Reach) -> None:
+    def _take_part_in_meeting(self, order: Lead | MeetAt) -> None:
         """Be the first node of the generation that is to begin, or find out how its first node is reached."""
-        if self._probe is None:
+        if self._meeting_part is None:
             from ddplaunch.launcher.job.probe import Probe  # where the coordinator is on none of the nodes
 
-            self._probe = Probe(self._loop, self._elsewhere.key, self._elsewhere.keepalive, self)
-        self._probe.on_order(order)
+            self._meeting_part = Probe(self._loop, self._elsewhere.key, self._elsewhere.keepalive, self)
+        self._meeting_part.on_order(order)
 
     def give_up(self) -> None:
         """Wait for the coordinator no longer."""
@@ -365,17 +382,17 @@ class RemoteLink(Link):
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
-        self._lost_at.cancel()
+        self._give_up_at.cancel()
         self._report_search_at.cancel()
         self._search.stop()
 
     def _report_search(self) -> None:
         """Post where this node looks for node 0, and why node 0 is not reached; again after NEXT_NOTICE_AFTER."""
         self._report_search_at.set(self._loop.now() + NEXT_NOTICE_AFTER)
-        text = f"looking for {self._name} at {self._places} ({self._search.refusals.text})"
+        text = f"looking for {self._coordinator_name} at {self._searched_places} ({self._search.refusals.text})"
         self._search.refusals.expire()
-        if self._lost:
-            left = duration(round(self._lost_at.at - self._loop.now()))
+        if self._how_lost:
+            left = duration(round(self._give_up_at.at - self._loop.now()))
             text = f"{text}. Waiting up to {left} more {self._elsewhere.how_back}"
         self._loop.post(LookingForCoordinator(text))
 
@@ -387,47 +404,52 @@ class RemoteLink(Link):
         agent_silence = self._loop.now() - self._heard_at
         left = self._silence.seconds_left(agent_silence, self._peer.host_silence())
         if left > 0:  # its host was heard since its agent was
-            self._lost_at.set(self._loop.now() + left)
+            self._give_up_at.set(self._loop.now() + left)
         else:
-            reason = self._silence.describe(agent_silence) + self._describe_way(self._peer)
+            reason = self._silence.describe(agent_silence) + self._say_if_unheard(self._peer)
             self._lose_coordinator(self._loss_by(reason))
 
     def _give_up_search(self) -> None:
-        """End this node, which has not reached the coordinator in time: not again, if it has lost one, or never."""
-        within = f"within {self._elsewhere.rdzv_timeout:g} s at {self._places} ({self._search.refusals.text})"
-        if self._lost:
+        """End this node, which has not reached the coordinator in time: never, or not again after it had lost the coordinator."""
+        within = f"within {self._elsewhere.rdzv_timeout:g} s at {self._searched_places} ({self._search.refusals.text})"
+        if self._how_lost:
             hint = "hint: type the commands of all nodes again. `--rdzv-timeout` sets how long they wait for node 0"
-            self._end(f"{self._lost}, and node 0 was not reached again {within}\n\n{hint}")
+            self._end(f"{self._how_lost}, and node 0 was not reached again {within}\n\n{hint}")
             return
         hint = "is ddplaunch running on node 0, with the same address and token? Type `--node-rank` on all nodes or on none"
         if self._elsewhere.command_host:
             hint = f"can this node connect to {self._elsewhere.command_host}? A firewall may be between them"
-        text = f"error: {self._name} was not reached {within}\n\nhint: {hint}\n"
+        text = f"error: {self._coordinator_name} was not reached {within}\n\nhint: {hint}\n"
         self.on_order(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
 
-    def _describe_way(self, peer: Peer) -> str:
-        """Say that the coordinator hears nothing from here either, if the kernel knows."""
+    def _say_if_unheard(self, peer: Peer) -> str:
+        """Say ", and hears nothing from here" of a silent coordinator if the kernel knows that; else ""."""
         agent = self._loop.now() - self._heard_at
         return describe_way(agent, peer.host_silence(), sends_in_vain=peer.sends_in_vain())
 
     @property
-    def _name(self) -> str:
+    def _coordinator_name(self) -> str:
         """Say what coordinates: "node 0", or "the command on login1"."""
         command_host = self._elsewhere.command_host
         return f"the command on {command_host}" if command_host else "node 0"
 
     @property
-    def _coordinator(self) -> str:
-        return f"the coordinator ({self._name})"
+    def _the_coordinator(self) -> str:
+        """Say which coordinator it is: "the coordinator (node 0)"."""
+        return f"the coordinator ({self._coordinator_name})"
 
     @property
-    def _place(self) -> str:
+    def _name_with_address(self) -> str:
         """Say what coordinates, and node 0 with the address that was typed: "node 0 (gpu01)"."""
         places = self._search.places
-        return f"{self._name} ({places[0][0]})" if places and not self._elsewhere.command_host else self._name
+        return (
+            f"{self._coordinator_name} ({places[0][0]})"
+            if places and not self._elsewhere.command_host
+            else self._coordinator_name
+        )
 
     @property
-    def _places(self) -> str:
+    def _searched_places(self) -> str:
         """Say where the coordinator is looked for: "gpu01, ports 29400 to 29409"."""
         hosts = dict.fromkeys(f"[{name}]" if ":" in name else name for name, _ in self._search.places)
         ports = sorted({port for _, port in self._search.places})
@@ -438,7 +460,7 @@ class RemoteLink(Link):
         if self._peer is not None:
             self._peer.close()
             self._peer = None
-        self._lost_at.cancel()
+        self._give_up_at.cancel()
 
     def _end(self, error: str, status: int = exitcodes.NODE_LOST) -> None:
         """End this node, which has lost the coordinator for good."""
@@ -447,18 +469,18 @@ class RemoteLink(Link):
     @property
     def is_waiting(self) -> bool:
         """Whether node 0 was lost and is waited for, so that this node alone can answer for itself."""
-        return bool(self._lost)
+        return bool(self._how_lost)
 
     @property
     def has_begun(self) -> bool:
         """Whether the coordinator that there is has begun a generation here."""
-        return self._orders_of_last is not None and self._orders_of_last.has_begun
+        return self._last_orders is not None and self._last_orders.has_begun_one
 
     def close(self) -> None:
         """Close all that is open."""
         self._loop.woke = lambda: None
         self._end_lease()
-        if self._probe is not None:
-            self._probe.close()
+        if self._meeting_part is not None:
+            self._meeting_part.close()
         self._stop_waiting()
         self._disconnect()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import inf
+from typing import Protocol
 
 from ddplaunch.reach.channel.dialer import Dialer, Target
 from ddplaunch.reach.channel.handshake import UNPROVEN, WRONG_KEY, Key
@@ -12,29 +13,33 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.net.addresses import Answer, Resolver, is_numeric
 
 LOOK_UP_AGAIN_AFTER = 1.0  # seconds until a name that was not known is looked up again
-# seconds until the addresses that are known are dialed, if a name is still being looked up: it may be the better one
-DIAL_WITHOUT_THE_REST_AFTER = 0.5
+# seconds for which known addresses are not dialed while a name is still being looked up: it may be the better one
+STOP_AWAITING_NAMES_AFTER = 0.5
 _CONNECTION_REFUSED = "connection refused"
 
 Place = tuple[str, int]  # a name or an address of a host, and a port
 
 
+class Searcher(Protocol):
+    """Who looks for a node."""
+
+    def on_found(self, peer: Peer, found_as: str) -> None:
+        """Take the connection to the node; `found_as` is the name or address under which the node was found."""
+
+
 class Search:
-    """One search for a node, and the next one if it is lost.
+    """One search for a node, and the next one if it is lost. Until the node is found, `refusals` says why not."""
 
-    `opened` gets the connection, and the name or address under which the node was found. Until then, `refusals` says why not.
-    """
-
-    def __init__(self, loop: Loop, key: Key, opened: Callable[[Peer, str], None], *, user_timeout: float) -> None:
-        """Prepare to look for a node that proves this key; `user_timeout` is that of its connection, see `Dialer`."""
+    def __init__(self, loop: Loop, key: Key, searcher: Searcher, *, user_timeout: float) -> None:
+        """Prepare to look for a node that proves this key; `user_timeout` is TCP_USER_TIMEOUT of its connection, in seconds."""
         self._loop = loop
-        self._opened = opened
+        self._searcher = searcher
         self.refusals = Refusals()
         self.places: tuple[Place, ...] = ()
         self._names: dict[str, _Name] = {}  # of the places, in their order
         self._targets: list[Target] = []  # the addresses that are being dialed
         # when to dial the addresses that are known by then; not set any more: each is dialed as soon as it is known
-        self._dial_without_the_rest_at = loop.timer(None, self._dial)
+        self._stop_awaiting_names_at = loop.timer(None, self._dial)
         self._dialer = Dialer(loop, key, self, user_timeout=user_timeout)
 
     def begin(self, places: Iterable[Place], *, again_after: float = inf) -> None:
@@ -43,14 +48,14 @@ class Search:
         self.refusals.forget()
         self._forget_names()
         hosts = dict.fromkeys(host for host, _ in self.places)
-        self._names = {host: _Name(self._loop, host, self._on_answer, again_after) for host in hosts}
-        self._dial_without_the_rest_at.set(self._loop.now() + DIAL_WITHOUT_THE_REST_AFTER)
+        self._names = {host: _Name(self._loop, host, self, again_after) for host in hosts}
+        self._stop_awaiting_names_at.set(self._loop.now() + STOP_AWAITING_NAMES_AFTER)
         for name in self._names.values():
             name.look_up()
 
     def stop(self) -> None:
         """Look for the node no longer."""
-        self._dial_without_the_rest_at.cancel()
+        self._stop_awaiting_names_at.cancel()
         self._forget_names()
         self._dialer.stop()
         self._targets = []
@@ -59,13 +64,13 @@ class Search:
         for name in self._names.values():
             name.forget()
 
-    def _on_answer(self, answer: Answer) -> None:
+    def on_answer(self, answer: Answer) -> None:
         """Dial the addresses that are known, unless names that are better may still be known in time. Called by a name."""
         if answer.error:
             self.refusals.add(answer.host, answer.error)
         if all(name.is_answered for name in self._names.values()):
-            self._dial_without_the_rest_at.cancel()
-        if not self._dial_without_the_rest_at.is_set:
+            self._stop_awaiting_names_at.cancel()
+        if not self._stop_awaiting_names_at.is_set:
             self._dial()
 
     def _dial(self) -> None:
@@ -80,20 +85,20 @@ class Search:
         self.refusals.add(who, reason)
 
     def on_opened(self, peer: Peer) -> None:
-        """Hand the connection to `opened`, and end the search. Called by the dialer."""
+        """End the search, since the node is found. Called by the dialer."""
         self.stop()
         found_as = (host for host, name in self._names.items() if peer.address in name.addresses)
-        self._opened(peer, next(found_as, peer.address))
+        self._searcher.on_found(peer, next(found_as, peer.address))
 
 
 class _Name:
     """A name of the node, or an address: looked up until it is known, and again where the node may have moved."""
 
-    def __init__(self, loop: Loop, host: str, answered: Callable[[Answer], None], again_after: float) -> None:
-        """`answered` gets each answer; a known name is looked up again after `again_after` seconds."""
+    def __init__(self, loop: Loop, host: str, search: Search, again_after: float) -> None:
+        """`search` gets each answer; a known name is looked up again after `again_after` seconds."""
         self._loop = loop
         self._host = host
-        self._answered = answered
+        self._search = search
         self._again_after = again_after
         self._targets: tuple[Target, ...] = ()  # with 0 for a port, as last known
         self.is_answered = False  # whether a look-up has ended, whatever it has found
@@ -127,7 +132,7 @@ class _Name:
             self._again_at.set(self._loop.now() + LOOK_UP_AGAIN_AFTER)
         elif self._again_after < inf and not is_numeric(self._host):
             self._again_at.set(self._loop.now() + self._again_after)
-        self._answered(answer)
+        self._search.on_answer(answer)
 
 
 class Refusals:

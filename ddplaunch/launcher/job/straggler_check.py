@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the work
     from ddplaunch.launcher.job.questions import Questions
     from ddplaunch.record.window.questions import Answer, NodeArrivals
 
-WITHIN = 2.0  # seconds that workers have
-ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
+WORKERS_WITHIN = 2.0  # seconds that workers have to answer
+TRAVEL_TIME = 3.0  # seconds of an answer besides, for the children that ask them and for the channel
 _COMPARED_WITHIN = 20.0  # seconds, on a busy machine
 _NAMED_AGAIN_AFTER = 300.0  # seconds from one report to the next, and twice as long each time that the rank is the same
 # nanoseconds: if a host's time of day has moved by more against its monotonic clock, it was set
@@ -68,8 +68,8 @@ class StragglerCheck:
         self._walls: dict[int, int] = {}
         self._is_reading = False  # a question is not answered by all, or the answers are being compared
         self._last_report = _LastReport(-1, 0.0, 0.0)  # none: the first one waits for no time
-        self.last_pace: float | None = None  # also of a job that has made its last step
-        self.last_steps: int | None = None  # about how many this generation has made
+        self.last_pace: float | None = None  # steps per second, when last known: still there after the job's last step
+        self.last_steps: int | None = None  # about how many this generation has made, when last known
         # not set: no generation has a process group, or the check has failed
         self._next_reading_at = loop.timer(None, self._on_time, may_come_late=True)
 
@@ -88,9 +88,9 @@ class StragglerCheck:
         members = self._coordinator.members_at_work()
         if members is not None and not self._is_reading:
             self._is_reading = True
-            self._guard(self._read, members)
+            self.call_or_give_up(self._read, members)
 
-    def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
+    def call_or_give_up(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call this; if it fails, warn, and look for stragglers no more: no job ends for that."""
         call_or_report(partial(call, *arguments), self._give_up)
 
@@ -100,19 +100,15 @@ class StragglerCheck:
 
     def _read(self, members: Mapping[int, Member]) -> None:
         """Ask all nodes when their ranks came to the collectives: of many ranks only every n-th time, so that all fit."""
-        from ddplaunch.launcher.job.questions import Asker
         from ddplaunch.record.window.questions import AskArrivals
 
-        reading = _Reading(self._history, len(members))
         ranks = sum(member.workers for member in members.values())
-        question = AskArrivals(within=WITHIN, every=max(1, ranks // _MOST_RANKS_READ_WHOLLY))
-        asker = Asker(
-            answered=partial(self._guard, self._on_answer, reading),
-            done=partial(self._guard, self._on_all_answered, reading),
+        question = AskArrivals(within=WORKERS_WITHIN, every=max(1, ranks // _MOST_RANKS_READ_WHOLLY))
+        self._coordinator.questions.ask(
+            question, WORKERS_WITHIN + TRAVEL_TIME, _Reading(self, self._history, len(members))
         )
-        self._coordinator.questions.ask(question, WITHIN + ON_THE_WAY, asker)
 
-    def _on_answer(self, reading: _Reading, member: Member, answer: Answer) -> None:
+    def add_answer(self, reading: _Reading, member: Member, answer: Answer) -> None:
         """Add what a node answers to a reading, unless the node has no answer, or its clock cannot be compared with ours."""
         from ddplaunch.record.window.questions import NodeArrivals
 
@@ -130,14 +126,14 @@ class StragglerCheck:
         offset, error = self._coordinator.clock_offset(member.id)
         return Clock(ahead=wall - round(offset * 1e9), error=round(error * 1e9))
 
-    def _on_all_answered(self, reading: _Reading) -> None:
+    def compare_answers(self, reading: _Reading) -> None:
         """Have a child compare the answers, if any recorder has answered."""
         nothing = _Compared([], [])
         if not reading.hosts:
             self._on_compared(reading, nothing)
             return
-        then = partial(self._guard, self._on_compared, reading)
-        self._loop.ask(reading.compare_answers, nothing, then, within=_COMPARED_WITHIN)
+        then = partial(self.call_or_give_up, self._on_compared, reading)
+        self._loop.ask(reading.compared, nothing, then, within=_COMPARED_WITHIN)
 
     def _on_compared(self, reading: _Reading, compared: _Compared) -> None:
         """Take the result of the child: keep the timings, and report a straggler."""
@@ -167,6 +163,7 @@ class StragglerCheck:
         if straggler is None:
             return
         is_same = straggler.rank == last.rank
+        # another rank has to wait for no more than _NAMED_AGAIN_AFTER, however often the last one was named
         pause = last.pause_if_same if is_same else min(last.pause_if_same, _NAMED_AGAIN_AFTER)
         if now - last.at < pause:
             return
@@ -206,19 +203,28 @@ class _Compared(NamedTuple):
 class _Reading:
     """One question to all nodes, and what they answer."""
 
-    def __init__(self, history: History, nodes: int) -> None:
+    def __init__(self, check: StragglerCheck, history: History, nodes: int) -> None:
         """`history` is that of the generation in which the question is asked, `nodes` the number of those that are asked."""
+        self._check = check
         self.history = history
         self.nodes = nodes
         self.hosts: dict[int, str] = {}  # of the ranks whose recorders have answered
         self._answers: list[tuple[NodeArrivals, Clock]] = []
+
+    def on_answer(self, member: Member, answer: Answer) -> None:
+        """Have the check add the answer of a node. Called by the questions."""
+        self._check.call_or_give_up(self._check.add_answer, self, member, answer)
+
+    def on_all_answered(self) -> None:
+        """Have the check compare the answers. Called by the questions."""
+        self._check.call_or_give_up(self._check.compare_answers, self)
 
     def add(self, member: Member, answer: NodeArrivals, clock: Clock) -> None:
         """Add the answer of a node, whose times come to our clock by `clock`."""
         self._answers.append((answer, clock))
         self.hosts |= {each.rank: member.host for each in answer.series}
 
-    def compare_answers(self) -> _Compared:
+    def compared(self) -> _Compared:
         """Compare all that was answered. Runs in a child, and catches what fails: the loop would raise it again."""
         try:
             from ddplaunch.record.seen.arrivals import rows_of_arrivals

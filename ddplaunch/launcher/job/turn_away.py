@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ddplaunch.launcher.job import messages
-from ddplaunch.launcher.job.connections import Connections
+from ddplaunch.launcher.job.connections import Connections, Terms
 from ddplaunch.launcher.job.orders import HINT_WITHOUT_NODE_0, JobEnd
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.loop.loop import Loop
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 # seconds in which other nodes are awaited: they were started at the same time, and run their checks as well
 WITHIN = 10.0
 
 
-def turn_away(listen: Callable[[Loop, TurnAway], Connections], why: LaunchError, reason: str, others: int) -> None:
-    """Tell so many other nodes, or those that come in time, that this node 0 is not fit.
+def turn_away(terms: Terms, why: LaunchError, reason: str, others: int) -> None:
+    """Tell so many other nodes, or those that come in time, that this node 0 is not fit; `terms` say where it listens for them.
 
     Nodes that have not lost a node 0 before get `why`. Those that have go on waiting for another one, and get the `reason`.
 
@@ -27,7 +22,7 @@ def turn_away(listen: Callable[[Loop, TurnAway], Connections], why: LaunchError,
     """
     loop = Loop()
     turns_away = TurnAway(why, reason, others)
-    connections = turns_away.connections = listen(loop, turns_away)
+    connections = turns_away.connections = Connections(loop, terms, turns_away)
     loop.timer(loop.now() + WITHIN, turns_away.end)
     while not turns_away.is_over:
         loop.run_once()
@@ -42,8 +37,8 @@ class TurnAway:
 
     def __init__(self, why: LaunchError, reason: str, others: int) -> None:
         said = LaunchError(f"node 0 does not take part: {why.message}", hint=HINT_WITHOUT_NODE_0)
-        self._end = messages.fitted(JobEnd(exitcodes.NODE_LOST, "unfit", said.render()))
-        self._left = messages.LeftByNode0(0, reason)
+        self._end_of_job = messages.fitted(JobEnd(exitcodes.NODE_LOST, "unfit", said.render()))
+        self._wait_for_another = messages.LeftByNode0(0, reason)
         self._missing = others
         self._told = set[int]()  # those that close their connections now
         self._is_awaited_again = False
@@ -57,9 +52,11 @@ class TurnAway:
         """Tell a node, which closes the connection then; one that does not take part itself waits for that."""
         match message:
             case messages.Hello():
-                self._is_awaited_again = self._is_awaited_again or message.was_left
+                if message.was_left:  # it has lost a node 0, and waits for one
+                    self._is_awaited_again = True
+                answer = self._wait_for_another if message.was_left else self._end_of_job
                 self._told.add(id)
-                self.connections.send(id, messages.encode(self._left if message.was_left else self._end))
+                self.connections.send(id, messages.encode(answer))
             case messages.Withdrawal():
                 self.connections.drop(id)
                 self._on_told()

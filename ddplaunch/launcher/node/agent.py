@@ -237,7 +237,7 @@ class Agent(BehindFront):
             self._begin(generation)
             return
         if self._coordinator is None:
-            self._report(self._health.unfit(why_unfit))
+            self._report(self._health.goodbye(why_unfit))
         if self._coordinator is None or self._coordinator.leave_unfit(why_unfit):
             self._link.on_order(self._health.end_of_node(why_unfit))
             return

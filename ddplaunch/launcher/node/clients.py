@@ -17,7 +17,6 @@ from ddplaunch import __version__
 from ddplaunch.launcher.decide.job import SELF_ID, Member
 from ddplaunch.launcher.job.coordinator import Coordinator
 from ddplaunch.launcher.job.link import Link
-from ddplaunch.launcher.job.questions import Asker
 from ddplaunch.launcher.node.context import AgentContext
 from ddplaunch.launcher.node.events import AttachAsked, ClientAsked, ClientGone, ClientsFailed, StopAsked
 from ddplaunch.reach.channel.handshake import Decoder, pack
@@ -53,7 +52,7 @@ class Client:
         """Read one request from `sock`, within REQUEST_TIMEOUT; `number` names this client in events."""
         self.number = number
         self.awaits_end = False  # of the job, of which it is told then
-        self.asker: Asker | None = None  # gets the nodes' answers to its question; None: it has asked none
+        self.question: ClientQuestion | None = None  # to all nodes; None: it has asked none
         self._loop = loop
         self._sock = sock  # closed or detached once the connection is lost or given away: its fileno() is negative then
         self._decoder = Decoder()
@@ -184,12 +183,13 @@ class Clients:
 
     def on_connection(self, sock: socket.socket, _address: object) -> None:
         """Take a client that has connected. Called by the acceptor."""
-        self._guard(lambda: self.add(sock))
+        self.guard(lambda: self.add(sock))
 
     def on_pause(self, error: OSError) -> None:
         """Let clients wait. Called by the acceptor."""
 
-    def _guard(self, call: Callable[[], object]) -> None:
+    def guard(self, call: Callable[[], object]) -> None:
+        """Call this; what fails in it ends the socket, not the job."""
         call_or_report(call, lambda why: self._loop.post(ClientsFailed(why)))
 
     def add(self, sock: socket.socket) -> Client:
@@ -269,17 +269,10 @@ class RunClients(Clients):
                 self._loop.post(StopAsked())
             case requests.Attach() as asked:
                 self._attach(client, request, asked, coordinator)
-            case question:  # each node's answer is a reply, and the last reply says that all have answered or are late
-                # the coordinator calls these, and what fails in them ends the socket, not the job
-                def answered(member: Member, answer: Answer) -> None:
-                    self._guard(lambda: self.reply(client, _node_reply(member, answer)))
-
-                def done() -> None:
-                    self._guard(lambda: client.finish(requests.Done()))
-
-                client.asker = Asker(answered=answered, done=done)
+            case question:
+                client.question = ClientQuestion(self, client)
                 client.limit(request.within)
-                coordinator.questions.ask(question, request.within, client.asker)
+                coordinator.questions.ask(question, request.within, client.question)
 
     def _answer_alone(self, client: Client, request: requests.Request) -> None:
         """Answer a client of a node that waits for a lost node 0: it has no workers, and can be stopped."""
@@ -318,8 +311,8 @@ class RunClients(Clients):
         client = super().forget(number)
         if client is not None:
             self._of_coordinator.discard(client)
-            if client.asker is not None and self._link.coordinator is not None:
-                self._link.coordinator.questions.forget(client.asker)
+            if client.question is not None and self._link.coordinator is not None:
+                self._link.coordinator.questions.forget(client.question)
         return client
 
     def _where_coordinator_is(self) -> requests.RunsElsewhere:
@@ -381,6 +374,22 @@ class RunClients(Clients):
             ddplaunch=line(__version__),
             python=piece(inputs.node.python),
         )
+
+
+class ClientQuestion:
+    """The question of a client to all nodes: each answer is a reply; the last reply says that none is missing any more."""
+
+    def __init__(self, clients: RunClients, client: Client) -> None:
+        self._clients = clients
+        self._client = client
+
+    def on_answer(self, member: Member, answer: Answer) -> None:
+        """Pass on the answer of a node. Called by the questions of the coordinator."""
+        self._clients.guard(lambda: self._clients.reply(self._client, _node_reply(member, answer)))
+
+    def on_all_answered(self) -> None:
+        """Send the last reply. Called by the questions of the coordinator."""
+        self._clients.guard(lambda: self._client.finish(requests.Done()))
 
 
 def _member_of(rank: int, members: Iterable[Member]) -> Member | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
-from ddplaunch.launcher.job.orders import HINT_WITHOUT_NODE_0, Generation, JobEnd, Unfit
+from ddplaunch.launcher.job.orders import HINT_WITHOUT_NODE_0, Generation, Goodbye, JobEnd
 from ddplaunch.launcher.node.events import HealthChecked
 from ddplaunch.launcher.node.job import JobInputs
 from ddplaunch.plan.cluster import Allocation
@@ -119,9 +119,9 @@ class HealthGate:
 
     # --- what a node says that is not fit
 
-    def unfit(self, why: str) -> Unfit:
+    def goodbye(self, why: str) -> Goodbye:
         """Return the report to a coordinator elsewhere."""
-        return Unfit(piece(why))
+        return Goodbye(piece(f"its health check failed: {why}"), has_ended=True)
 
     def end_of_node(self, why: str) -> JobEnd:
         """Return the end of the job for this node, which leaves the job."""

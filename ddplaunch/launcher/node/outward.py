@@ -24,6 +24,7 @@ from ddplaunch.system.process.command import run_in_shell
 from ddplaunch.system.process.files import replaced
 
 if TYPE_CHECKING:
+    from ddplaunch.launcher.decide.job import Member
     from ddplaunch.launcher.job.coordinator import Coordinator
     from ddplaunch.launcher.node.context import AgentContext
     from ddplaunch.record.window.questions import Answer
@@ -175,25 +176,11 @@ class JobProgress:
 
     def ask(self, done: Callable[[], None]) -> None:
         """Ask all nodes how their workers are; call `done` once all have answered, or the time for that is over."""
-        from ddplaunch.launcher.job.questions import Asker
-        from ddplaunch.record.window.questions import AskStatus, NodeStatus
+        from ddplaunch.record.window.questions import AskStatus
 
-        progress_of_rank: dict[int, Progress] = {}
-        ages: list[float] = []  # seconds since each worker has written something, or was started
+        self._coordinator.questions.ask(AskStatus(), _ANSWER_WITHIN, _StatusQuestion(self, done))
 
-        def on_answer(_: object, answer: Answer) -> None:
-            for worker in answer.workers if isinstance(answer, NodeStatus) else ():
-                if worker.progress is not None:
-                    progress_of_rank[worker.rank] = worker.progress
-                ages.append(worker.seconds if worker.quiet is None else min(worker.seconds, worker.quiet))
-
-        def on_all_asked() -> None:
-            self._note(progress_of_rank, ages)
-            done()
-
-        self._coordinator.questions.ask(AskStatus(), _ANSWER_WITHIN, Asker(answered=on_answer, done=on_all_asked))
-
-    def _note(self, progress_of_rank: Mapping[int, Progress], ages: list[float]) -> None:
+    def note(self, progress_of_rank: Mapping[int, Progress], ages: list[float]) -> None:
         """Note how far these workers are; `ages` are how many seconds ago each of them moved, besides what its progress says."""
         if (found := progress_of_job(progress_of_rank)) is not None:
             self._progress = found
@@ -210,7 +197,7 @@ class JobProgress:
         if state.end.status is not None:  # nobody can be asked any more, but each end says how far its worker came
             ends = state.generation.exits
             reached = {end.rank: progress for end in ends if (progress := end.progress or end.bar) is not None}
-            self._note(reached, [end.quiet for end in ends if end.quiet is not None])
+            self.note(reached, [end.quiet for end in ends if end.quiet is not None])
         # times of other clocks become times since the epoch
         started_at = time.time() - (reporter.clock() - reporter.story.began)
         last_busy = max(state.idleness.progress_at, state.generation.began_at)  # as the checks of --hang-timeout saw it
@@ -232,6 +219,31 @@ class JobProgress:
         stragglers = self._coordinator.stragglers
         steps = stragglers.last_steps if stragglers is not None else None
         return Progress(step=bounded_size(steps), total=None, source="collectives") if steps is not None else None
+
+
+class _StatusQuestion:
+    """The question to all nodes how their workers are, and what they have answered so far."""
+
+    def __init__(self, job_progress: JobProgress, done: Callable[[], None]) -> None:
+        """`done` is called once the job's progress is noted."""
+        self._job_progress = job_progress
+        self._done = done
+        self._progress_of_rank: dict[int, Progress] = {}
+        self._ages: list[float] = []  # seconds since each worker has written something, or was started
+
+    def on_answer(self, _member: Member, answer: Answer) -> None:
+        """Take what a node says of its workers. Called by the questions of the coordinator."""
+        from ddplaunch.record.window.questions import NodeStatus
+
+        for worker in answer.workers if isinstance(answer, NodeStatus) else ():
+            if worker.progress is not None:
+                self._progress_of_rank[worker.rank] = worker.progress
+            self._ages.append(worker.seconds if worker.quiet is None else min(worker.seconds, worker.quiet))
+
+    def on_all_answered(self) -> None:
+        """Note what was answered. Called by the questions of the coordinator."""
+        self._job_progress.note(self._progress_of_rank, self._ages)
+        self._done()
 
 
 class MetricsFile:

@@ -171,7 +171,9 @@ def _print_warnings(allocated: AllocatedJob) -> None:
             say(f"warning: {indented(weakness)}")
     if spec.simulate:  # its hosts are all this machine
         return
-    is_first = allocation.node_rank in (0, None) and not allocation.has_front
+    is_first = (
+        allocation.node_rank in (0, None) and not allocation.has_front
+    )  # None: any; has_front: a command started it
     doubts = (allocation.doubt,) if allocation.doubt else ()
     for warning in (*doubts, *(allocation.warnings if is_first else ())):
         say(f"warning: {warning}")
@@ -192,7 +194,7 @@ def _run_here(
         raise
 
 
-def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> bool:
+def tell_node_0(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> bool:
     """Tell node 0, if the job has several nodes and this is another one, that this node cannot even be planned.
 
     Return whether node 0 was reached.

@@ -85,7 +85,7 @@ def _run(order: protocol.HostOrder, front: HostFront) -> int:
     spec = order.job.spec()
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
-    here = inspect(spec, env, divided_by=nodes if order.simulated else 1)
+    here = inspect(spec, env, shared_by=nodes if order.simulated else 1)
     node = simulated(here, order.node_rank, nodes, order.simulated)  # with its share of the devices, if it is simulated
     front.report(protocol.Ready())
     allocated = AllocatedJob(

@@ -86,7 +86,7 @@ def run(
     _check_debuggers(allocated, draft)
     check_files(spec)
     signals = passed_on(spec.signals)
-    if reports_job is None:
+    if reports_job is None:  # where the output of all nodes is shown in one place, the node of rank 0 reports
         reports_job = not allocation.has_front and (0 in draft.ranks or not allocation.has_one_screen)
     raise_open_files()  # before the interpreter is kept warm: it inherits the limit
     warm, why_cold = _kept_warm(draft, env)
@@ -109,7 +109,7 @@ def run(
         inputs=inputs,
         link=partial(_link, allocated, inputs, carried),
         signals=signals,
-        sent_again=allocation.sent_again,
+        sent_again=allocation.sent_again,  # signals that a scheduler sends twice
         signals_all=allocation.cluster == "slurm",  # Slurm may signal each process of a job itself
         requeue=_requeue(allocated, draft),
     )
@@ -266,7 +266,7 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
     Called in the agent. `carried` is the connection to the coordinator, if what has started the agent carries one.
 
-    Raises LaunchError: this node is unfit, of which it tells the others `then`; or the modules cannot be imported.
+    Raises LaunchError: this node is unfit, of which the `then` of the error tells the others; or the modules cannot be imported.
     """
     spec, env, allocation, draft = allocated.spec, allocated.env, allocated.allocation, inputs.draft
     if spec.health_check is not None:
@@ -279,17 +279,18 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
             from ddplaunch.launcher.job.local_link import coordinate_alone  # only the agent needs it
 
         return partial(coordinate_alone, spec, draft)
-    listening, rendezvous = None, allocation.rendezvous
+    listening_socket, rendezvous = None, allocation.rendezvous
     if rendezvous is not None and rendezvous.coordinator:  # neither False nor None: which agent comes first decides it
         with suppress(LaunchError):  # a port is taken, say: the coordinator tries again, and reports the error
-            listening = port.listen(rendezvous.listen, rendezvous.ports)
+            listening_socket = port.listen(rendezvous.listen, rendezvous.ports)
     with own_imports():
         from ddplaunch.launcher.job import join  # only jobs of several nodes need it
 
     build = torch_build(spec)
     torch = build.version if build else ""  # which the coordinator compares with that of other nodes
     return partial(
-        join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening, carried=carried)
+        join.join,
+        join.prepare(spec, allocation, draft, env, torch=torch, listening_socket=listening_socket, carried=carried),
     )
 
 

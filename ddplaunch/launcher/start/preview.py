@@ -46,11 +46,11 @@ def plan_all_nodes(allocated: AllocatedJob) -> Plan:
     Raises LaunchError: the job cannot be run here as asked, or lacks a rank that --chaos names.
     """
     spec, allocation = allocated.spec, allocated.allocation
-    host_not_asked = _first_host_not_asked(spec, allocation)
-    if host_not_asked is not None:
-        return _plan_of_unknown_hosts(allocated, host_not_asked)
+    remote_host = _first_host_if_all_are_remote(spec, allocation)
+    if remote_host is not None:
+        return _plan_of_unknown_hosts(allocated, remote_host)
     on_this_machine = len(allocation.start) if spec.simulate else 1  # nodes, which share its devices
-    plan = _of_all_nodes(spec, allocation, inspect(spec, allocated.public_env, divided_by=on_this_machine))
+    plan = _of_all_nodes(spec, allocation, inspect(spec, allocated.public_env, shared_by=on_this_machine))
     for fault in spec.chaos:
         is_of_rank = fault.kind != "node"  # nodes that the job lacks were refused with the options
         if is_of_rank and fault.target >= plan.world_size:
@@ -61,7 +61,7 @@ def plan_all_nodes(allocated: AllocatedJob) -> Plan:
     return plan
 
 
-def _first_host_not_asked(spec: JobSpec, allocation: Allocation) -> str | None:
+def _first_host_if_all_are_remote(spec: JobSpec, allocation: Allocation) -> str | None:
     """Return the first host of a job that runs over ssh on other hosts alone: `ddplaunch plan` asks none of them; else None."""
     hosts = [host.name for host in allocation.start]
     if spec.simulate or not hosts or allocation.task is not None or os.uname().nodename in allocation.hosts:
@@ -130,7 +130,9 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, `node`, and put all workers into one plan."""
     run_id, nnodes = run_id_of(spec), allocation.nnodes[1] - spec.spares
     nodes = [assign.simulated(node, node_rank, nnodes, spec.simulate) for node_rank in range(nnodes)]
-    slots = [host.slots for host in allocation.start[:nnodes]] or [None] * nnodes  # as given for each host; None: not
+    slots = [host.slots for host in allocation.start[:nnodes]] or [
+        None
+    ] * nnodes  # workers, as given for each host; None: no number was given
     specs = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
     here = make_plan(specs[0], allocation, nodes[0], run_id=run_id)
     if any(given is not None for given in slots):

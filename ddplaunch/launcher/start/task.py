@@ -48,7 +48,7 @@ def main() -> int:
         try:
             program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))  # it need not be on all nodes
         except LaunchError as error:
-            is_command_told = dispatch.give_up(spec, env, error)
+            is_command_told = dispatch.tell_node_0(spec, env, error)
             if not is_command_told:
                 raise
             return 0 if _IS_NOT_FIRST_NODE else error.status  # the command says why

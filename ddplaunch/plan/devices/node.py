@@ -98,15 +98,15 @@ def _granted(env: Mapping[str, str]) -> str:
 _LONGEST_SCRIPT = 1 << 18  # bytes; to parse more takes a notable time
 
 
-def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> Node:
-    """Inspect this node. Where nodes are simulated (--simulate), `divided_by` is how many of them share this machine.
+def inspect(spec: JobSpec, env: Mapping[str, str], *, shared_by: int = 1) -> Node:
+    """Inspect this node. Where nodes are simulated (--simulate), `shared_by` is how many of them share this machine.
 
     Raises:
         LaunchError: a device that was asked for is not there.
     """
     hardware = probe({**env, **dict(spec.env)})  # the workers' variables determine what they will see
-    if divided_by > 1:
-        hardware = replace(hardware, cpu_quota=hardware.usable_cpus / divided_by)
+    if shared_by > 1:
+        hardware = replace(hardware, cpu_quota=hardware.usable_cpus / shared_by)
     devices = choose(hardware, spec.devices, spec.typed("devices", ",".join(spec.devices or ())))
     mps_control = None
     if spec.mps:

@@ -7,7 +7,22 @@ from typing import Any
 
 import msgspec
 
+from ddplaunch.launcher.decide.job import Member
 from ddplaunch.launcher.job import messages
+from ddplaunch.record.window.questions import Answer
+
+
+class PlayedAsker:
+    """Who has asked all members a question, and what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, Answer] | str] = []
+
+    def on_answer(self, member: Member, answer: Answer) -> None:
+        self.told.append((member.id, answer))
+
+    def on_all_answered(self) -> None:
+        self.told.append("done")
 
 
 class PlayedCoordinator:

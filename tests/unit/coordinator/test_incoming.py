@@ -15,8 +15,8 @@ from ddplaunch.launcher.decide.node import ReportStopping
 from ddplaunch.launcher.job.agents import Agent, member_of
 from ddplaunch.launcher.job.connections import Terms
 from ddplaunch.launcher.job.incoming import Incoming
-from ddplaunch.launcher.job.messages import Dropped, GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
-from ddplaunch.launcher.job.orders import JobEnd, NodeEnd
+from ddplaunch.launcher.job.messages import GivenUp, Hello, NodeFacts, Ping, Pong, encode, for_agent
+from ddplaunch.launcher.job.orders import Goodbye, JobEnd, NodeEnd
 from ddplaunch.reach.channel.handshake import Key
 from ddplaunch.reach.silence import Keepalive
 from ddplaunch.spec.outcome import Traces, Why
@@ -202,7 +202,7 @@ def test_an_agent_that_drops_its_coordinator_may_have_workers_until_its_lease_is
     fed, peer = list[Any](), PlayedCoordinator()
     incoming = incoming_for(STATE, fed)
     incoming._connections.on_opened(peer)
-    for message in (HELLO, Dropped()):
+    for message in (HELLO, Goodbye("has heard nothing", has_ended=False)):
         incoming._connections._on_payload(1, encode(message))
     incoming.agents.close()
     assert isinstance(fed[-1], job.AgentLost)

@@ -17,7 +17,7 @@ class Time:
 
     at = 100.0
 
-    def __call__(self) -> float:
+    def now(self) -> float:
         return self.at
 
 

@@ -115,7 +115,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "answered", "number": 1, "answer": {"type": "status", "workers": [WORKER], "folder": "/runs/1/node-0"}},
     {"type": "answered", "number": 1, "answer": {"type": "none", "reason": "was lost"}},
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
-    {"type": "dropped"},
+    {"type": "goodbye", "reason": "has heard nothing from here", "has_ended": False},
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
@@ -128,8 +128,8 @@ TO_AGENT: list[dict[str, Any]] = [
     {"type": "forget", "number": 1},
     {"type": "chunk", "number": 1, "data": "aGVsbG8=", "taken": 2},
     {"type": "given_up", "reason": "silent for 10 s", "may_return": True},
-    {"type": "left_by_node_0", "signum": 15, "unfit": ""},
-    {"type": "left_by_node_0", "signum": 0, "unfit": "exit status 4"},
+    {"type": "left_by_node_0", "signum": 15, "why_unfit": ""},
+    {"type": "left_by_node_0", "signum": 0, "why_unfit": "exit status 4"},
 ]
 CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
     (messages.for_agent, message) for message in TO_AGENT

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.decide.job import Member
-from ddplaunch.launcher.job.questions import Asker, Questions
-from ddplaunch.record.window.questions import Answer, Answered, Ask, AskStatus, Forget, NoAnswer, NodeStatus
+from ddplaunch.launcher.job.questions import Questions
+from ddplaunch.record.window.questions import Answered, Ask, AskStatus, Forget, NoAnswer, NodeStatus
 from tests.loops import FakeLoop
+from tests.unit.coordinator.played import PlayedAsker
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.orders import OrderToAll
@@ -24,14 +25,12 @@ class Bed:
 
     loop: FakeLoop = field(default_factory=lambda: FakeLoop(at=0.0))
     sent: list[tuple[Sequence[int], OrderToAll]] = field(default_factory=list)
-    told: list[tuple[int, Answer] | str] = field(default_factory=list)
+    asker: PlayedAsker = field(default_factory=PlayedAsker)
 
     def __post_init__(self) -> None:
         self.members = MEMBERS
         self.questions = Questions(self.loop, self)
-        self.asker = Asker(
-            answered=lambda member, answer: self.told.append((member.id, answer)), done=lambda: self.told.append("done")
-        )
+        self.told = self.asker.told
 
     def order(self, ids: Sequence[int], order: OrderToAll) -> None:
         self.sent.append((ids, order))

@@ -12,7 +12,7 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.job import messages
 from ddplaunch.launcher.job.link import Lease
 from ddplaunch.launcher.job.messages import LeftByNode0
-from ddplaunch.launcher.job.orders import Generation, Leased, LookingForCoordinator, NodeEnd, Waits
+from ddplaunch.launcher.job.orders import Generation, Goodbye, Leased, LookingForCoordinator, NodeEnd, Waits
 from ddplaunch.launcher.job.remote_link import CoordinatorElsewhere, RemoteLink
 from ddplaunch.plan import AgentRun, Agreed
 from ddplaunch.reach.channel.handshake import Key
@@ -108,7 +108,7 @@ class Bed:
         self.link = RemoteLink(
             self.loop,
             replace(NODE_0, how_back=how_back, command_host=command_host),
-            Lease(10.0, lambda: self.loop._sleepless.time) if is_leased else None,
+            Lease(10.0, self.loop._sleepless) if is_leased else None,
         )
         self.dialed = 0
         self.link._search._dialer = self  # type: ignore[assignment]
@@ -132,7 +132,7 @@ class Bed:
 
     def open(self) -> Peer:
         self.peer = Peer()
-        self.link._on_found(self.peer, "10.0.0.1")  # type: ignore[arg-type]
+        self.link.on_found(self.peer, "10.0.0.1")  # type: ignore[arg-type]
         return self.peer
 
     def hear(self, message: Any) -> None:
@@ -150,7 +150,7 @@ class Bed:
         self.hear(messages.Ping(0.0, 10.0, renewal))
 
     def end_workers(self, *leftovers: str) -> None:
-        number = self.link._orders_of_last.generation if self.link._orders_of_last is not None else 0
+        number = self.link._last_orders.generation if self.link._last_orders is not None else 0
         self.link.send(NodeEnd(number, (), None, leftovers, Traces(oom_kills=0, shm=None, log_folder=None)))
 
     def wait(self, seconds: float) -> None:
@@ -168,7 +168,7 @@ class Bed:
         self.loop.run_once()
 
     def take_events(self) -> list[Any]:
-        self.loop._hand_over()
+        self.loop._hand_over_events()
         found = [one for one in self.handled if one is not None]
         self.handled.clear()
         return found
@@ -293,7 +293,7 @@ def test_a_generation_that_comes_after_the_lease_is_refused_and_the_link_is_drop
     killed, *then = bed.take_events()
     assert isinstance(killed, node.LeaseOver)
     assert Generation not in map(type, then)
-    assert isinstance(bed.peer.sent[-1], messages.Dropped)
+    assert isinstance(bed.peer.sent[-1], Goodbye)
     assert not bed.peer.is_open
     assert bed.dialed == bool(how_back)
     bed.link.close()
@@ -330,7 +330,7 @@ def test_a_node_that_is_not_heard_loses_its_lease_though_it_hears() -> None:
         "this node was not heard by node 0 (10.0.0.1) for 10 s, and other nodes may have gone on without it; "
         "looking for node 0 (10.0.0.1) for up to 1 min"
     )
-    assert isinstance(bed.peer.sent[-1], messages.Dropped)
+    assert isinstance(bed.peer.sent[-1], Goodbye)
     bed.link.close()
 
 
@@ -437,7 +437,7 @@ def test_who_was_given_up_comes_back_unless_it_has_broken_the_rules(reason: str,
 @pytest.mark.parametrize("was_paused", [True, False])
 def test_who_is_given_up_after_a_pause_kills_its_workers_though_the_clock_of_its_lease_stood(was_paused: bool) -> None:
     bed = Bed(how_back="")
-    bed.link._lease = Lease(10.0, bed.loop.now)  # as with --simulate
+    bed.link._lease = Lease(10.0, bed.loop)  # as with --simulate
     bed.open()
     bed.begin()
     if was_paused:

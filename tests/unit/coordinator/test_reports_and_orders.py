@@ -18,9 +18,8 @@ from ddplaunch.launcher.job.orders import (
     GroupMade,
     JobEnd,
     Lead,
-    Leads,
+    MeetAt,
     NodeEnd,
-    Reach,
     Reached,
     SentOrder,
     SentReport,
@@ -84,7 +83,7 @@ REPORTS: list[SentReport | Answered | StacksAtEnd | Chunk] = [
         Traces(oom_kills=0, shm=None, log_folder=None),
     ),
     GroupMade(),
-    Leads(meeting=1, port=29500, addresses=("a", "10.0.0.1"), heard_at=2000),
+    MeetAt(meeting=1, master_port=29500, addresses=("a", "10.0.0.1"), listen_port=2000),
     CannotLead(meeting=1, is_taken=False, reason="port 80: this user may not bind it", hint="another one", status=1),
     CannotLead(meeting=1, is_taken=True),
     Reached(meeting=1, address="10.0.0.1"),
@@ -117,7 +116,7 @@ def test_a_report_arrives_as_it_was_sent(report: SentReport | Answered | StacksA
 def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder | Ask | Forget | Chunk) -> None:
     arrived = messages.for_agent(messages.encode(messages.fitted(order)))
     assert isinstance(arrived, SentOrder | Ask | Forget | Chunk)
-    later = messages.on_arrival(arrived, NOW + 1000.0)
+    later = messages.as_received(arrived, NOW + 1000.0)
     if isinstance(order, node.StopOrdered | node.AllStacksRead | node.KillOrdered | node.StoreOrdered):
         assert later == replace(order, at=NOW + 1000.0)
     else:
@@ -126,10 +125,10 @@ def test_an_order_arrives_as_it_was_sent_and_counts_from_then(order: SentOrder |
 
 @pytest.mark.parametrize(
     "order",
-    [Lead(meeting=1, port=0, origin="", again=False), Reach(meeting=1, addresses=("a", "10.0.0.1"), heard_at=2000)],
+    [Lead(meeting=1, master_port=0, port_origin="", again=False), MeetAt(1, 29500, ("a", "10.0.0.1"), 2000)],
     ids=lambda order: type(order).__name__,
 )
-def test_what_a_node_is_to_do_before_a_generation_arrives_as_it_was_sent(order: Lead | Reach) -> None:
+def test_what_a_node_is_to_do_before_a_generation_arrives_as_it_was_sent(order: Lead | MeetAt) -> None:
     assert messages.for_agent(messages.encode(order)) == order
 
 
@@ -169,5 +168,5 @@ def test_whatever_names_and_paths_hold_an_order_can_be_sent(text: str, other: st
 
 def test_of_what_node_0_says_of_the_end_only_the_first_lines_look_like_ours() -> None:
     said = "error: a\nddplaunch: b\n\nhint: c\nerror: d\n"
-    order = messages.on_arrival(JobEnd(1, "failed", said), NOW)
+    order = messages.as_received(JobEnd(1, "failed", said), NOW)
     assert order.text == "error: a\n  ddplaunch: b\n\nhint: c\n  error: d\n"

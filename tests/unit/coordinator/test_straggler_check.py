@@ -81,8 +81,8 @@ class Bed:
             wall = 7000 * MS * id + (set_by if id else 0)
             ahead = wall + 5000 * MS * id
             series = tuple(late_by(rank, late.get(rank, 0), ahead, first) for rank in (2 * id, 2 * id + 1))
-            asker.answered(member, NodeArrivals(wall, series))
-        asker.done()
+            asker.on_answer(member, NodeArrivals(wall, series))
+        asker.on_all_answered()
 
 
 def test_nobody_is_asked_before_a_worker_has_a_process_group_and_then_now_and_again():
@@ -118,8 +118,8 @@ def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
     bed.answer({3: 20 * MS})
     bed.expire(60.0, {0: MEMBERS[0]})
     _, asker = bed.asked[-1]
-    asker.answered(MEMBERS[0], NodeArrivals(0, (late_by(0, 0, 0, 61),)))
-    asker.done()
+    asker.on_answer(MEMBERS[0], NodeArrivals(0, (late_by(0, 0, 0, 61),)))
+    asker.on_all_answered()
     assert bed.check.described_straggler is not None
     assert bed.check.described_straggler[0].startswith("rank 3 on host-1 ")
 
@@ -145,8 +145,8 @@ def test_the_next_reading_waits_for_the_last_and_no_suspended_job_is_read():
     assert bed.expire(60.0)
     assert not bed.expire(90.0)
     _, asker = bed.asked[-1]
-    asker.answered(MEMBERS[0], NoAnswer("was lost before it had answered"))
-    asker.done()
+    asker.on_answer(MEMBERS[0], NoAnswer("was lost before it had answered"))
+    asker.on_all_answered()
     assert bed.expire(120.0)
 
 
@@ -169,8 +169,8 @@ def test_what_fails_in_it_ends_the_readings_and_nothing_else():
     bed.begin(0.0)
     bed.expire(30.0)
     _, asker = bed.asked[-1]
-    asker.answered(MEMBERS[0], object())
-    asker.answered(None, NodeArrivals(0, ()))
+    asker.on_answer(MEMBERS[0], object())
+    asker.on_answer(None, NodeArrivals(0, ()))
     assert bed.warned[0].startswith("warning: stragglers are no longer looked for: AttributeError")
     assert bed.loop.deadline is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any, cast
 
 from ddplaunch.launcher.elsewhere.chaos import Chaos
 from ddplaunch.spec.job import Fault
@@ -19,7 +20,10 @@ class Bed:
     def __init__(self, *faults: Fault) -> None:
         self.loop = FakeLoop()
         self.said: list[str] = []
-        self.chaos = Chaos(self.loop, faults, (), self.said.append)
+        self.chaos = Chaos(self.loop, faults, (), cast(Any, self))
+
+    def print(self, text: str) -> None:
+        self.said.append(text)
 
     def generation(self) -> None:
         self.chaos.on_first_generation(2)

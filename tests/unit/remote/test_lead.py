@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ddplaunch.launcher.decide.job.restarts import Generation as Started
 from ddplaunch.launcher.elsewhere.lead import Lead, LeadJob, inputs_of_lead
 from ddplaunch.launcher.job import messages
-from ddplaunch.launcher.job.orders import Generation, JobEnd, Unfit
+from ddplaunch.launcher.job.orders import Generation, Goodbye, JobEnd
 from ddplaunch.launcher.node.events import NoticeSeen
 from ddplaunch.launcher.node.signals import SignalOrigin
 from ddplaunch.plan import Agreed, PlannedAgent, agent_runs
@@ -160,7 +160,7 @@ def test_the_last_words_of_an_agent_that_has_ended_come_before_its_end(bed: Bed)
     agent.send(messages.encode(HELLO))
     while not bed.lead.coordinator.state.members:
         bed.loop.run_once()
-    agent.send(messages.encode(Unfit("a GPU is gone")))
+    agent.send(messages.encode(Goodbye("its health check failed: a GPU is gone", has_ended=True)))
     agent.close()
     bed.lead.incoming.lose(known, CLOSED, has_ended=True)
     left = [event.fields["reason"] for event in bed.told if event.name == "node_left"]

@@ -11,7 +11,7 @@ IN_STEP = Host(names=("node1",), node="node1", nodes=("node1", "node2"), uid=100
 IN_SALLOC = replace(IN_STEP, names=("login",), node=None)
 RUNS = JobRecord(id="84", user="alice", uid=1000, state="RUNNING")
 UNKNOWN = Answer()
-MISSING = Answer(problem="scontrol is not on PATH", is_missing=True)
+MISSING = Answer(problem="scontrol is not on PATH", has_no_slurm=True)
 SILENT = Answer(problem="scontrol timed out after 5 s")
 NO_STEP = "where no step can be started: scontrol is not on PATH"
 

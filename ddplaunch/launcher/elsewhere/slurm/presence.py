@@ -53,7 +53,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     jobs: tuple[JobRecord, ...] = ()  # (): there is no such job, or `problem`
     problem: str = ""  # why Slurm cannot be asked
-    is_missing: bool = False  # for good: it is not installed or not configured here
+    has_no_slurm: bool = False  # why: Slurm is not installed or not configured here, so it cannot answer later either
 
 
 def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: Callable[[str], str]) -> str:
@@ -100,21 +100,21 @@ def why_not(job_id: str, host: Host, answer: Answer) -> str:
     if owner := next((record.user for record in answer.jobs if host.uid not in (0, record.uid)), ""):
         return f"{job} is {owner}'s"
     is_name_unsure = host.is_container  # which may have a name of its own
-    may_answer_later = answer.problem and not answer.is_missing
+    may_answer_later = answer.problem and not answer.has_no_slurm
     if is_name_unsure or may_answer_later:
         return ""
     node = host.node
     if node is not None and not _is_any(node, host.names):
         return f"{job} runs this process on {node} (SLURMD_NODENAME), but this host is {host.names[0]}"
     # a shell of salloc may be on any host with Slurm's commands, from where it can start a step
-    if node is None and answer.is_missing and not any(_is_any(one, host.names) for one in host.nodes):
+    if node is None and answer.has_no_slurm and not any(_is_any(one, host.names) for one in host.nodes):
         return f"{job} has other nodes than this host, {host.names[0]}, where no step can be started: {answer.problem}"
     return ""
 
 
 def doubt(job_id: str, host: Host, answer: Answer) -> str:
     """Return why the job may have ended all the same; "" if Slurm says that it runs, or nothing would wait for its nodes."""
-    if answer.jobs or (answer.is_missing and len(host.nodes) == 1):
+    if answer.jobs or (answer.has_no_slurm and len(host.nodes) == 1):
         return ""
     where = "in this container" if host.is_container else "here"
     return (
@@ -137,7 +137,7 @@ def _ask_slurm(env: Mapping[str, str], job_id: str) -> Answer:
         if not is_going and (cluster := _other_cluster(env)):
             return Answer(problem=f"it is a job of the cluster {printable(cluster)}")
     except ScontrolError as error:
-        return Answer(problem=str(error), is_missing=isinstance(error, ScontrolMissing) or is_unconfigured(error))
+        return Answer(problem=str(error), has_no_slurm=isinstance(error, ScontrolMissing) or is_unconfigured(error))
     return Answer(jobs=jobs)
 
 

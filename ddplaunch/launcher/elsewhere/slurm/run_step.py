@@ -52,7 +52,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
         tell(f"ddplaunch: {indented(note)}\n")
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = endpoints.ports_of(job_id, os.getpid())[0]  # for this command, of perhaps several in a Slurm job
-    token = os.urandom(32).hex()
+    token = os.urandom(32).hex()  # by which this command and its agents know each other
     signals = passed_on(spec.signals)
     lead = _lead_job(allocated, signals, token=token, port=port)
     gpus = query_grants(allocated.public_env) if are_grants_uncertain(env) else {}
@@ -70,7 +70,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
         signals=signals,
         open_files=limits_before,
         read_by_watcher=_read_by_watcher(spec, allocation),
-        reads_stdin=allocation.is_here and is_stdin_for_job,
+        reads_stdin=allocation.is_here and is_stdin_for_job,  # is_here: this host is the only one of the job
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     watch_step = partial(run, lead, srun.start_step(step))
@@ -89,7 +89,7 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
     """Return what this command needs to coordinate the agents of the step, which connect to `port` and prove `token`."""
     spec, env = allocated.spec, allocated.public_env
     run_id = run_id_with_nodes(spec, env)
-    # as `endpoints.job_name` makes it of what the agents know
+    # agents of the step make the same name of the job, by `endpoints.job_name`, of what they know
     name_of_job = "\0".join(("", spec.rdzv_id or "", str(port)))
     return LeadJob(
         inputs=inputs_of_lead(allocated, run_id=run_id, python=sys.executable, cluster=SlurmQuestions(env)),
@@ -97,8 +97,8 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
         ports=tuple(candidate for candidate in endpoints.ports_from(port) if candidate != spec.master_port),
         python=sys.executable,
         signals=signals,
-        sent_again=allocated.allocation.sent_again,
-        signals_all=True,  # Slurm may signal all processes of a job
+        sent_again=allocated.allocation.sent_again,  # signals that Slurm sends twice
+        signals_all=True,  # Slurm may signal each process of a job itself
         requeue=SlurmRequeue(env, spec.max_requeues) if spec.requeue_on else None,
     )
 

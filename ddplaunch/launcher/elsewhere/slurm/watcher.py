@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -50,7 +50,7 @@ class Watcher(Lead):
         self._srun = step
         self._why_not_started: StartError | None = None  # why srun could not be started
         self._wait_status: int | None = None  # of srun, as of waitpid(2); None: it has not ended
-        self._end_by = loop.timer(None, self._end_step)
+        self._end_step_at = loop.timer(None, self._end_step)
         self._end_requests = 0  # how often srun was made to end: by SIGTERM, then by SIGKILL, then with its parent
         self._output: StepOutput | None = None  # where it is read here
 
@@ -58,7 +58,7 @@ class Watcher(Lead):
         """Wait for the end of srun, and for what is read of its output."""
         self._loop.watch(self._srun.fd, self._on_srun_end)
         if self._srun.output:
-            self._output = StepOutput(self._loop, self._context.queue, self._srun.output, self._on_task_end)
+            self._output = StepOutput(self._loop, self._context.queue, self._srun.output, self)
 
     @property
     def is_over(self) -> bool:
@@ -97,10 +97,10 @@ class Watcher(Lead):
 
     def _limit_srun(self, within: float) -> None:
         """Have srun end the step unless it has ended by itself in so many seconds."""
-        self._end_by.set_by(self._loop.now() + within)
+        self._end_step_at.set_by(self._loop.now() + within)
 
     def _end_step(self) -> None:
-        """Have srun end the step; the second time kill srun, and then its parent, which passes these signals on, too."""
+        """Have srun end the step; the second time kill srun, and then our process that passes these signals on to srun."""
         if self._wait_status is not None:
             return
         self._end_requests += 1
@@ -109,13 +109,13 @@ class Watcher(Lead):
                 self._srun.signal(signal.SIGTERM)
             case 2:
                 self._srun.signal(signal.SIGKILL)
-            case _:  # somebody has stopped it
+            case _:  # somebody has stopped that process, since srun has not ended
                 self._srun.kill_parent()
-        self._end_by.set(self._loop.now() + KILL_TIMEOUT)
+        self._end_step_at.set(self._loop.now() + KILL_TIMEOUT)
 
     # --- the end
 
-    def _on_task_end(self, end: TaskEnd) -> None:
+    def on_task_end(self, end: TaskEnd) -> None:
         """Go on without the nodes on which a task has ended before its agent joined, or end the job. Called by the output.
 
         Only srun tells of a task that could not begin: nobody else knows its node. An agent that has joined, or has said why it
@@ -125,7 +125,7 @@ class Watcher(Lead):
         hint = f"Slurm says above why it ended. Each node needs {self._job.python}, and ddplaunch in it"
         for host in end.nodes:
             state, node_rank = self.coordinator.state, ranks.get(host)
-            if self._has_begun or self._decided_status is not None:  # the node before this one may have ended the job
+            if self._has_begun or self._status_of_job is not None:  # the node before this one may have ended the job
                 return
             if node_rank is None or node_rank in state.rendezvous.given_up_ranks:
                 continue
@@ -152,10 +152,10 @@ class Watcher(Lead):
             error = not_started(self._why_not_started)
             self.fail(error)
             return error.status
-        if self._front_lost:  # by SIGKILL, and nobody reads a status any more
+        if self._is_front_lost:  # by SIGKILL, and nobody reads a status any more
             return exitcodes.of_signal(signal.SIGKILL)
-        if self._decided_status is not None:
-            return self._decided_status
+        if self._status_of_job is not None:
+            return self._status_of_job
         if self._signum:
             return exitcodes.of_signal(self._signum)
         return self._status_of_srun()
@@ -168,8 +168,8 @@ class Watcher(Lead):
         status = self._wait_status or 0
         if status == 0:
             question = SlurmQuestions(self._context.inputs.env).why_ending
-            ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))
-            if ending.outcome is not None:
+            ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))  # while signals are taken
+            if ending.outcome is not None:  # Slurm has ended the job
                 exit_status, *_ = ending.outcome
                 self._reporter.stderr.write(f"error: {ending.text}\n")
                 return exit_status
@@ -184,16 +184,14 @@ _TASK_END = re.compile(rb"srun: error: (\S+): tasks? [\d,-]+: (.+)")
 class StepOutput:
     """Passes what srun writes on to the front; while the front takes nothing, srun has to wait."""
 
-    def __init__(
-        self, loop: Loop, queue: OutputQueue, read_ends: Mapping[int, int], on_task_end: Callable[[TaskEnd], None]
-    ) -> None:
-        """Read our ends of srun's pipes, by its descriptor: 1, 2 or both. `on_task_end` gets what srun tells of tasks."""
+    def __init__(self, loop: Loop, queue: OutputQueue, read_ends: Mapping[int, int], watcher: Watcher) -> None:
+        """Read our ends of srun's pipes, by its descriptor: 1, 2 or both. `watcher` gets what srun tells of tasks."""
         self._loop = loop
         self._queue = queue
         self._streams = {fd: _STREAMS[its_descriptor] for its_descriptor, fd in read_ends.items()}
         self._task_ends = TaskEnds()
-        self._on_task_end = on_task_end
-        self._reads = False  # see `update`
+        self._watcher = watcher
+        self._is_reading = False  # not while the queue is too full: srun has to wait then
         self.writes_itself = False  # the front is lost: what comes is written to our own stdout and stderr
         for fd in self._streams:
             os.set_blocking(fd, False)
@@ -201,9 +199,9 @@ class StepOutput:
 
     def update(self) -> None:
         """Begin to read if the queue to the front is less than half full, and stop once it is full: not at each message."""
-        reads = not self._queue.full if self._reads else self._queue.size < FULL // 2
-        if reads != self._reads:
-            self._reads = reads
+        reads = not self._queue.full if self._is_reading else self._queue.size < FULL // 2
+        if reads != self._is_reading:
+            self._is_reading = reads
             for fd in self._streams:
                 if reads:
                     self._loop.watch(fd, lambda fd=fd: self._read(fd))  # type: ignore[misc]  # fd is bound here
@@ -225,7 +223,7 @@ class StepOutput:
                 self._queue.put(stream, data)
             if stream == STDERR:
                 for end in self._task_ends.feed(data):
-                    self._on_task_end(end)
+                    self._watcher.on_task_end(end)
         else:
             self._loop.unwatch(fd)
             del self._streams[fd]
