@@ -28,6 +28,7 @@ from ddplaunch.system.fields import (
     Status,
     Term,
     Text,
+    line,
 )
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ class Warned(Struct, frozen=True, tag="warned"):
 
     text: Line
     is_warning: bool = True
+
+    @classmethod
+    def of(cls, text: str, is_warning: bool) -> Warned:
+        """Return the message of a text that may be longer than a line, or have control characters."""
+        return cls(line(text), is_warning)
 
 
 HINT_WITHOUT_NODE_0 = "no job begins without node 0: make another node the first one"

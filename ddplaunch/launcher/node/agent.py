@@ -15,7 +15,7 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.node import Phase
 from ddplaunch.launcher.job import orders
 from ddplaunch.launcher.job.link import Link
-from ddplaunch.launcher.job.orders import JobEnd, NodeEnd, SentReport, Warned
+from ddplaunch.launcher.job.orders import JobEnd, NodeEnd, Warned
 from ddplaunch.launcher.node import events
 from ddplaunch.launcher.node.behind_front import BehindFront
 from ddplaunch.launcher.node.generations import Generations
@@ -28,7 +28,6 @@ from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.repeated_stop import Typed
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.outcome import Why, WorkerExit
-from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class Agent(BehindFront):
         self._leftovers = Leftovers(loop, files, self._generations)
         self._client_orders = ClientOrders(loop, self._context, self._generations, self._run_socket)
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
-        self._has_stopped_all_nodes = False  # by `stop_for_good`, where a signal would have stopped this node alone
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)  # of `_state`
         self._quiet_deadline = loop.timer(None, self._on_deadline, may_come_late=True)
@@ -60,7 +58,7 @@ class Agent(BehindFront):
         link = self._connect(self._loop, self._reporter)
         if self._job.inputs.allocation.has_one_screen:
             # what holds for several nodes is said once for all of them, by the coordinator
-            self._reporter.tell_all = lambda text, is_warning: self._report(Warned(line(text), is_warning))
+            self._reporter.tell_all = lambda text, is_warning: self._report(Warned.of(text, is_warning))
         return link
 
     def begin(self, opened: ExitStack) -> None:
@@ -99,7 +97,7 @@ class Agent(BehindFront):
     # --- what happens, and what follows
 
     def handle(self, event: Any) -> None:
-        """Carry out what follows from one event of the loop, or from one action of the decision (`launcher.decide.node`)."""
+        """Carry out what follows from one event of the loop: what a part has posted, or an order of the coordinator."""
         super().handle(event)
         generations, loop = self._generations, self._loop
         match event:
@@ -152,9 +150,15 @@ class Agent(BehindFront):
             case events.ClientGone(client):
                 if generations.made_debuggers is not None:
                     generations.made_debuggers.forget(client)
-            # actions of the decision
+            # what the decision takes
+            case _ if isinstance(event, node.Event):
+                self._step(event)
+
+    def _carry_out(self, action: node.Action) -> None:
+        """Carry out one action of the decision (`launcher.decide.node`)."""
+        match action:
             case node.StartWorkers():
-                generations.begin()
+                self._generations.begin()
             case node.Sweep(signum, sparing):
                 self._sweep(signum, sparing=sparing)
             case node.ReportEnded():
@@ -162,15 +166,12 @@ class Agent(BehindFront):
             case node.Exit(status):
                 self._exit(status)
             case node.Suspend() | node.Resume():
-                self._report(event)
-                generations.suspend(isinstance(event, node.Suspend))
-            case _ if isinstance(event, SentReport):  # an action that is a report to the coordinator
-                self._report(event)
-            # all events that the decision takes, and all other actions
-            case _ if isinstance(event, node.Event):
-                self._step(event)
+                self._report(action)
+                self._generations.suspend(isinstance(action, node.Suspend))
+            case _ if isinstance(action, node.Reports):
+                self._report(action)
             case _:
-                generations.carry_out(event)
+                self._generations.carry_out(action)
 
     def _on_client_order(self, order: orders.ClientOrder) -> None:
         """Carry out what the coordinator asks for a client of its socket, about the workers that it knows of.
@@ -201,15 +202,9 @@ class Agent(BehindFront):
         if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
             super().stop_for_good(signum, source, typed)
             return
-        from ddplaunch.launcher.decide import job  # imported with the coordinator
-
-        now = self._loop.now()
-        coordinator.feed(job.Abandoned())
-        if self._has_stopped_all_nodes:
-            coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))  # kill: not one node asks, but the user
-        else:
-            self._has_stopped_all_nodes = self._signals.was_asked_to_end = True
-            coordinator.feed(job.StopRequested(Why.SIGNALLED, signum, now))
+        self._signals.was_asked_to_end = True
+        coordinator.abandon()
+        coordinator.stop_all_nodes(signum)
 
     # --- the begin of a generation
 
@@ -274,7 +269,7 @@ class Agent(BehindFront):
             self._generations.start_no_more()
         for action in actions:
             self._reporter.on_action(action)
-            self.handle(action)
+            self._carry_out(action)
         if self._state.end.stop_signal or self._state.end.front_lost:
             self._begin_without_health_check()  # a generation that waits for the check begins, and ends at once
 
@@ -338,9 +333,7 @@ class Agent(BehindFront):
         state = self._state
         if not (self._job.requeue and self._context.inputs.allocation.has_front) or state.end.abandoned:
             return False
-        from ddplaunch.launcher.decide.job.ending import all_exited_after  # few jobs come here
-
-        return bool(state.notice) and all_exited_after(self._exits, state.notice, state.end.stop_signal)
+        return state.all_have_obeyed_notice(self._exits)
 
     def _exit(self, status: int) -> None:
         """Conclude the job on this node, where nothing is left: settle how it ended, report that, and tell waiting clients."""

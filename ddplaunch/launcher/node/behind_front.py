@@ -162,9 +162,7 @@ class BehindFront(ABC):
     def stop_for_good(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
         """Stop the job by this signal, and have it not queued again, although the signal may be one that asks for that."""
         if self._coordinator is not None:
-            from ddplaunch.launcher.decide import job  # imported with the coordinator
-
-            self._coordinator.feed(job.Abandoned())
+            self._coordinator.abandon()
         self._signals.received(signum, source, typed=typed)
 
     def _tell_notice(self, notice: events.NoticeSeen, where: str = "") -> None:
