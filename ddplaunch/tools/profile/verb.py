@@ -136,7 +136,7 @@ def show(
     parts = [
         _table(result.divisions, hosts, look),
         *([_sentences(_about_last(result.last), look)] if result.last is not None else []),
-        _sentences(_notes(result, wish), look),
+        _sentences(_notes(result), look),
         section(
             line((path, NAME)),
             line((f"{size(os.path.getsize(path))}, to be opened in https://ui.perfetto.dev", NOTE)),
@@ -206,12 +206,12 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
     A rank whose trace is malformed has failed.
     """
     sent = [rank for rank in recorded if rank.phase == "sent"]
-    boots = {rank.hello.boot for rank in sent}  # an id of the machine's last start: machines differ in it
+    boots = {rank.boot_id for rank in sent}  # an id of the machine's last start: machines differ in it
     are_on_one_machine = len(boots) == 1 and "" not in boots  # "": not known. Then no time has to be shifted
     profiled = []
     for rank in recorded:
         # all ranks of a machine have the same clock: the best of their comparisons with ours counts
-        same_machine = [other for other in sent if other.hello.boot and other.hello.boot == rank.hello.boot] or [rank]
+        same_machine = [other for other in sent if other.boot_id and other.boot_id == rank.boot_id] or [rank]
         alignments = [
             align(one.pings_before, one.pings_after, ranks_share_clock=are_on_one_machine) for one in same_machine
         ]
@@ -325,21 +325,19 @@ def _each(ranks: Collection[int]) -> str:
     return f"{'each of ' if len(ranks) > 1 else ''}{these_ranks(ranks)}"
 
 
-def _notes(result: _Result, wish: Wish) -> Iterator[tuple[str, str]]:
+def _notes(result: _Result) -> Iterator[tuple[str, str]]:
     """Say what is to be known about the figures, each sentence with its style."""
     profiled = result.profiled
     for who, why in _failures(profiled):
         yield f"{who} {why}", ODD
-    notes = _by_text((one.rank, one.conversation.note) for one in profiled if one.conversation.note)
+    recorded_less = _by_text((one.rank, one.conversation.why_less) for one in profiled if one.conversation.why_less)
     have_trace = {one.rank for one in profiled if one.found is not None}
-    for note, ranks in notes.items():
+    for why, ranks in recorded_less.items():
         if not have_trace.isdisjoint(ranks):
-            yield f"{these_ranks(ranks)}: {note}", ODD
-    if wish.memory:
-        answers = [(one.rank, one.conversation.hello.memory) for one in profiled]  # "yes", or why there is no history
-        without = _by_text((rank, why) for rank, why in answers if isinstance(why, str) and why != "yes")
-        for why, ranks in without.items():
-            yield f"no history of memory: {_each(ranks)} {why}", ODD
+            yield f"{these_ranks(ranks)}: {why}", ODD
+    without_memory = [(one.rank, one.conversation.why_no_memory) for one in profiled if one.conversation.why_no_memory]
+    for why, ranks in _by_text(without_memory).items():
+        yield f"no history of memory: {_each(ranks)} {why}", ODD
     if not any(one.steps for one in result.divisions):
         yield "no step of an optimizer began and ended in that time, so all of it is divided", ODD
     yield from _about_joining(result)
@@ -391,7 +389,7 @@ def _clocks(profiled: Sequence[_Profiled]) -> str:
     moved = [one.rank for one in with_trace if not one.alignment.steady]
     if moved:
         return f"the clock of {these_ranks(moved)} was set meanwhile, so these are not compared with the others"
-    error_of_machine = {one.conversation.hello.boot: one.alignment.error for one in with_trace}
+    error_of_machine = {one.conversation.boot_id: one.alignment.error for one in with_trace}
     if len(error_of_machine) == 1:
         return "one, since all ranks are on one machine"
     error = sum(sorted(error_of_machine.values())[-2:])  # of the two worst ones: each is compared with ours
