@@ -260,7 +260,7 @@ class BehindFront(ABC):
         """Hand over all output, then have the job queued again, which ends this process; return why that failed, or None."""
         self._keep_progress()
         self._hand_over_output()
-        if not self._context.inputs.leads:
+        if not self._context.inputs.only_coordinates:
             # srun, which shows an agent's output, drops what it has not read when its step ends, and nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
         why_failed = self._ask_cluster(requeue, requeue.submit, requeue.unsent)

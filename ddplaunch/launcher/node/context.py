@@ -94,7 +94,7 @@ class AgentContext:
         self.draft = inputs.draft  # the plan as if all nodes were like this one
         # the name that all nodes know the run by; "" before those that were started one by one have met. A process that leads
         # has started all agents, and no workers: it gives the name, and its folder is made once the plan of all is known
-        is_named_later = inputs.allocation.rendezvous is not None and not inputs.allocation.start and not inputs.leads
+        is_named_later = inputs.allocation.rendezvous is not None and not inputs.allocation.start and not inputs.only_coordinates
         self.run_id = "" if is_named_later else inputs.draft.run_id
         self.folder: RunFolder | None = None
         self.files = files
@@ -103,7 +103,7 @@ class AgentContext:
         # how a job ended whose agents were started from here: printed after all of their output
         self.closing_lines = ""
         nodes_meet = inputs.allocation.rendezvous is not None and not inputs.spec.no_control
-        if not inputs.leads and not nodes_meet:
+        if not inputs.only_coordinates and not nodes_meet:
             self.make_folder(self.draft)
 
     @property
@@ -242,7 +242,7 @@ class AgentContext:
             reports_job=inputs.reports_job,
             caller=CallerReporter(partial(_send, self.queue)) if to_caller else None,
         )
-        is_simulated_node = inputs.spec.simulate and not inputs.leads
+        is_simulated_node = inputs.spec.simulate and not inputs.only_coordinates
         if is_simulated_node:
             reporter.add_reader(partial(_tell_of_workers, self.queue))
         return reporter
@@ -254,7 +254,7 @@ class AgentContext:
         """
         inputs, screen = self.inputs, self.inputs.screen
         # a command that has started the agents shows a line of OURS once, however many of them say the same
-        tag = OURS if inputs.allocation.start and not inputs.leads else STDERR
+        tag = OURS if inputs.allocation.start and not inputs.only_coordinates else STDERR
 
         def put(text: str) -> None:
             # a worker may have left a line on the terminal without its end
@@ -271,7 +271,7 @@ class AgentContext:
         has_colour = Stream.ERR in screen.colour
         return Stderr(
             put=put,
-            put_last=put_last if inputs.leads else put,
+            put_last=put_last if inputs.only_coordinates else put,
             paint=Paint() if inputs.reports_to_caller else Paint(has_colour, screen.links, screen.columns),
             redactor=Redactor(self.known_secrets),
         )

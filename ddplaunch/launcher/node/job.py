@@ -66,7 +66,7 @@ class JobInputs(Struct, frozen=True, kw_only=True):
     screen: Screen
     error_files: ErrorFiles  # whose folder the command knows too: an agent that is killed leaves them
     reports_job: bool = True  # the whole of it, not only what happens here
-    leads: bool = False  # this process has no workers: it coordinates agents that it has started
+    only_coordinates: bool = False  # this process has no workers: it coordinates agents that it has started
     reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
     cluster: ClusterQuestions = ClusterQuestions()
     warm: Interpreter | None = None  # the interpreter that was kept, or is to be
