@@ -178,7 +178,7 @@ if TYPE_CHECKING:
 class ClientOrder(Struct, frozen=True):
     """The coordinator passes on what a client asks about the workers of this node, no longer asks, or says to one of them."""
 
-    order: Ask | Forget | Chunk
+    passed_on: Ask | Forget | Chunk
 
 
 class Listening(Struct, frozen=True):

@@ -211,7 +211,7 @@ class Agent(BehindFront):
     def _on_order_to_begin(self, generation: orders.Generation) -> None:
         """Begin a generation; if it is a restart, once the node has passed its health check (the first one is behind it)."""
         inputs, end = self._context.inputs, self._state.end
-        is_ending = end.stop_signal or end.front_lost  # so that the generation ends at once
+        is_ending = end.stop_signal or end.front_lost  # the generation is to end as soon as it has begun
         if inputs.spec.health_check is None or generation.number == 0 or is_ending:
             self._begin(generation)
             return
@@ -256,11 +256,13 @@ class Agent(BehindFront):
             self._begin_without_health_check()  # the order is about the generation that waits for the check
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
-        event = self._with_what_agent_knows(event)
+        event = self._completed(event)
         # not by Ctrl-C, of which the output is told when the workers get it
         is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._state.workers_go_on
-        if is_ordered_stop and self._generations.plan.nnodes > 1:
-            self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from a failure there
+        if (
+            is_ordered_stop and self._generations.plan.nnodes > 1
+        ):  # tracebacks here follow from a failure there: they are folded
+            self._generations.output.note_failed(elsewhere=True)
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)
@@ -273,7 +275,7 @@ class Agent(BehindFront):
         if self._state.end.stop_signal or self._state.end.front_lost:
             self._begin_without_health_check()  # a generation that waits for the check begins, and ends at once
 
-    def _with_what_agent_knows(self, event: node.Event) -> node.Event:
+    def _completed(self, event: node.Event) -> node.Event:
         """Return a signal or an order with what its maker cannot know: where the coordinator is, how long workers are silent."""
         if isinstance(event, node.SignalReceived):
             event = replace(event, coordinator_is_here=self._coordinator is not None)
@@ -338,9 +340,8 @@ class Agent(BehindFront):
     def _exit(self, status: int) -> None:
         """Conclude the job on this node, where nothing is left: settle how it ended, report that, and tell waiting clients."""
         assert self._link is not None
-        # what holds for all nodes is printed here from now on: the coordinator prints no more
-        self._reporter.tell_all = None
-        self._exits = self._generations.reap(self._state) or self._exits
+        self._reporter.tell_all = None  # what holds for all nodes is printed here: the coordinator prints no more
+        self._exits = self._generations.reap(self._state) or self._exits  # none here: those that were reaped before
         self._reporter.report_dropped_output(self._generations.output.dropped)
         if self._state.why is Why.SIGNALLED:
             self._signals.was_asked_to_end = True  # the signal may have come to another node

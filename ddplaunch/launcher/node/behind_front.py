@@ -50,7 +50,10 @@ class BehindFront(ABC):
     _link: Link | None = None  # to the coordinator, which decides for all nodes; None until `connect`
 
     def __init__(self, loop: Loop, job: FrontedJob, files: FileQueue, pipes: FrontPipes) -> None:
-        """Make the parts; `run` opens them. `files` goes to the process that writes them, `pipes` lead to the front."""
+        """Make the parts; `run` opens them. `files` goes to the process that writes them, `pipes` lead to the front.
+
+        Which signals mean what, `SignalSource` says.
+        """
         inputs, spec = job.inputs, job.inputs.spec
         self._loop = loop
         loop.handle = self.handle
@@ -64,9 +67,9 @@ class BehindFront(ABC):
             loop,
             pipes,
             stops=spec.ending_signals,
-            sent_again=job.sent_again,
+            sent_again=job.sent_again,  # by a scheduler
             end_within=spec.grace_period + END_MARGIN,
-            signals_all=job.signals_all,
+            cluster_signals_all=job.cluster_signals_all,
             from_caller=inputs.reports_to_caller,
             heartbeat_timeout=spec.heartbeat_timeout,
         )
@@ -178,7 +181,7 @@ class BehindFront(ABC):
     def _serve_whole_job(self, coordinator: Coordinator) -> None:
         """Do from now on what one process does for the whole job: tell programs outside of it, and look for the stop file."""
         spec, reporter = self._context.inputs.spec, self._reporter
-        if self._progress_file and self._requeue is not None and self._requeue.restarted:
+        if self._progress_file and self._requeue is not None and self._requeue.times_restarted:
             self._read_progress(coordinator)
         if spec.notify or spec.metrics_file:
             from ddplaunch.launcher.node import outward  # few jobs need it
@@ -274,11 +277,11 @@ class BehindFront(ABC):
         from ddplaunch.reach.slurm.job import Requeued, read_requeued
 
         assert self._requeue is not None
-        start = self._requeue.restarted
+        start = self._requeue.times_restarted  # by the cluster: the number of this start of the job
 
         def on_answer(known: Requeued | None) -> None:
             if known is not None:
-                without_new_step = known.count_at(start)  # generations in a row, up to this start of the job
+                without_new_step = known.count_at(start)  # generations in a row that came no further, up to this start
                 coordinator.feed(job.ProgressKnown(known.best_step, without_new_step))
 
         self._loop.ask(partial(read_requeued, self._progress_file), None, on_answer, within=DISK_WITHIN)
@@ -290,7 +293,7 @@ class BehindFront(ABC):
             from ddplaunch.reach.slurm.job import Requeued, keep_requeued
 
             known = self._coordinator.state.restarts
-            start = self._requeue.restarted
+            start = self._requeue.times_restarted  # the number of this start of the job
             now = Requeued(start=start, best_step=known.best_step, without_new_step=known.without_new_step)
             keep = partial(keep_requeued, self._progress_file, now)
             self._signals.wait_for(self._loop.ask(keep, None, within=DISK_WITHIN))

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
             """The job, by its id in the cluster."""
 
         @property
-        def restarted(self) -> int:
-            """How often the job has been started again so far."""
+        def times_restarted(self) -> int:
+            """How often the cluster has started the job again so far."""
 
         def decide(self, signum: int) -> Intent:
             """Find out whether the job is to be queued again after the notice `signum`."""
@@ -79,7 +79,7 @@ class FrontedJob(Struct, frozen=True, kw_only=True):
     inputs: JobInputs
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
     sent_again: frozenset[int] = frozenset()  # of which a second one does not escalate
-    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
+    cluster_signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
     requeue: Requeue | None = None  # if it is for this process to queue the job again
 
 

@@ -45,17 +45,17 @@ class Mps:
         self._env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"} | self.variables
         self._loop = loop
         why_if_given_up = "interrupted"
-        self._asked = loop.ask(self._start_in_time, why_if_given_up)
+        self._pending_start = loop.ask(self._start_in_time, why_if_given_up)
 
     @property
     def is_starting(self) -> bool:
         """Whether it is not known yet what came of the start."""
-        return bool(self._asked.pid)
+        return bool(self._pending_start.pid)
 
     @property
     def why_not_started(self) -> str:
         """The reason if it did not start, else ""."""
-        return self._asked.answer
+        return self._pending_start.answer
 
     def _start_in_time(self) -> str:
         try:
@@ -86,7 +86,7 @@ class Mps:
 
     def dismiss(self) -> None:
         """Have it quit, without waiting for its end."""
-        self._asked.give_up()
+        self._pending_start.give_up()
         self._loop.ask(self._quit_in_time, None)
 
     def _quit_in_time(self) -> None:

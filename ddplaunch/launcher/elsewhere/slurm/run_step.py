@@ -102,7 +102,7 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
         python=sys.executable,
         signals=signals,
         sent_again=allocated.allocation.sent_again,
-        signals_all=True,  # Slurm may signal all processes of a job
+        cluster_signals_all=True,  # Slurm may signal all processes of a job
         requeue=SlurmRequeue(env, spec.max_requeues) if spec.requeue_on else None,
     )
 
