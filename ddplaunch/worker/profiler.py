@@ -120,7 +120,7 @@ class Profile:
         imported = (name for name in ("cuda", "xpu") if f"torch.{name}" in sys.modules)
         device = next((name for name in imported if getattr(torch, name).is_initialized()), None)  # None: CPU alone
         profiler = module.profile(use_cpu=True, use_kineto=True, use_device=device)
-        self.times.update(asked=time.time_ns(), mono=time.monotonic_ns())
+        self.times.update(asked=time.time_ns(), mono_asked=time.monotonic_ns())
         profiler._prepare_trace()
         profiler._start_trace()
         self.module, self.profiler = module, profiler

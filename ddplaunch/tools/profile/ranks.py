@@ -211,7 +211,7 @@ class Rank:
         """Handle the reply of the agent: from now on this is a connection to the worker, or why there is none."""
         match reply:
             case requests.RequestRefused(reason):
-                self.fail(reason.removeprefix(f"rank {self.rank} "))
+                self.fail(reason.removeprefix(f"rank {self.rank} "))  # `why` is printed after the ranks that it is of
             case requests.Unreached():
                 self.fail(_NOT_REACHED)
             case requests.RunsElsewhere():

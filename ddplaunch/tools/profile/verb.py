@@ -111,6 +111,7 @@ def show(
     wanted_ranks = choice.ranks_meant(ranks)
     of_ranks = ("-r", ranks) if ranks is not None else ()
     of_file = ("--out", out) if out is not None else ()
+    # where several runs may be meant, the words stand in the hint that says what to type
     run = choice.choose_running(env, named, "profile", *of_ranks, *wish.typed, *of_file)
     assert run.replies is not None
     hosts = {worker.rank: node.host for node, worker in run.replies.workers}
@@ -271,7 +272,7 @@ def _columns(divisions: Sequence[Division], hosts: Mapping[int, str] | None, *, 
         header.insert(1, "host")
     rows = []
     for one in divisions:
-        parts = (one.computes, one.communicates, one.waits, one.loads, one.other)
+        parts = (one.computes, one.communicates, one.waits, one.loads_data, one.other)
         shares = [f"{part / max(1, one.whole):4.0%}" for part in parts]
         times = [f"{_short(part / max(1, one.steps))} " if has_times else "" for part in parts]
         cells = map("".join, zip(times, shares, strict=True))
@@ -348,7 +349,7 @@ def _notes(result: _Result) -> Iterator[tuple[str, str]]:
 def _about_joining(result: _Result) -> Iterator[tuple[str, str]]:
     """Say of how many collectives it is not known who came last: in these, communication includes waiting."""
     numbered = sum(len(one.collectives) for one in result.found)
-    all_calls = numbered + sum(one.unmatched for one in result.found)
+    all_calls = numbered + sum(one.unnumbered for one in result.found)
     joined_calls = sum(len(each.calls) for each in result.joined)
     if not all_calls or len(result.found) == 1:
         return
