@@ -103,6 +103,7 @@ class Agent(BehindFront):
         match event:
             # the processes of this node
             case events.WorkerEnded(rank):
+                # once workers are being stopped, each end brings its own exception
                 for found in generations.events_of_end(rank, names_causes=self._state.workers_go_on):
                     loop.post(found)
             case events.ChildEnded():
@@ -145,8 +146,8 @@ class Agent(BehindFront):
             # commands that ask the run
             case events.QuestionAnswered(report):
                 self._report(report)
-            case events.AttachAsked(client, asked):
-                self._run_socket.serve(client, lambda visitor: generations.debuggers.attach(asked, visitor))
+            case events.AttachAsked(number, asked):
+                self._run_socket.serve(number, lambda client: generations.debuggers.attach(asked, client))
             case events.ClientGone(client):
                 if generations.made_debuggers is not None:
                     generations.made_debuggers.forget(client)

@@ -52,7 +52,7 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
         keep_freed_memory()
         return agent.Agent(Loop(), job, connect, files, pipes).run()
     finally:
-        job.inputs.error_files.remove()
+        job.inputs.error_files.remove()  # with the folder that workers have written them to
 
 
 def start_writer() -> FileQueue:

@@ -39,7 +39,7 @@ MAX_CLIENTS = 32  # at once
 MAX_STREAMS = 256  # to workers of other nodes, of which none keeps more than its window
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
 TOO_MANY = "too many commands ask this run at once"
-_ON_THE_WAY = 3.0  # seconds for the agent of another node, beyond those that its worker has
+_TRAVEL_TIME = 3.0  # seconds for the agent of another node, beyond those that its worker has
 _UNAUTHENTICATED = (
     "a debugger could run anything, and the nodes of this job have no token by which this one knows node 0: "
     "see --token-file, or attach on node 0 to the ranks there"
@@ -304,7 +304,7 @@ class RunClients(Clients):
         elif (sock := client.hand_over()) is not None:
             node = f"node {member.node_rank} ({host_name(member.host)})"
             if_late = pack(requests.encode(requests.RequestRefused(line(f"{node} does not answer"))))
-            within = requests.reached_within(asked) + _ON_THE_WAY
+            within = requests.reached_within(asked) + _TRAVEL_TIME
             coordinator.streams.open(member.id, sock, pack(requests.encode(request)), within, if_late)
 
     def forget(self, number: int) -> Client | None:

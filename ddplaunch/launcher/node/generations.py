@@ -64,12 +64,12 @@ class Generations:
         self._ready_setup: WorkerSetup | None = None  # what `begin` has made; None once there are `workers`
         self._number = 0  # of the generation that was started last
         self._has_process_group = False  # a worker of the current generation has made a process group
-        self._start_at = loop.timer(None, self._start_some)
+        self._start_timer = loop.timer(None, self._start_some)
         self.output = context.output(context.draft)
-        self._flush_at = loop.timer(None, lambda: self.output.flush(loop.now()))
+        self._flush_timer = loop.timer(None, lambda: self.output.flush(loop.now()))
         self._backpressure = Backpressure(loop, context.queue)
         self.start_notice = StartNotice(loop)
-        self._describe_at = loop.timer(None, self._describe, may_come_late=True)
+        self._describe_timer = loop.timer(None, self._describe, may_come_late=True)
         self._sample_at = inf  # when to sample what the workers use; inf: not now
         self._given_up: set[str] = set()  # the warnings of `call_or_warn` about what has failed
         # what most jobs do without: None until it is needed, and then made by `inspection`, `debuggers`, `sampler`
@@ -81,8 +81,8 @@ class Generations:
     def before_sleep(self) -> None:
         """Adapt to how much output waits, and have the loop come by where there are workers to start or output to show."""
         self._hold_or_mute_output()
-        self._start_at.set(self._loop.now() if self._can_start_some else None)
-        self._flush_at.set(self.output.deadline)
+        self._start_timer.set(self._loop.now() if self._can_start_some else None)
+        self._flush_timer.set(self.output.deadline)
         if self._loop.now() >= self._sample_at:
             self._sample()
 
@@ -185,7 +185,7 @@ class Generations:
         if not spec.no_sample and setup.folder.path is not None:
             self._sample_at = now + SAMPLE_AFTER
             if setup.generation == 0:
-                self._describe_at.set(now + DESCRIBE_AFTER)
+                self._describe_timer.set(now + DESCRIBE_AFTER)
         self._context.reporter.generation_started(setup.generation, setup.term, setup.port)
         has_terminal = any(worker.terminal for worker in plan.workers)
         self._context.shares_line = has_terminal and Stream.ERR in self._context.inputs.screen.live

@@ -68,7 +68,7 @@ class Questions:
         running = self._generations.running
         sockets = {rank: worker.recorder_socket for rank, worker in running.items() if worker.recorder_socket}
         if not sockets:
-            self._reply(number, NodeArrivals(wall=0, series=()))  # none has called any
+            self._reply(number, NodeArrivals(wall=0, series=()))  # no collectives are recorded here
             return
         until = time.monotonic() + question.within
         read = partial(answers.arrivals, sockets, until=until, every=question.every)

@@ -227,7 +227,7 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
         except Malformed as error:
             rank.phase, rank.why = "failed", f"has sent a trace that {indented(str(error))}"
         else:
-            if one.found.clock_moved > _MOST_MOVED:
+            if one.found.clock_moved > _MOST_MOVED:  # somebody has set it
                 one.alignment = Alignment(best.ahead, best.error, steady=False)
     return profiled
 
