@@ -260,10 +260,8 @@ class Agent(BehindFront):
         event = self._completed(event)
         # not by Ctrl-C, of which the output is told when the workers get it
         is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._state.workers_go_on
-        if (
-            is_ordered_stop and self._generations.plan.nnodes > 1
-        ):  # tracebacks here follow from a failure there: they are folded
-            self._generations.output.note_failed(elsewhere=True)
+        if is_ordered_stop and self._generations.plan.nnodes > 1:
+            self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from that, and are folded
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)

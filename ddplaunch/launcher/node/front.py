@@ -152,9 +152,8 @@ class _Front:
         self._workers_are_to_be_killed = False  # the user has asked a second time
         self._watch = child.Watch(agent, heartbeat_timeout)
         self._urgent_question: child.Question | None = None  # to an agent that has to end its workers; None: answered
-        self._intervals_unread = (
-            0  # INTERVALs in a row in which nobody has read output, after the end of a job that was stopped
-        )
+        # INTERVALs in a row in which nobody has read output, after the end of a job that was stopped
+        self._intervals_unread = 0
         self._written_before = 0  # bytes, one interval ago
 
     def on_signal(self, signum: int, _frame: object) -> None:

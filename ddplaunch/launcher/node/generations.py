@@ -277,9 +277,8 @@ class Generations:
             # before more is read of the others' output: what they write after the first failure only follows from it
             self.output.note_failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
-        if (
-            FINAL in found and self.workers is not None
-        ):  # nothing catches an exception any more: its worker is about to end
+        # nothing catches an exception any more: its worker is about to end
+        if FINAL in found and self.workers is not None:
             for event in self._events_of_final(self.workers):
                 self._loop.post(event)
 

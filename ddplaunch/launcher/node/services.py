@@ -78,7 +78,7 @@ class Mps:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 check=False,
-                preexec_fn=partial(_end_with, os.getpid()),
+                preexec_fn=partial(_end_with_parent, os.getpid()),
             )
             stderr.seek(0)
             why = stderr.read().decode(errors="replace").strip()
@@ -99,7 +99,7 @@ class Mps:
         """Tell the MPS daemon to quit. Runs in a child, since the command may hang."""
         import subprocess
 
-        null, end_with_us = subprocess.DEVNULL, partial(_end_with, os.getpid())
+        null, end_with_us = subprocess.DEVNULL, partial(_end_with_parent, os.getpid())
         subprocess.run(
             [self._control],
             env=self._env,
@@ -115,7 +115,7 @@ class Mps:
         remove_within(self._folder, _REMOVED_WITHIN)
 
 
-def _end_with(asked: int) -> None:
+def _end_with_parent(asked: int) -> None:
     """Prepare NVIDIA's command in a child of the one that is `asked`: take signals, which that has blocked, and end with it.
 
     A command that hangs has the name of the daemon, which a sweep spares. The daemon is a child of the command, and stays.

@@ -146,9 +146,8 @@ class SignalSource:
         """
         self._loop = loop
         self._stops = stops
-        self._deduplicator = SignalDeduplicator(
-            stops, sent_again, lasts=end_within
-        )  # by then a first request has had its effect
+        # when that is over, a first request has had its effect
+        self._deduplicator = SignalDeduplicator(stops, sent_again, lasts=end_within)
         self._cluster_signals_all = cluster_signals_all
         self._from_caller = from_caller
         self._end_within = end_within

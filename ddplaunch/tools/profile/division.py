@@ -136,8 +136,8 @@ def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Di
             )
         )
     step_times = [one.whole / one.steps for one in divisions if one.steps]
-    step = statistics.median(step_times) if step_times else 0.0
-    return divisions, _find_last(found, joined, waits, windows, step)
+    step_time = statistics.median(step_times) if step_times else 0.0
+    return divisions, _find_last(found, joined, waits, windows, step_time)
 
 
 def _waits(joined: Sequence[Joined]) -> dict[int, dict[int, list[Span]]]:
@@ -160,12 +160,12 @@ def _find_last(
     joined: Sequence[Joined],
     waits: Mapping[int, Mapping[int, list[Span]]],
     windows: Mapping[int, _Window],
-    step: float,
+    step_time: float,
 ) -> Last | None:
     """Return the rank for which the others wait most; None if nobody waits for long, or if that is chance.
 
     It is chance if ranks take turns: of two equal ranks each is the last in half of the steps. `waits` says when each rank waited
-    for which other; a `step` takes so many nanoseconds, 0: not known.
+    for which other; `step_time` is in nanoseconds, 0: not known.
     """
     by_rank = {one.rank: one for one in found}
     waited_for: dict[int, float] = {}  # by rank: the shares of the others' windows that they waited for it, added up
@@ -190,7 +190,7 @@ def _find_last(
     return Last(
         rank=worst,
         share=share,
-        per_step=round(share * step),
+        per_step=round(share * step_time),
         times=sum(last_in),
         compared=len(last_in),
         by_step=windows[worst].steps > 0,

@@ -225,20 +225,20 @@ def _of_device(slices: Sequence[Event]) -> _Activity:
     kernels = [event for event in slices if event.cat in _KERNELS]
     computes = union(_span(event) for event in kernels if not _is_of_nccl(event))
     communicates = union(_span(event) for event in kernels if _is_of_nccl(event))
-    loads = difference(difference(_data_loading(slices), computes), communicates)
-    return _Activity(computes, difference(communicates, computes), loads)
+    loads_data = difference(difference(_data_loading(slices), computes), communicates)
+    return _Activity(computes, difference(communicates, computes), loads_data)
 
 
 def _of_cpu(slices: Sequence[Event], collectives: Sequence[Collective]) -> _Activity:
     """Return what a rank did that computes on the CPU: the loading of data hides operations, and both hide collectives."""
-    loads = _data_loading(slices)
+    loads_data = _data_loading(slices)
     operations = (
         event for event in slices if event.cat == "cpu_op" and not event.name.startswith(_NAMES_OF_COLLECTIVES)
     )
-    computes = difference(union(map(_span, operations)), loads)
+    computes = difference(union(map(_span, operations)), loads_data)
     calls = [_span(event) for event in slices if event.name.startswith(_NAMES_OF_COLLECTIVES)]
     communicates = union([*calls, *((one.arrived, one.ended) for one in collectives)])
-    return _Activity(computes, difference(difference(communicates, computes), loads), loads)
+    return _Activity(computes, difference(difference(communicates, computes), loads_data), loads_data)
 
 
 def _data_loading(slices: Sequence[Event]) -> Spans:
