@@ -131,3 +131,14 @@ class FakeLoop(Loop):
     def pause(self, seconds: float) -> None:
         """Let the time pass without this process."""
         self._sleepless.time += seconds
+
+
+class Warnings:
+    """Takes, in place of the reporter, what the user is to be warned of."""
+
+    def __init__(self) -> None:
+        self.warned: list[str] = []
+
+    def warn(self, what: str) -> None:
+        """Keep it."""
+        self.warned.append(what)

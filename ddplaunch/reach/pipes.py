@@ -38,13 +38,13 @@ FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are 
 HOST_SIGNAL = b"h"  # the same, but it was sent to the front of this host itself
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 IS_RUNNING = b"r"  # reply, if the loop runs
-ASKS = signal.SIGURG  # asks the same of a handler; by default it does nothing, so that it harms no agent at its start
+ASKING_SIGNAL = signal.SIGURG  # asks a handler the same; by default it does nothing, so it harms no agent at its start
 REQUEST = 2  # bytes
 # replies of the agent
 STOPPED = b"s"  # to MAY_STOP: all workers are stopped
 GOES_ON = b"c"  # to MAY_STOP: the workers are not stopped, or no longer
-RUNS = b"r"  # to IS_RUNNING, from the loop
-LIVES = b"l"  # to the signal ASKS, from its handler
+LOOP_ANSWERS = b"r"  # to IS_RUNNING, from the loop
+HANDLER_ANSWERS = b"l"  # to the signal ASKING_SIGNAL, from its handler
 # seconds without progress after which output that is not read no longer delays the end of a stopped job
 UNREAD_TIMEOUT = 2.0
 

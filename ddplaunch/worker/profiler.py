@@ -6,8 +6,9 @@ thread back when it returns. Our thread does all else: it talks to the client, s
 recorders, and sends the trace.
 
 The client sends lines of JSON, we send frames: of JSON, or of a byte that says what follows and a compressed piece of that. In
-order: {"type": "profile"}; we answer "hello". Any number of "ping", each with a "pong". "begin"; we answer "began". "end", unless
-all steps are done; we answer "finished". "send"; we send the pieces, then "sent". In place of any answer we may say "failed".
+order: {"type": "profile"}; we report the phase "hello". Any number of "ping", each answered by a list, [number, time]. "begin";
+we report "recording". "end", unless all steps are done; we report "made". "send"; we send the pieces, then report "sent". In
+place of any of these we may report "failed".
 """
 
 import _thread
@@ -118,7 +119,7 @@ class Profile:
         imported = (name for name in ("cuda", "xpu") if f"torch.{name}" in sys.modules)
         device = next((name for name in imported if getattr(torch, name).is_initialized()), None)  # None: CPU alone
         profiler = module.profile(use_cpu=True, use_kineto=True, use_device=device)
-        self.times.update(asked=time.time_ns(), mono=time.monotonic_ns())
+        self.times.update(asked=time.time_ns(), mono_asked=time.monotonic_ns())
         profiler._prepare_trace()
         profiler._start_trace()
         self.autograd_profiler, self.profiler = module, profiler
@@ -220,13 +221,7 @@ class Profile:
         torch: Any = sys.modules.get("torch")
         wants_memory = wish.get("memory") is True  # the history of the allocator
         why_no_memory = why_no_memory_history(torch) if wants_memory else ""  # "": there will be one
-        self.send(
-            type="hello",
-            torch=str(getattr(torch, "__version__", "")),
-            boot=boot_id(),
-            pid=os.getpid(),
-            memory=wants_memory and (why_no_memory or "yes"),  # False: not wished
-        )
+        self.report("hello", boot_id=boot_id(), why_no_memory=why_no_memory)
         if self.next_but_pings(CLIENT_TIMEOUT).get("type") != "begin":
             raise EOFError
         if why := why_not_profiled(torch):
@@ -244,8 +239,8 @@ class Profile:
             atexit.register(self.at_exit)
             self.call_in_main(self.start, time.monotonic() + START_TIMEOUT)
             self.steps = 0  # some may have gone by before the profiler started
-            self.send(type="began")
-            note = self.record(steps)
+            self.report("recording")
+            why_less = self.record(steps)
             self.call_in_main(self.stop)
             self.read_recorders()
             memory = pickled_memory(torch) if keeps_memory else b""
@@ -254,7 +249,7 @@ class Profile:
                 hook.remove()
             if keeps_memory:
                 torch.cuda.memory._record_memory_history(enabled=None)
-        self.send_trace(note, memory)
+        self.send_trace(why_less, memory)
 
     def record(self, steps: int) -> str:
         """Record until the client ends the profile or `steps` (0: no limit) are recorded; return why it ended earlier, else "".
@@ -326,8 +321,8 @@ class Profile:
                 self.entries += new[: MOST_RECORDED - len(self.entries)]
         return len(self.entries) - before
 
-    def send_trace(self, note: str, memory: bytes) -> None:
-        """Say that the profile is finished, with a note why early, and send trace and `memory` when the client asks for them.
+    def send_trace(self, why_less: str, memory: bytes) -> None:
+        """Report that the trace is made, and why early, and send trace and `memory` when the client asks for them.
 
         `memory` is the pickled history of the allocator, b"" if none was kept.
         """
@@ -336,7 +331,7 @@ class Profile:
             del result  # torch's record may be large, and is in the file now
             self.times["saved"] = time.time_ns()
             size = os.fstat(file.fileno()).st_size
-            self.send(type="finished", size=size, note=note)
+            self.report("made", size=size, why_less=why_less)
             if self.next_but_pings(COLLECTING_TIMEOUT).get("type") != "send":
                 raise EOFError
             packer = zlib.compressobj(1)
@@ -352,7 +347,7 @@ class Profile:
             self.send_frame(OF_TRACE, packer.flush())
         for at in range(0, len(memory), PIECE):
             self.send_frame(OF_MEMORY, memory[at : at + PIECE])
-        self.send(type="sent")
+        self.report("sent")
 
     # --- the connection
 
@@ -381,11 +376,11 @@ class Profile:
 
     def pong(self, message: "dict[str, Any]") -> None:
         """Answer a ping: say what time it is here."""
-        self.send(type="pong", at=time.time_ns(), number=message.get("number", 0))
+        self.send_frame(json.dumps([message.get("number", 0), time.time_ns()]).encode())
 
-    def send(self, **message: "Any") -> None:
-        """Send a message."""
-        self.send_frame(json.dumps(message).encode())
+    def report(self, phase: str, **fields: "Any") -> None:
+        """Report the phase to which this worker has come; `fields` are as in `_Report` of tools/profile/ranks.py."""
+        self.send_frame(json.dumps({"phase": phase, **fields}).encode())
 
     def send_frame(self, *pieces: bytes) -> None:
         """Send a frame; give up a client that takes nothing for long."""
@@ -396,7 +391,7 @@ class Profile:
     def fail(self, why: str) -> None:
         """Say why there is no profile, and end the connection."""
         try:
-            self.send(type="failed", reason=why[:500])
+            self.report("failed", why=why[:500])
             self.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass

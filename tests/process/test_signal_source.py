@@ -36,7 +36,7 @@ def test_what_the_cluster_sends_to_all_is_known_as_such_even_if_it_comes_while_t
 ) -> None:
     """slurmd sends SIGCONT before SIGTERM: the second one may come while the first one is being taken."""
     loop = FakeLoop()
-    source = SignalSource(loop, pipes, stops=frozenset({signal.SIGTERM}), end_within=60, signals_all=True)
+    source = SignalSource(loop, pipes, stops=frozenset({signal.SIGTERM}), end_within=60, cluster_signals_all=True)
     source.listen({signal.SIGTERM})
     real, coming = os.read, [signal.SIGTERM]
 

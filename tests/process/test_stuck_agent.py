@@ -88,7 +88,7 @@ def test_an_agent_that_a_debugger_holds_for_a_while_goes_on(job):
 ASLEEP = """
 import os, sys
 from ddplaunch.launcher.node import child
-from ddplaunch.reach.pipes import RUNS, Replies
+from ddplaunch.reach.pipes import LOOP_ANSWERS, Replies
 
 def agent(pipes):
     # until the child has opened its stdin, which it never has, its parent is in the sleep of vfork(2)
@@ -99,7 +99,7 @@ while process.state != "D":
     pass
 reader, writer = os.pipe()
 os.set_blocking(reader, False)
-os.write(writer, RUNS)
+os.write(writer, LOOP_ANSWERS)
 process.replies = Replies(reader)
 watch = child.Watch(process, 10.0)
 print(sum(iter(watch.look, False)), watch.silent)

@@ -7,12 +7,13 @@ their text, so that none is ever reported in place of its cause.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGTRAP
+from collections.abc import Iterable, Mapping, Sequence
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGTERM, SIGTRAP
 
 from msgspec.structs import replace
 
 from ddplaunch.spec.outcome import WorkerError, WorkerExit
+from ddplaunch.system import exitcodes
 
 # Texts of torch 1.13 to 2.13 and of NCCL 2.14 to 2.28, each as words that it contains and a pattern that it fits ("": the words
 # are enough). The words are found in a tenth of the time, and thousands of workers may fail. Repeats in patterns are bounded, so
@@ -105,6 +106,23 @@ def follows_another(failure: WorkerExit | WorkerError) -> bool:
         return False  # whatever it printed before, it did not end by an exception
     text = searchable(failure_text(failure))
     return any(words in text and re.search(pattern, text) for words, pattern in _FOLLOWING)
+
+
+def all_exited_after(exits: Iterable[WorkerExit], *signals: int) -> bool:
+    """Whether no worker failed, except by one of `signals`, by SIGTERM, or because another worker had ended."""
+    asked = {SIGTERM, *signals} - {0}
+    return not any(_failed_for_another_reason(end, asked) for end in exits)
+
+
+def _failed_for_another_reason(end: WorkerExit, asked: set[int]) -> bool:
+    """Whether a worker failed, and neither by a signal of `asked` nor because another worker had ended."""
+    if end.status == 0 or follows_another(end):
+        return False
+    # a signal ends a program without a handler; shells and many handlers exit with 128 + its number
+    by_signal = end.signal in asked or end.code in {exitcodes.of_signal(signum) for signum in asked}
+    if by_signal and (end.error is None or end.error.type in ("KeyboardInterrupt", "SystemExit")):
+        return False
+    return failed_itself(end) or ended_by_another_signal(end)
 
 
 def failure_text(failure: WorkerExit | WorkerError) -> str:

@@ -81,7 +81,7 @@ def inputs_of_lead(
         draft=plan_of_job(spec, allocated.allocation, run_id=run_id, python=python),
         screen=Screen.here(env, has_rows=spec.live),
         error_files=ErrorFiles(run_id, env.get("TMPDIR") or "/tmp"),
-        leads=True,
+        only_coordinates=True,
         reports_to_caller=reports_to_caller,
         cluster=cluster,
     )

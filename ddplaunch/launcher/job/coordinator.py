@@ -72,6 +72,7 @@ class Coordinator:
         self._meeting: Meeting | None = None  # the last one: before a generation begins that has none of its nodes here
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
+        self._has_stopped_all_nodes = False
         self._end_known_at = loop.timer(None, lambda: None)  # set while agents have the time to take note of the end
         # each of these from when it is first needed: most jobs need few
         self._questions: Questions | None = None
@@ -188,12 +189,12 @@ class Coordinator:
 
     def say(self, text: str, is_warning: bool) -> None:
         """Print what holds for this process, in place of all agents that say the same of themselves."""
-        self._said_of_this_process.add(Warned(line(text), is_warning))
+        self._said_of_this_process.add(Warned.of(text, is_warning))
         self.print(f"warning: {text}" if is_warning else text)
 
     def _say_without_stragglers(self, why: str) -> None:
         warning = f"stragglers are no longer looked for: {why}"
-        if Warned(line(warning), is_warning=True) not in self._said_of_this_process:
+        if Warned.of(warning, is_warning=True) not in self._said_of_this_process:
             self.say(warning, is_warning=True)
 
     def _warn(self, member: Member, warned: Warned) -> None:
@@ -276,6 +277,18 @@ class Coordinator:
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
         self.order(list(self.state.members), Forward(signum))
+
+    def abandon(self) -> None:
+        """Have the job not queued again, whatever signal ends it: its user has stopped it for good."""
+        self.feed(job.Abandoned())
+
+    def stop_all_nodes(self, signum: int) -> None:
+        """Stop the job on all nodes by this signal, as its user wants; asked a second time, kill all workers."""
+        if self._has_stopped_all_nodes:
+            self.feed(job.NodeEscalated(job.NO_MEMBER, signum, self._loop.now()))  # not one node asks, but the user
+        else:
+            self._has_stopped_all_nodes = True
+            self.feed(job.StopRequested(Why.SIGNALLED, signum, self._loop.now()))
 
     # --- what follows
 

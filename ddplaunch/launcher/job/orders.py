@@ -28,6 +28,7 @@ from ddplaunch.system.fields import (
     Status,
     Term,
     Text,
+    line,
 )
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class Warned(Struct, frozen=True, tag="warned"):
     text: Line
     is_warning: bool = True
 
+    @classmethod
+    def of(cls, text: str, is_warning: bool) -> Warned:
+        """Return the message of a text that may be longer than a line, or have control characters."""
+        return cls(line(text), is_warning)
+
 
 HINT_WITHOUT_NODE_0 = "no job begins without node 0: make another node the first one"
 
@@ -168,7 +174,7 @@ if TYPE_CHECKING:
 class ClientOrder(Struct, frozen=True):
     """The coordinator passes on what a client asks about the workers of this node, no longer asks, or says to one of them."""
 
-    order: Ask | Forget | Chunk
+    passed_on: Ask | Forget | Chunk
 
 
 class Listening(Struct, frozen=True):

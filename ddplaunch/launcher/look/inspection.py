@@ -95,7 +95,7 @@ class Inspection:
             from ddplaunch.launcher.look.stacks import Target, capture_stacks
             from ddplaunch.record.seen.reasons import last_error  # the loop does not wait for imports
 
-            asked = [Target(worker.rank, worker.pid, file, worker.recorder) for worker, file in targets]
+            asked = [Target(worker.rank, worker.pid, file, worker.recorder_socket) for worker, file in targets]
             samples = capture_stacks(asked, until=until, host=host, native=native, stacks=stacks, ras=ras)
             # stderr is the worker's, and may say why it hangs; of the processes below a worker that is not known
             samples = [one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples]

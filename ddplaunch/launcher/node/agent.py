@@ -15,7 +15,7 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.decide.node import Phase
 from ddplaunch.launcher.job import orders
 from ddplaunch.launcher.job.link import Link
-from ddplaunch.launcher.job.orders import JobEnd, NodeEnd, SentReport, Warned
+from ddplaunch.launcher.job.orders import JobEnd, NodeEnd, Warned
 from ddplaunch.launcher.node import events
 from ddplaunch.launcher.node.behind_front import BehindFront
 from ddplaunch.launcher.node.generations import Generations
@@ -28,7 +28,6 @@ from ddplaunch.reach.pipes import FrontPipes
 from ddplaunch.reach.repeated_stop import Typed
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.spec.outcome import Why, WorkerExit
-from ddplaunch.system.fields import line
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class Agent(BehindFront):
         self._leftovers = Leftovers(loop, files, self._generations)
         self._client_orders = ClientOrders(loop, self._context, self._generations, self._run_socket)
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
-        self._has_stopped_all_nodes = False  # by `stop_for_good`, where a signal would have stopped this node alone
         self._state = node.State(policy=job.policy)
         self._deadline = loop.timer(None, self._on_deadline)  # of `_state`
         self._lax_deadline = loop.timer(None, self._on_deadline, may_come_late=True)
@@ -60,7 +58,7 @@ class Agent(BehindFront):
         link = self._connect(self._loop, self._reporter)
         if self._job.inputs.allocation.has_one_screen:
             # what holds for several nodes is said once for all of them, by the coordinator
-            self._reporter.tell_all = lambda text, is_warning: self._report(Warned(line(text), is_warning))
+            self._reporter.tell_all = lambda text, is_warning: self._report(Warned.of(text, is_warning))
         return link
 
     def begin(self, opened: ExitStack) -> None:
@@ -99,12 +97,13 @@ class Agent(BehindFront):
     # --- what happens, and what follows
 
     def handle(self, event: Any) -> None:
-        """Carry out what follows from one event of the loop, or from one action of the decision (`launcher.decide.node`)."""
+        """Carry out what follows from one event of the loop: what a part has posted, or an order of the coordinator."""
         super().handle(event)
         generations, loop = self._generations, self._loop
         match event:
             # the processes of this node
             case events.WorkerEnded(rank):
+                # once workers are being stopped, each end brings its own exception
                 for found in generations.events_of_end(rank, names_causes=self._state.workers_go_on):
                     loop.post(found)
             case events.ChildEnded():
@@ -147,14 +146,20 @@ class Agent(BehindFront):
             # commands that ask the run
             case events.QuestionAnswered(report):
                 self._report(report)
-            case events.AttachAsked(client, asked):
-                self._run_socket.serve(client, lambda visitor: generations.debuggers.attach(asked, visitor))
+            case events.AttachAsked(number, asked):
+                self._run_socket.serve(number, lambda client: generations.debuggers.attach(asked, client))
             case events.ClientGone(client):
                 if generations.made_debuggers is not None:
                     generations.made_debuggers.forget(client)
-            # actions of the decision
+            # what the decision takes
+            case _ if isinstance(event, node.Event):
+                self._step(event)
+
+    def _carry_out(self, action: node.Action) -> None:
+        """Carry out one action of the decision (`launcher.decide.node`)."""
+        match action:
             case node.StartWorkers():
-                generations.begin()
+                self._generations.begin()
             case node.Sweep(signum, sparing):
                 self._sweep(signum, sparing=sparing)
             case node.ReportEnded():
@@ -162,15 +167,12 @@ class Agent(BehindFront):
             case node.Exit(status):
                 self._exit(status)
             case node.Suspend() | node.Resume():
-                self._report(event)
-                generations.suspend(isinstance(event, node.Suspend))
-            case _ if isinstance(event, SentReport):  # an action that is a report to the coordinator
-                self._report(event)
-            # all events that the decision takes, and all other actions
-            case _ if isinstance(event, node.Event):
-                self._step(event)
+                self._report(action)
+                self._generations.suspend(isinstance(action, node.Suspend))
+            case _ if isinstance(action, node.Reports):
+                self._report(action)
             case _:
-                generations.carry_out(event)
+                self._generations.carry_out(action)
 
     def _on_client_order(self, order: orders.ClientOrder) -> None:
         """Carry out what the coordinator asks for a client of its socket, about the workers that it knows of.
@@ -201,22 +203,16 @@ class Agent(BehindFront):
         if signum != SIGTERM or coordinator is None or not self._context.inputs.allocation.nodes_leave:
             super().stop_for_good(signum, source, typed)
             return
-        from ddplaunch.launcher.decide import job  # imported with the coordinator
-
-        now = self._loop.now()
-        coordinator.feed(job.Abandoned())
-        if self._has_stopped_all_nodes:
-            coordinator.feed(job.NodeEscalated(job.NO_MEMBER, signum, now))  # kill: not one node asks, but the user
-        else:
-            self._has_stopped_all_nodes = self._signals.was_asked_to_end = True
-            coordinator.feed(job.StopRequested(Why.SIGNALLED, signum, now))
+        self._signals.was_asked_to_end = True
+        coordinator.abandon()
+        coordinator.stop_all_nodes(signum)
 
     # --- the begin of a generation
 
     def _on_order_to_begin(self, generation: orders.Generation) -> None:
         """Begin a generation; if it is a restart, once the node has passed its health check (the first one is behind it)."""
         inputs, end = self._context.inputs, self._state.end
-        is_ending = end.stop_signal or end.front_lost  # so that the generation ends at once
+        is_ending = end.stop_signal or end.front_lost  # the generation is to end as soon as it has begun
         if inputs.spec.health_check is None or generation.number == 0 or is_ending:
             self._begin(generation)
             return
@@ -261,11 +257,11 @@ class Agent(BehindFront):
             self._begin_without_health_check()  # the order is about the generation that waits for the check
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
-        event = self._with_what_agent_knows(event)
+        event = self._completed(event)
         # not by Ctrl-C, of which the output is told when the workers get it
         is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._state.workers_go_on
         if is_ordered_stop and self._generations.plan.nnodes > 1:
-            self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from a failure there
+            self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from that, and are folded
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline.set(self._state.deadline)
@@ -274,11 +270,11 @@ class Agent(BehindFront):
             self._generations.start_no_more()
         for action in actions:
             self._reporter.on_action(action)
-            self.handle(action)
+            self._carry_out(action)
         if self._state.end.stop_signal or self._state.end.front_lost:
             self._begin_without_health_check()  # a generation that waits for the check begins, and ends at once
 
-    def _with_what_agent_knows(self, event: node.Event) -> node.Event:
+    def _completed(self, event: node.Event) -> node.Event:
         """Return a signal or an order with what its maker cannot know: where the coordinator is, how long workers are silent."""
         if isinstance(event, node.SignalReceived):
             event = replace(event, coordinator_is_here=self._coordinator is not None)
@@ -338,16 +334,13 @@ class Agent(BehindFront):
         state = self._state
         if not (self._job.requeue and self._context.inputs.allocation.has_front) or state.end.abandoned:
             return False
-        from ddplaunch.launcher.decide.job.ending import all_exited_after  # few jobs come here
-
-        return bool(state.notice) and all_exited_after(self._exits, state.notice, state.end.stop_signal)
+        return state.all_have_obeyed_notice(self._exits)
 
     def _exit(self, status: int) -> None:
         """Conclude the job on this node, where nothing is left: settle how it ended, report that, and tell waiting clients."""
         assert self._link is not None
-        # what holds for all nodes is printed here from now on: the coordinator prints no more
-        self._reporter.tell_all = None
-        self._exits = self._generations.reap(self._state) or self._exits
+        self._reporter.tell_all = None  # what holds for all nodes is printed here: the coordinator prints no more
+        self._exits = self._generations.reap(self._state) or self._exits  # none here: those that were reaped before
         self._reporter.report_dropped_output(self._generations.output.dropped)
         if self._state.why is Why.SIGNALLED:
             self._signals.was_asked_to_end = True  # the signal may have come to another node

@@ -48,11 +48,11 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
             from ddplaunch.launcher.node import agent  # before it is decided that the job begins
         if not child.decide_start(pipes):
             return exitcodes.BUG  # which nobody sees: the front has prevented the start, and ends this process
-        _collect_garbage()
+        _enable_garbage_collection()  # which was off for the start
         keep_freed_memory()
         return agent.Agent(Loop(), job, connect, files, pipes).run()
     finally:
-        job.inputs.error_files.remove()
+        job.inputs.error_files.remove()  # with the folder that workers have written them to
 
 
 def start_writer() -> FileQueue:
@@ -86,7 +86,7 @@ def _be_writer(agent: int, sock: socket.socket, progress: int, listener: socket.
         detach(sock.fileno(), progress, listener.fileno())
         from ddplaunch.record import file_writer  # only that process needs it
 
-        _collect_garbage()
+        _enable_garbage_collection()
         file_writer.run(3, 4, 5)
     except ImportError as error:
         why_no_writer = not_imported(error).message
@@ -98,7 +98,7 @@ def _be_writer(agent: int, sock: socket.socket, progress: int, listener: socket.
         os._exit(0)  # the agent sees the end of the socket
 
 
-def _collect_garbage() -> None:
+def _enable_garbage_collection() -> None:
     """Have Python collect garbage from here on, except for what is there: the start went without, but a job may run for weeks."""
     gc.freeze()
     gc.enable()

@@ -50,7 +50,10 @@ class BehindFront(ABC):
     _link: Link | None = None  # to the coordinator, which decides for all nodes; None until `connect`
 
     def __init__(self, loop: Loop, job: FrontedJob, files: FileQueue, pipes: FrontPipes) -> None:
-        """Make the parts; `run` opens them. `files` goes to the process that writes them, `pipes` lead to the front."""
+        """Make the parts; `run` opens them. `files` goes to the process that writes them, `pipes` lead to the front.
+
+        Which signals mean what, `SignalSource` says.
+        """
         inputs, spec = job.inputs, job.inputs.spec
         self._loop = loop
         loop.handle = self.handle
@@ -64,9 +67,9 @@ class BehindFront(ABC):
             loop,
             pipes,
             stops=spec.ending_signals,
-            sent_again=job.sent_again,
+            sent_again=job.sent_again,  # by a scheduler
             end_within=spec.grace_period + END_MARGIN,
-            signals_all=job.signals_all,
+            cluster_signals_all=job.cluster_signals_all,
             from_caller=inputs.reports_to_caller,
             heartbeat_timeout=spec.heartbeat_timeout,
         )
@@ -97,7 +100,7 @@ class BehindFront(ABC):
                 self.before_sleep()
                 self._loop.run_once()
             status = self.status()
-            self._wait_for_errands()
+            self._wait_for_errands()  # as commands of --notify
         if self._context.closing_lines:
             self._reporter.stderr.put(self._context.closing_lines)
         if (requeue := self._requeue_to_use) is not None:
@@ -162,9 +165,7 @@ class BehindFront(ABC):
     def stop_for_good(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
         """Stop the job by this signal, and have it not queued again, although the signal may be one that asks for that."""
         if self._coordinator is not None:
-            from ddplaunch.launcher.decide import job  # imported with the coordinator
-
-            self._coordinator.feed(job.Abandoned())
+            self._coordinator.abandon()
         self._signals.received(signum, source, typed=typed)
 
     def _tell_notice(self, notice: events.NoticeSeen, where: str = "") -> None:
@@ -180,7 +181,7 @@ class BehindFront(ABC):
     def _serve_whole_job(self, coordinator: Coordinator) -> None:
         """Do from now on what one process does for the whole job: tell programs outside of it, and look for the stop file."""
         spec, reporter = self._context.inputs.spec, self._reporter
-        if self._progress_file and self._requeue is not None and self._requeue.restarted:
+        if self._requeue_progress_file and self._requeue is not None and self._requeue.times_restarted:
             self._read_progress(coordinator)
         if spec.notify or spec.metrics_file:
             from ddplaunch.launcher.node import outward  # few jobs need it
@@ -251,21 +252,21 @@ class BehindFront(ABC):
         end = self._link.end
         notice = end.requeue  # the signal that gave it
         self._reporter.print_end(end.why, end.text)
-        decision = self._ask_cluster(requeue, partial(requeue.decide, notice), requeue.undecided(notice))
+        decision = self._ask_cluster(requeue, partial(requeue.decide, notice), if_unanswered=requeue.undecided(notice))
         decided_at = time.monotonic()
         self._reporter.print(decision.text)
         why_failed = self._submit(requeue) if decision.requeues else None
-        self._reporter.story.note_left_after(notice, decision, why_failed)
+        self._reporter.story.note_left_after(notice, decision, why_failed)  # for the summary
         self._reporter.write_summary(self.ended(), decided_at)
 
     def _submit(self, requeue: Requeue) -> str | None:
         """Hand over all output, then have the job queued again, which ends this process; return why that failed, or None."""
         self._keep_progress()
         self._hand_over_output()
-        if not self._context.inputs.leads:
+        if not self._context.inputs.only_coordinates:
             # srun, which shows an agent's output, drops what it has not read when its step ends, and nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
-        why_failed = self._ask_cluster(requeue, requeue.submit, requeue.unsent)
+        why_failed = self._ask_cluster(requeue, requeue.submit, if_unanswered=requeue.unsent)
         if why_failed is not None:
             self._reporter.print(why_failed)
         return why_failed
@@ -276,29 +277,29 @@ class BehindFront(ABC):
         from ddplaunch.reach.slurm.job import Requeued, read_requeued
 
         assert self._requeue is not None
-        start = self._requeue.restarted
+        start = self._requeue.times_restarted  # by the cluster: the number of this start of the job
 
         def on_answer(known: Requeued | None) -> None:
             if known is not None:
-                without_new_step = known.count_at(start)  # generations in a row, up to this start of the job
+                without_new_step = known.count_at(start)  # generations in a row that came no further, up to this start
                 coordinator.feed(job.ProgressKnown(known.best_step, without_new_step))
 
-        self._loop.ask(partial(read_requeued, self._progress_file), None, on_answer, within=DISK_WITHIN)
+        self._loop.ask(partial(read_requeued, self._requeue_progress_file), None, on_answer, within=DISK_WITHIN)
 
     def _keep_progress(self) -> None:
         """Keep for --max-no-progress, for the next start of the job, how far this one has come."""
         # a coordinator that was lost cannot say it
-        if self._progress_file and self._coordinator is not None and self._requeue is not None:
+        if self._requeue_progress_file and self._coordinator is not None and self._requeue is not None:
             from ddplaunch.reach.slurm.job import Requeued, keep_requeued
 
             known = self._coordinator.state.restarts
-            start = self._requeue.restarted
+            start = self._requeue.times_restarted  # the number of this start of the job
             now = Requeued(start=start, best_step=known.best_step, without_new_step=known.without_new_step)
-            keep = partial(keep_requeued, self._progress_file, now)
+            keep = partial(keep_requeued, self._requeue_progress_file, now)
             self._signals.wait_for(self._loop.ask(keep, None, within=DISK_WITHIN))
 
     @property
-    def _progress_file(self) -> str:
+    def _requeue_progress_file(self) -> str:
         """Where to keep how far the job has come when it is requeued; "": nobody wants to know, or the user has no home."""
         spec, state = self._context.inputs.spec, state_folder(self._context.inputs.env)
         if spec.max_no_progress is None or self._requeue is None or state is None:
@@ -309,17 +310,19 @@ class BehindFront(ABC):
 
     def _ask_cluster(self, requeue: Requeue, question: Callable[[], Reply], if_unanswered: Reply) -> Reply:
         """Return the reply of the cluster, however long that takes, or `if_unanswered` if the user does not wait."""
-        why: Pending[str] | None = None
+        asked_why: Pending[str] | None = None
 
-        def ask_why() -> None:
-            nonlocal why
-            why = self._loop.ask(requeue.describe_wait, "", lambda text: self._reporter.print(text) if text else None)
+        def ask_why_it_is_slow() -> None:
+            nonlocal asked_why
+            asked_why = self._loop.ask(
+                requeue.describe_wait, "", lambda text: self._reporter.print(text) if text else None
+            )
 
-        tells = self._loop.timer(self._loop.now() + SLOW_REPLY, ask_why)
+        slow_timer = self._loop.timer(self._loop.now() + SLOW_REPLY, ask_why_it_is_slow)
         reply = self._signals.wait_for(self._loop.ask(question, if_unanswered))
-        tells.cancel()
-        if why is not None:
-            why.give_up()
+        slow_timer.cancel()
+        if asked_why is not None:
+            asked_why.give_up()
         return reply
 
     def _finish_files_and_output(self) -> None:

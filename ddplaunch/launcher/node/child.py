@@ -15,7 +15,7 @@ from contextlib import suppress
 from math import ceil
 
 from ddplaunch.launcher.decide.node import TIDY_TIMEOUT
-from ddplaunch.reach.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
+from ddplaunch.reach.pipes import ASKING_SIGNAL, HANDLER_ANSWERS, IS_RUNNING, LOOP_ANSWERS, FrontPipes, Replies
 from ddplaunch.system import exitcodes
 from ddplaunch.system.errors import MORE_OPEN_FILES, LaunchError, indented, visible
 from ddplaunch.system.process import clock
@@ -111,7 +111,7 @@ def _run(
     except LaunchError as error:
         failure = error
     report_failure(failure, pipes)
-    if failure.then is not None:
+    if failure.then is not None:  # as to tell the other nodes
         failure.then()
     return failure.status
 
@@ -171,7 +171,7 @@ class AgentProcess:
         self.pipes.request(IS_RUNNING)
         if with_handler:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, ASKS)
+                os.kill(self.pid, ASKING_SIGNAL)
 
     def describe_silence(self) -> str:
         """Say why the agent does not run, as far as its state tells; "" if that tells nothing."""
@@ -262,8 +262,8 @@ class Watch:
         """Return whether the agent's loop has answered, and whether it or the signal handler has; forget these answers."""
         replies = self._agent.replies
         replies.take()
-        loop_answered, answered = replies.has(RUNS), replies.has(RUNS + LIVES)
-        replies.forget(RUNS + LIVES)
+        loop_answered, answered = replies.has(LOOP_ANSWERS), replies.has(LOOP_ANSWERS + HANDLER_ANSWERS)
+        replies.forget(LOOP_ANSWERS + HANDLER_ANSWERS)
         return loop_answered, answered
 
     def keeps_lease(self) -> bool:
@@ -320,13 +320,13 @@ class Question:
         self._replies = agent.replies
         self._unanswered = 0  # questions in a row without any answer
         self._without_loop = 0  # questions that the loop has not answered, though the signal handler may have
-        agent.replies.forget(RUNS + LIVES)  # those to the questions of a `Watch`
+        agent.replies.forget(LOOP_ANSWERS + HANDLER_ANSWERS)  # those to the questions of a `Watch`
         agent.ask()
 
     def has_answer(self) -> bool:
         """Whether the agent's loop has answered."""
         self._replies.take()
-        return self._replies.has(RUNS)
+        return self._replies.has(LOOP_ANSWERS)
 
     def repeat(self) -> bool:
         """Ask again, INTERVAL seconds after the last question; False: the agent has not responded for too long, so give it up.
@@ -334,12 +334,12 @@ class Question:
         Called while `has_answer` is False: the loop has not answered any question yet.
         """
         self._replies.take()
-        handler_answered = self._replies.has(LIVES)
+        handler_answered = self._replies.has(HANDLER_ANSWERS)
         self._unanswered = 0 if handler_answered else self._unanswered + 1
         self._without_loop += 1
         if self._unanswered >= _MOST_UNANSWERED or self._without_loop >= _MOST_WITHOUT_LOOP:
             return False
-        self._replies.forget(LIVES)
+        self._replies.forget(HANDLER_ANSWERS)
         self._agent.ask()
         return True
 

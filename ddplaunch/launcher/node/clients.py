@@ -38,7 +38,7 @@ MAX_CLIENTS = 32  # at once
 MAX_STREAMS = 256  # to workers of other nodes, of which none keeps more than its window
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
 TOO_MANY = "too many commands ask this run at once"
-_ON_THE_WAY = 3.0  # seconds for the agent of another node, beyond those that its worker has
+_TRAVEL_TIME = 3.0  # seconds for the agent of another node, beyond those that its worker has
 _UNAUTHENTICATED = (
     "a debugger could run anything, and the nodes of this job have no token by which this one knows node 0: "
     "see --token-file, or attach on node 0 to the ranks there"
@@ -59,7 +59,7 @@ class Client:
         self._buffer = SendBuffer(sock)  # replies that are yet to be sent
         self._has_asked = False
         self._has_last_reply = False  # it has been given that: the connection is closed once all is sent
-        self._time_is_up = loop.timer(loop.now() + REQUEST_TIMEOUT, self.close)
+        self._request_timer = loop.timer(loop.now() + REQUEST_TIMEOUT, self.close)
         loop.watch(sock, self._on_ready)
 
     def _on_ready(self) -> None:
@@ -96,12 +96,12 @@ class Client:
             self.refuse(f"ddplaunch {__version__}, which runs it, does not know this request: {error}")
             return
         self._has_asked = True
-        self._time_is_up.cancel()
+        self._request_timer.cancel()
         self._loop.post(ClientAsked(self.number, request))
 
     def limit(self, seconds: float) -> None:
         """Drop the connection in so many seconds, and in those that the client has to read the replies."""
-        self._time_is_up.set(self._loop.now() + seconds + READ_TIMEOUT)
+        self._request_timer.set(self._loop.now() + seconds + READ_TIMEOUT)
 
     def refuse(self, reason: str, *, runs_no_python: bool = False) -> None:
         """Refuse to answer, and say why."""
@@ -111,7 +111,7 @@ class Client:
     def finish(self, reply: requests.Reply) -> None:
         """Send the last reply."""
         self._has_last_reply = True
-        if not self._time_is_up.is_set:
+        if not self._request_timer.is_set:
             self.limit(0.0)
         self.send(reply)
 
@@ -133,7 +133,7 @@ class Client:
         if self._sock.fileno() < 0:
             return None
         self._loop.unwatch(self._sock)
-        self._time_is_up.cancel()
+        self._request_timer.cancel()
         given = socket.socket(fileno=self._sock.detach())  # takes no further descriptor: there may be none
         self._loop.post(ClientGone(self.number))
         return given
@@ -160,7 +160,7 @@ class Client:
     def close(self) -> None:
         """Drop the connection."""
         if self._sock.fileno() >= 0:
-            self._time_is_up.cancel()
+            self._request_timer.cancel()
             self._loop.unwatch(self._sock)
             self._sock.close()
             self._buffer.take()
@@ -236,11 +236,12 @@ class RunClients(Clients):
         super().__init__(loop)
         self._context = context
         self._link = link
-        self._of_coordinator: set[Client] = set()  # those for which the coordinator asks, which has their connections
+        # those for which the coordinator asks, which has their connections
+        self._clients_of_coordinator: set[Client] = set()
 
     def add_of_coordinator(self, sock: socket.socket) -> None:
         """Take a client that has connected to the coordinator, which asks for it over this socket."""
-        self._of_coordinator.add(self.add(sock))
+        self._clients_of_coordinator.add(self.add(sock))
 
     def answer(self, number: int, request: requests.Request) -> None:
         """Answer the request of a client; for some requests, post an event that the agent answers."""
@@ -251,11 +252,11 @@ class RunClients(Clients):
             self._answer_for_job(client, request, self._link.coordinator)
         elif self._link.is_waiting:  # for node 0, and with it the coordinator, to be started again
             self._answer_alone(client, request)
-        elif client not in self._of_coordinator:  # it is on this host, and the coordinator on another
+        elif client not in self._clients_of_coordinator:  # it has come here, and the coordinator is on another host
             client.finish(self._where_coordinator_is())
         elif not isinstance(asked, requests.Attach):
             client.refuse("the coordinator answers that itself")
-        elif not asked.profiles and not self._context.draft.authenticated:
+        elif not asked.profiles and not self._context.draft.authenticated:  # a debugger runs any code
             client.refuse(_UNAUTHENTICATED)
         else:
             self._loop.post(AttachAsked(number, asked))
@@ -303,14 +304,14 @@ class RunClients(Clients):
         elif (sock := client.hand_over()) is not None:
             node = f"node {member.node_rank} ({host_name(member.host)})"
             if_late = pack(requests.encode(requests.RequestRefused(line(f"{node} does not answer"))))
-            within = asked.within + _ON_THE_WAY
+            within = asked.within + _TRAVEL_TIME
             coordinator.streams.open(member.id, sock, pack(requests.encode(request)), within, if_late)
 
     def forget(self, number: int) -> Client | None:
         """Have nothing more found out for a client that has gone."""
         client = super().forget(number)
         if client is not None:
-            self._of_coordinator.discard(client)
+            self._clients_of_coordinator.discard(client)
             if client.question is not None and self._link.coordinator is not None:
                 self._link.coordinator.questions.forget(client.question)
         return client
@@ -319,7 +320,8 @@ class RunClients(Clients):
         """Return the reply of another node than the coordinator's: the host of that, by the allocation or the rendezvous."""
         allocation = self._context.inputs.allocation
         of_rendezvous = allocation.rendezvous.addresses if allocation.rendezvous is not None else ()
-        of_allocation = () if allocation.has_front else allocation.hosts[:1]  # a command coordinates agents itself
+        # a command that has started the agents coordinates them, and its host is that of the rendezvous
+        of_allocation = () if allocation.has_front else allocation.hosts[:1]
         hosts = (*of_allocation, *of_rendezvous, "")  # "": not known
         return requests.RunsElsewhere(
             run_id=piece(self._context.run_id),
@@ -354,7 +356,7 @@ class RunClients(Clients):
         )
 
     def _describe_node(self) -> requests.Run:
-        """Return what this node knows of the run on its own, as long as there is no generation of workers."""
+        """Return what this node knows of the run before any worker is started, each text cut to what a reply may hold."""
         inputs, folder = self._context.inputs, self._context.folder
         program = inputs.spec.program
         argv = Redactor(self._context.known_secrets).argv(program.shown)

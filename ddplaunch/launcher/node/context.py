@@ -59,12 +59,12 @@ class WorkerSetup(Struct, frozen=True, kw_only=True):
     error_files: ErrorFiles
     log_limit: int | None  # bytes
     role: str
-    has_recorder: bool = True  # torch records the collectives of each worker
+    records_collectives: bool = True  # torch does, in each worker
     debugger: str = ""  # where workers ask for what a debugger needs, and how the job is debugged
     debugpy_ranks: frozenset[int] = frozenset()
     mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
     on_terminal: frozenset[int]  # ranks whose output is shown on a terminal with what they draw
-    of_terminal: Mapping[str, str]  # the variables that say so
+    terminal_variables: Mapping[str, str]  # that say so
     duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
     def error_file(self, rank: int) -> str:
@@ -92,9 +92,9 @@ class AgentContext:
         self.known_secrets = literals({**inputs.env, **dict(inputs.spec.env)})  # hidden wherever they stand
         self.reporter = self._reporter()
         self.draft = inputs.draft  # the plan as if all nodes were like this one
-        # the name that all nodes know the run by; "" before those that were started one by one have met. A process that leads
-        # has started all agents, and no workers: it gives the name, and its folder is made once the plan of all is known
-        is_named_later = inputs.allocation.rendezvous is not None and not inputs.allocation.start and not inputs.leads
+        # the name that all nodes know the run by: a command that starts all agents gives it; else "" until the nodes have met
+        has_command = bool(inputs.allocation.start) or inputs.only_coordinates
+        is_named_later = inputs.allocation.rendezvous is not None and not has_command
         self.run_id = "" if is_named_later else inputs.draft.run_id
         self.folder: RunFolder | None = None
         self.files = files
@@ -103,7 +103,8 @@ class AgentContext:
         # how a job ended whose agents were started from here: printed after all of their output
         self.closing_lines = ""
         nodes_meet = inputs.allocation.rendezvous is not None and not inputs.spec.no_control
-        if not inputs.leads and not nodes_meet:
+        # a command that coordinates makes its folder later, with the plan of all nodes
+        if not inputs.only_coordinates and not nodes_meet:
             self.make_folder(self.draft)
 
     @property
@@ -123,16 +124,17 @@ class AgentContext:
         """
         inputs, spec, agreed = self.inputs, self.inputs.spec, generation.agreed
         plan = self.draft
-        if agreed is not None:
+        if agreed is not None:  # by several nodes
             from ddplaunch.launcher.job.join import agreed_plan  # one node needs none of it
 
-            if is_loopback(agreed.address):  # all nodes are on one host, and this one is reached there, too
+            if is_loopback(agreed.address):  # of node 0: so all nodes are on one host, and reach this one there, too
                 address = address or LOOPBACK
             plan = agreed_plan(agreed, generation.port, address, spec, inputs.allocation, inputs.node)
         if self.folder is None:
             self.make_folder(plan)
         assert self.folder is not None
-        has_common_term = agreed is not None or plan.nnodes == 1  # else the nodes do not communicate
+        # the term (DDPLAUNCH_TERM) tells every generation from all before it; nodes that do not communicate have none in common
+        has_common_term = agreed is not None or plan.nnodes == 1
         how_debugged = _how_debugged(spec, debugger_follows_children=inputs.node.debugger_follows_children)
         return WorkerSetup(
             plan=plan,
@@ -144,12 +146,12 @@ class AgentContext:
             error_files=self.error_files,
             log_limit=None if spec.log_dir else LOG_LIMIT,
             role=spec.role,
-            has_recorder=not spec.no_flight_recorder,
+            records_collectives=not spec.no_flight_recorder,
             debugpy_ranks=spec.debugpy_ranks or frozenset(),
             debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{how_debugged}",  # as worker/bootstrap.py reads it
             mps_control=inputs.node.mps_control,
             on_terminal=self._on_terminal(plan),
-            of_terminal=of_terminal(inputs.screen.columns, inputs.screen.lines, highest=plan.world_size - 1),
+            terminal_variables=of_terminal(inputs.screen.columns, inputs.screen.lines, highest=plan.world_size - 1),
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )
 
@@ -195,6 +197,7 @@ class AgentContext:
             folds_tracebacks=spec.verbosity <= 0,
         )
         queue = self.queue
+        # where a command starts all agents, it shows the output of all nodes
         nodes_on_screen = plan.nnodes if inputs.allocation.start else 1
         return Output(
             display,
@@ -223,14 +226,16 @@ class AgentContext:
 
     def _reporter(self) -> Reporter:
         """Return the reporter of this node, which tells the user, or a caller of `launch()`, by way of the front."""
-        inputs, to_caller = self.inputs, self.inputs.reports_to_caller
+        inputs, is_in_slurm = self.inputs, self.inputs.allocation.cluster == "slurm"
         surroundings = Surroundings(
             host=inputs.node.host,
             cwd=working_directory() or "",  # "": it was removed, so that no path lies below it
             home=inputs.env.get("HOME", ""),
             cluster=inputs.cluster,
-            slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
-            srun_job=job_of_srun(inputs.env, inputs.node.host) if inputs.allocation.cluster == "slurm" else "",
+            slurm_job=job_in_slurm(inputs.env) if is_in_slurm else "",
+            srun_job=job_of_srun(inputs.env, inputs.node.host)
+            if is_in_slurm
+            else "",  # of a heterogeneous job, this host's component
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
             has_front=inputs.allocation.has_front,
         )
@@ -240,10 +245,10 @@ class AgentContext:
             time.monotonic,
             around=surroundings,
             reports_job=inputs.reports_job,
-            caller=CallerReporter(partial(_send, self.queue)) if to_caller else None,
+            caller=CallerReporter(partial(_send, self.queue)) if inputs.reports_to_caller else None,
         )
-        is_simulated_node = inputs.spec.simulate and not inputs.leads
-        if is_simulated_node:
+        is_simulated_node = inputs.spec.simulate and not inputs.only_coordinates
+        if is_simulated_node:  # the command may inject faults, for which it has to know the workers' processes
             reporter.add_reader(partial(_tell_of_workers, self.queue))
         return reporter
 
@@ -254,7 +259,7 @@ class AgentContext:
         """
         inputs, screen = self.inputs, self.inputs.screen
         # a command that has started the agents shows a line of OURS once, however many of them say the same
-        tag = OURS if inputs.allocation.start and not inputs.leads else STDERR
+        tag = OURS if inputs.allocation.start and not inputs.only_coordinates else STDERR
 
         def put(text: str) -> None:
             # a worker may have left a line on the terminal without its end
@@ -271,7 +276,7 @@ class AgentContext:
         has_colour = Stream.ERR in screen.colour
         return Stderr(
             put=put,
-            put_last=put_last if inputs.leads else put,
+            put_last=put_last if inputs.only_coordinates else put,
             paint=Paint() if inputs.reports_to_caller else Paint(has_colour, screen.links, screen.columns),
             redactor=Redactor(self.known_secrets),
         )

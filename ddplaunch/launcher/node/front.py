@@ -135,9 +135,12 @@ class _Front:
         stops: frozenset[int],
         sent_again: frozenset[int],
         output: FrontOutput,
-        timeout: float,
+        heartbeat_timeout: float,
     ) -> None:
-        """Serve this agent; `stops` and `sent_again` are as in `run`, and `timeout` is its heartbeat timeout, in seconds."""
+        """Serve this agent, which is given up after `heartbeat_timeout` seconds without a sign of life.
+
+        `stops` ask the job to end; a second one of `sent_again`, which a scheduler sends more than once, is no second request.
+        """
         self.output = output
         self._agent = agent
         self._deduplicator = SignalDeduplicator(stops, sent_again)
@@ -147,9 +150,10 @@ class _Front:
         self.killed_agent = False  # by this process
         self.is_done = False  # the agent has ended or is given up, so signals to stop come too late
         self._workers_are_to_be_killed = False  # the user has asked a second time
-        self._watch = child.Watch(agent, timeout)
-        self._question: child.Question | None = None  # to an agent that has to end its workers; None: answered
-        self._unread = 0  # INTERVALs in a row in which nobody has read output, after the end of a job that was stopped
+        self._watch = child.Watch(agent, heartbeat_timeout)
+        self._urgent_question: child.Question | None = None  # to an agent that has to end its workers; None: answered
+        # INTERVALs in a row in which nobody has read output, after the end of a job that was stopped
+        self._intervals_unread = 0
         self._written_before = 0  # bytes, one interval ago
 
     def on_signal(self, signum: int, _frame: object) -> None:
@@ -170,8 +174,8 @@ class _Front:
             self._workers_are_to_be_killed = True  # by this process, if the agent does not answer the question below
         else:
             return  # a repetition asks for nothing new
-        if self._question is None and not self.killed_agent:
-            self._question = child.Question(self._agent)
+        if self._urgent_question is None and not self.killed_agent:
+            self._urgent_question = child.Question(self._agent)
         self.set_timer()
 
     def on_sigtstp(self, _signum: int, _frame: object) -> None:
@@ -188,7 +192,7 @@ class _Front:
             modes_of_worker = modes()
             self._waits_for_workers_to_stop = False
             if may_stop:
-                self.output.give_back()
+                self.output.restore_terminal()
                 os.kill(os.getpid(), signal.SIGSTOP)  # returns once somebody has sent SIGCONT
                 self.output.forget_area()  # the shell has written below it
                 set_modes(modes_of_worker)  # the shell has set its own, and the worker does not know of the pause
@@ -215,7 +219,7 @@ class _Front:
     def set_timer(self) -> None:
         """Have `on_sigalrm` called when it is time to look at the agent, or at output that nobody reads."""
         has_agent = not self._agent.has_ended
-        if self._question is not None or (self.stopped_by and not has_agent):
+        if self._urgent_question is not None or (self.stopped_by and not has_agent):
             signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
         elif has_agent:
             signal.setitimer(signal.ITIMER_REAL, self._watch.wait())
@@ -228,20 +232,20 @@ class _Front:
             _Unread: the rest of the output is not written.
         """
         if self._agent.has_ended:
-            self._question = None
+            self._urgent_question = None
             self._check_output_is_read()
         else:
             self._check_agent()
         self.set_timer()
 
     def _check_agent(self) -> None:
-        """Look whether the agent runs, and ask it again: by `_question` while it has to stop its workers, else by `_watch`.
+        """Look whether the agent runs, and ask it again: urgently while it has to stop its workers, else by `_watch`.
 
         Raises _Unresponsive: it does not run, or has let its workers live beyond their lease (until when they may live).
         """
         keeps_lease = self._watch.keeps_lease()
-        if keeps_lease and self._question is not None:
-            self._check_answer(self._question)
+        if keeps_lease and self._urgent_question is not None:
+            self._check_answer(self._urgent_question)
         elif not keeps_lease or not self._watch.look():
             self.killed_agent = True
             raise _Unresponsive(f"error: ddplaunch's agent {self._watch.describe()}: killed, with its workers")
@@ -250,9 +254,9 @@ class _Front:
         """Give up output that nobody reads, once the job has ended as it was asked to. Raises _Unread."""
         if not self.stopped_by:
             return
-        self._unread = self._unread + 1 if self.output.written == self._written_before else 0
+        self._intervals_unread = self._intervals_unread + 1 if self.output.written == self._written_before else 0
         self._written_before = self.output.written
-        if self._unread * child.INTERVAL >= UNREAD_TIMEOUT:
+        if self._intervals_unread * child.INTERVAL >= UNREAD_TIMEOUT:
             raise _Unread
 
     def _check_answer(self, question: child.Question) -> None:
@@ -262,7 +266,7 @@ class _Front:
         `_watch`, which has more patience, and the user is told.
         """
         if question.has_answer():
-            self._question = None
+            self._urgent_question = None
             return
         is_given_up = not question.repeat()
         if not is_given_up:
@@ -271,7 +275,7 @@ class _Front:
         if self._workers_are_to_be_killed:
             self.killed_agent = True
             raise _Unresponsive(f"{agent} did not respond and was killed, with the workers")
-        self._question = None
+        self._urgent_question = None
         state, within = self._agent.describe_silence(), duration(self._watch.gives_up_after)
         print_now(f"{agent} does not respond{state}. Without an answer for {within} it is killed, with the workers\n")
 
@@ -315,13 +319,13 @@ class FrontOutput:
                 self._write(stream, data)
             # only once no message waits: to draw the area for each of many messages would delay the rest of them
             if self._area is not None and not more.poll(0):
-                self._write(self._terminals[-1], memoryview(self._area.draw(self._terminal_size())))
+                self._write(self._stream_of_area, memoryview(self._area.draw(self._terminal_size())))
         self._erase_area()
 
     def _erase_area(self) -> None:
         """Take the status area away, so that only lines are on the screen."""
         if self._area is not None:
-            self._write(self._terminals[-1], memoryview(self._area.write(b"", self._terminal_size())))
+            self._write(self._stream_of_area, memoryview(self._area.write(b"", self._terminal_size())))
 
     def forget_area(self) -> None:
         """Leave what is drawn where it is: another program writes below it."""
@@ -338,7 +342,7 @@ class FrontOutput:
         bars = unpack(message)
         was_prompt_answered = any(bar.row == ANSWERED for bar in bars)
         if was_prompt_answered:
-            self._write(self._terminals[-1], memoryview(self._area.keep_prompt(self._terminal_size())))
+            self._write(self._stream_of_area, memoryview(self._area.keep_prompt(self._terminal_size())))
         else:
             self._area.show_bars(bars)
 
@@ -350,12 +354,16 @@ class FrontOutput:
             self._terminals = tuple(stream for stream in _STREAM_NAMES if os.isatty(self._fds.get(stream, -1)))
             self._area = StatusArea(rewraps=self._rewraps) if self._terminals else None
 
+    @property
+    def _stream_of_area(self) -> bytes:
+        return self._terminals[-1]
+
     def _terminal_size(self) -> os.terminal_size | None:
         """Return the size of the terminal that has the area; None if the terminal is not ours at present, or is gone."""
-        fd = self._fds.get(self._terminals[-1]) if self._terminals else None
+        fd = self._fds.get(self._stream_of_area) if self._terminals else None
         return size_of(fd) if fd is not None else None
 
-    def give_back(self) -> None:
+    def restore_terminal(self) -> None:
         """Restore the terminal. Outputs of this kind change no modes, so there is nothing to do."""
 
     def _write(self, stream: bytes, data: memoryview) -> None:

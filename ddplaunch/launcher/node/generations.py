@@ -59,17 +59,17 @@ class Generations:
         self.workers: Workers | None = None  # of the generation that lives; None between two
         self.running: dict[int, RunningWorker] = {}  # of these, by rank, dead ones included until they are reaped
         self.starter = Starter(loop, context)
-        self._ordered: Generation | None = None  # the next generation, as the coordinator has ordered it
+        self._next_generation: Generation | None = None  # the next generation, as the coordinator has ordered it
         self._address: str | None = None  # of this node, as the other nodes reach it
         self._ready_setup: WorkerSetup | None = None  # what `begin` has made; None once there are `workers`
         self._number = 0  # of the generation that was started last
-        self._has_group = False  # a worker of the current generation has made a process group
-        self._start_at = loop.timer(None, self._start_some)
+        self._has_process_group = False  # a worker of the current generation has made a process group
+        self._start_timer = loop.timer(None, self._start_some)
         self.output = context.output(context.draft)
-        self._flush_at = loop.timer(None, lambda: self.output.flush(loop.now()))
+        self._flush_timer = loop.timer(None, lambda: self.output.flush(loop.now()))
         self._backpressure = Backpressure(loop, context.queue)
         self.start_notice = StartNotice(loop)
-        self._describe_at = loop.timer(None, self._describe, may_come_late=True)
+        self._describe_timer = loop.timer(None, self._describe, may_come_late=True)
         self._sample_at = inf  # when to sample what the workers use; inf: not now
         self._given_up: set[str] = set()  # the warnings of `call_or_warn` about what has failed
         # what most jobs do without: None until it is needed, and then made by `inspection`, `debuggers`, `sampler`
@@ -81,8 +81,8 @@ class Generations:
     def before_sleep(self) -> None:
         """Adapt to how much output waits, and have the loop come by where there are workers to start or output to show."""
         self._hold_or_mute_output()
-        self._start_at.set(self._loop.now() if self._can_start_some else None)
-        self._flush_at.set(self.output.deadline)
+        self._start_timer.set(self._loop.now() if self._can_start_some else None)
+        self._flush_timer.set(self.output.deadline)
         if self._loop.now() >= self._sample_at:
             self._sample()
 
@@ -100,14 +100,14 @@ class Generations:
 
     def take_order(self, generation: Generation, address: str | None) -> None:
         """Take what the coordinator has ordered for the next generation, and the address of this node that the others reach."""
-        self._ordered, self._address = generation, address
+        self._next_generation, self._address = generation, address
         if self.made_inspection is not None:
             self.made_inspection.begin()
 
     def begin(self) -> None:
         """Make all ready for the workers of the generation that was ordered, which are started when the loop comes by."""
-        assert self._ordered is not None
-        context, generation, spec = self._context, self._ordered, self._context.inputs.spec
+        assert self._next_generation is not None
+        context, generation, spec = self._context, self._next_generation, self._context.inputs.spec
         try:
             setup = context.worker_setup(generation, self._address)
         except LaunchError as error:  # what all nodes agreed on does not fit this one
@@ -120,7 +120,7 @@ class Generations:
             error_files.forget_all_but(generation.number)
             if error_files.notified >= 0:  # else there is no descriptor: what the workers announce is found later
                 self._loop.watch(error_files.notified, self._on_notifications)
-            self._has_group = False
+            self._has_process_group = False
             self._ready_setup = setup
         if spec.debug_on_error or spec.debugpy_ranks:
             debugpy_ranks_here = generation.ranks & (spec.debugpy_ranks or frozenset())
@@ -185,7 +185,7 @@ class Generations:
         if not spec.no_sample and setup.folder.path is not None:
             self._sample_at = now + SAMPLE_AFTER
             if setup.generation == 0:
-                self._describe_at.set(now + DESCRIBE_AFTER)
+                self._describe_timer.set(now + DESCRIBE_AFTER)
         self._context.reporter.generation_started(setup.generation, setup.term, setup.port)
         has_terminal = any(worker.terminal for worker in plan.workers)
         self._context.shares_line = has_terminal and Stream.ERR in self._context.inputs.screen.live
@@ -228,7 +228,7 @@ class Generations:
             case node.NameStuck(ranks, seconds):
                 self._context.reporter.print(render_stuck(sorted(ranks), seconds))
             case node.FindRaised():
-                for rank, error in workers.lingering():
+                for rank, error in workers.recorded_and_not_ended():
                     self._loop.post(node.WorkerRaised(rank, error, now, lingers=True))
             case node.HostStore():
                 self.call_or_warn("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
@@ -264,8 +264,8 @@ class Generations:
     def _on_notifications(self) -> None:
         """Read what workers have announced through their pipe, a byte each, and post an event for each kind of news."""
         found = self._context.error_files.take_notifications()
-        if JOINED in found and not self._has_group:
-            self._has_group = True
+        if JOINED in found and not self._has_process_group:
+            self._has_process_group = True
             self.start_notice.end()
             self._loop.post(GroupJoined())
         self.start_notice.note_imports(found.count(IMPORTING), found.count(IMPORTED))
@@ -277,6 +277,7 @@ class Generations:
             # before more is read of the others' output: what they write after the first failure only follows from it
             self.output.note_failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
+        # nothing catches an exception any more: its worker is about to end
         if FINAL in found and self.workers is not None:
             for event in self._events_of_final(self.workers):
                 self._loop.post(event)
@@ -320,7 +321,7 @@ class Generations:
             return []
         self.start_notice.end()
         has_failed = exit.status != 0
-        if has_failed:
+        if has_failed:  # tracebacks that others write from now on only follow from that, and are folded
             self.output.note_failed(lambda: {rank})
         raised = workers.newly_raised() if has_failed and names_causes else ()
         causes = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
@@ -417,7 +418,7 @@ class Generations:
         if workers is None or any(map(workers.has_terminal, workers.running)):
             return 0.0
         started = (time.monotonic() - worker.started_at for worker in workers.running.values())
-        return min((*workers.quiet.values(), *started), default=0.0)
+        return min((*workers.seconds_silent.values(), *started), default=0.0)
 
     # --- its end
 
@@ -433,7 +434,7 @@ class Generations:
         """Release all that the generation held, and return the ends of its workers; none between two generations."""
         workers, self.workers = self.workers, None
         self.start_notice.end()
-        self.output.release(self._loop.now())
+        self.output.release(self._loop.now())  # the tracebacks that it holds
         self._sample_at = inf
         if self._made_sampler is not None:
             self.call_or_warn(_WARNING_NOT_SAMPLED, self._made_sampler.flush)

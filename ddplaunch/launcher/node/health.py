@@ -57,7 +57,7 @@ def check(command: str, inputs: JobInputs, env: Mapping[str, str], *, several: b
     text = _unfit_text(inputs, command, why)
     error = LaunchError(text, hint=_hint_without_node(inputs.allocation), status=exitcodes.NODE_LOST)
     if tell is not None:
-        error.then = partial(tell, error, line(why))
+        error.then = partial(tell, error, line(why))  # called once the error is printed
     raise error
 
 
@@ -71,7 +71,7 @@ def _hint_without_node(allocation: Allocation) -> str | None:
     least, most = allocation.nnodes
     if most == 1:
         return None
-    # where a command leads, any node may be the first
+    # a command that has started all agents makes any node the first
     is_first = allocation.node_rank == 0 and not allocation.has_front
     if is_first:
         return HINT_WITHOUT_NODE_0

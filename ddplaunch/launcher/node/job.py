@@ -35,8 +35,8 @@ if TYPE_CHECKING:
             """The job, by its id in the cluster."""
 
         @property
-        def restarted(self) -> int:
-            """How often the job has been started again so far."""
+        def times_restarted(self) -> int:
+            """How often the cluster has started the job again so far."""
 
         def decide(self, signum: int) -> Intent:
             """Find out whether the job is to be queued again after the notice `signum`."""
@@ -66,7 +66,7 @@ class JobInputs(Struct, frozen=True, kw_only=True):
     screen: Screen
     error_files: ErrorFiles  # whose folder the command knows too: an agent that is killed leaves them
     reports_job: bool = True  # the whole of it, not only what happens here
-    leads: bool = False  # this process has no workers: it coordinates agents that it has started
+    only_coordinates: bool = False  # this process has no workers: it coordinates agents that it has started
     reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
     cluster: ClusterQuestions | None = None  # None: there is nobody to ask
     warm: Interpreter | None = None  # the interpreter that was kept, or is to be
@@ -79,7 +79,7 @@ class FrontedJob(Struct, frozen=True, kw_only=True):
     inputs: JobInputs
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
     sent_again: frozenset[int] = frozenset()  # of which a second one does not escalate
-    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
+    cluster_signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
     requeue: Requeue | None = None  # if it is for this process to queue the job again
 
 

@@ -36,7 +36,7 @@ class Leftovers:
         """Reap what has ended, except for workers, which are reaped together, and for children that others reap."""
         began, workers = time.monotonic(), self._generations.workers
         reap(self._own_children | (workers.pids if workers is not None else frozenset()))
-        self._rest_after(time.monotonic() - began, _REST_AFTER_REAPING)
+        self._rest(times=_REST_AFTER_REAPING, as_long_as=time.monotonic() - began)
 
     def find(self, signum: int = 0, *, sparing: bool = False) -> tuple[str, ...]:
         """Return which processes are left, each as in a sentence ("pid 7 (sleep)"), and signal them if `signum` is not 0.
@@ -49,7 +49,7 @@ class Leftovers:
         left = [*descendants(os.getpid(), but_for=self._own_children), *self._generations.starter.leftovers()]
         if signum:
             signal_leftovers(signum, left, sparing=sparing)
-        self._rest_after(time.monotonic() - began, _REST_AFTER_SWEEP)
+        self._rest(times=_REST_AFTER_SWEEP, as_long_as=time.monotonic() - began)
         return tuple(map(str, left))
 
     @property
@@ -59,6 +59,6 @@ class Leftovers:
         ended = workers.ended if workers is not None else frozenset[int]()
         return ended | starter.pids | self._loop.asked_pids | {self._files.pid}
 
-    def _rest_after(self, took: float, times: int) -> None:
-        """Look at no child for as many `times` as long as a look at all of them has taken."""
-        self._rests_until = self._loop.now() + took * times
+    def _rest(self, *, times: int, as_long_as: float) -> None:
+        """Look at no child for so many `times` the seconds that a look at all of them has taken."""
+        self._rests_until = self._loop.now() + times * as_long_as

@@ -41,7 +41,7 @@ class LiveOutput(FrontOutput):
     """Writes the agent's messages, held for a moment, and below them rows about the job, which a child (the viewer) makes."""
 
     def __init__(self, view: View, *, rewraps: bool) -> None:
-        """`view` makes the rows, in a process of its own (the viewer); `rewraps` as in `FrontOutput`."""
+        """`view` makes the rows, in a process of its own (the viewer); `rewraps`: the terminal wraps anew at another width."""
         super().__init__(rewraps=rewraps)
         self._view = view
         self._modes_before = modes()  # what the terminal gets back; None: it is not ours, so that there are no keys
@@ -77,7 +77,7 @@ class LiveOutput(FrontOutput):
             self._flush(draws=False)
             self._erase_area()
         finally:
-            self.give_back()
+            self.restore_terminal()
 
     def _wait(self) -> set[int]:
         """Wait until there is something to do; return the descriptors that can be read."""
@@ -112,7 +112,7 @@ class LiveOutput(FrontOutput):
         if self._viewer is not None:
             has_replied = self._asked_at is None
             if has_replied and now >= self._next_request_at:
-                self._take_keyboard()
+                self._take_keyboard()  # or leave it, as long as another job of the shell has the terminal
                 self._ask(now)
             elif self._asked_at is not None and now >= self._asked_at + _ROWS_TOO_OLD_AFTER:
                 self._show_rows([])
@@ -131,8 +131,7 @@ class LiveOutput(FrontOutput):
             parts.append((stream, shown))
         self._held, self._held_size = [], 0
         if draws and area is not None:
-            stream_of_area = self._terminals[-1]
-            parts.append((stream_of_area, area.draw(size)))
+            parts.append((self._stream_of_area, area.draw(size)))
             self._drawn_at, self._is_redraw_due = time.monotonic(), False
         for stream, pieces in groupby(parts, key=itemgetter(0)):
             self._write(stream, memoryview(b"".join(data for _, data in pieces)))
@@ -215,7 +214,7 @@ class LiveOutput(FrontOutput):
             self._viewer = self._asked_at = None
             self._show_rows([])
             self._leave_keyboard()
-            self.give_back()
+            self.restore_terminal()
 
     def _show_rows(self, rows: list[str]) -> None:
         if self._area is not None:
@@ -265,7 +264,7 @@ class LiveOutput(FrontOutput):
         super().forget_area()
         self._is_redraw_due = True
 
-    def give_back(self) -> None:
+    def restore_terminal(self) -> None:
         """Restore the modes of the terminal, if this output has changed them. A signal handler may call this."""
         if self._modes_for_keys is not None:
             set_modes(self._modes_before)

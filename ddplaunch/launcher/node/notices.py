@@ -82,7 +82,7 @@ class Look(Enum):
 class Watched(ABC):
     """What may give a notice, and is looked at again and again, in a child."""
 
-    every: float  # seconds from one look to the next
+    looks_every: float  # seconds from one look to the next
 
     def __init__(self) -> None:
         self._told: set[str] = set()  # the problems that `wait` has returned
@@ -99,7 +99,7 @@ class Watched(ABC):
             if isinstance(found, str) and found not in self._told:
                 self._told.add(found)
                 return found
-            time.sleep(self.every)
+            time.sleep(self.looks_every)
 
     @abstractmethod
     def look(self) -> Look | str:
@@ -109,14 +109,14 @@ class Watched(ABC):
 class File(Watched):
     """A file of this user or root, which gives a notice once it appears or changes after `since`, nanoseconds of the clock."""
 
-    every = EVERY
+    looks_every = EVERY
 
     def __init__(self, path: str, since: int) -> None:
         super().__init__()
         self._path = path
         self._since = since
         self._has_looked = False  # before the first look is over, `since` decides whether the file is new
-        self._before: os.stat_result | None = None  # as it was when it was last seen; None: it was not there
+        self._found_before: os.stat_result | None = None  # as it was when it was last seen; None: it was not there
 
     def look(self) -> Look | str:
         """Return NOTICE if the file has appeared or changed since the last look, the first time since `since`; or a problem."""
@@ -132,14 +132,14 @@ class File(Watched):
         why_not = why_not_ours(self._path, found)
         if not why_not and self._has_appeared_or_changed(found):
             return Look.NOTICE
-        self._before, self._has_looked = found, True
+        self._found_before, self._has_looked = found, True
         return why_not or Look.NOTHING_YET
 
     def _has_appeared_or_changed(self, found: os.stat_result) -> bool:
         """Whether the file was made, written or moved there since the last look: `chmod` and `ln` change the ctime alone."""
         if not self._has_looked:
             return min(found.st_mtime_ns, found.st_ctime_ns) >= self._since
-        before = self._before
+        before = self._found_before
         if before is None or (found.st_mtime_ns, found.st_size) != (before.st_mtime_ns, before.st_size):
             return True
         # some file systems give an untouched file another inode number
@@ -211,7 +211,7 @@ def _owner_of_new_file(folder: str) -> int:
 class Command(Watched):
     """A command of the shell, which gives a notice once it exits with 0."""
 
-    every = COMMAND_EVERY
+    looks_every = COMMAND_EVERY
 
     def __init__(self, command: str, env: Mapping[str, str]) -> None:
         super().__init__()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.decide.job import Member
     from ddplaunch.launcher.job.coordinator import Coordinator
     from ddplaunch.launcher.node.context import AgentContext
+    from ddplaunch.launcher.tell.reporter import Reporter
     from ddplaunch.record.window.questions import Answer
     from ddplaunch.system.loop.loop import Pending
 
@@ -46,12 +47,12 @@ def begin(loop: Loop, context: AgentContext, coordinator: Coordinator) -> list[E
     """Start what tells programs outside the job about it, as its options ask; return what may not have told all at the end."""
     spec, reporter, errands = context.inputs.spec, context.reporter, []
     if spec.notify:
-        notifier = Notifier(loop, spec.notify, context.inputs.env, reporter.warn)
+        notifier = Notifier(loop, reporter, spec.notify, context.inputs.env)
         reporter.add_reader(notifier)
         errands.append(notifier.errands)
     if spec.metrics_file:
         progress = JobProgress(loop, context, coordinator)
-        file = MetricsFile(loop, os.path.abspath(spec.metrics_file), progress, reporter.warn)
+        file = MetricsFile(loop, reporter, os.path.abspath(spec.metrics_file), progress)
         reporter.add_reader(file)
         errands.append(file.errands)
     return errands
@@ -60,16 +61,19 @@ def begin(loop: Loop, context: AgentContext, coordinator: Coordinator) -> list[E
 class Errands:
     """Has children do one thing after another, and warns once of the first that fails."""
 
-    def __init__(self, loop: Loop, warn: Callable[[str], None], name: str) -> None:
+    def __init__(self, loop: Loop, reporter: Reporter, option: str) -> None:
+        """Do errands for an option of the user ("--notify tell"), which the warning names."""
         self._loop = loop
-        self._warn: Callable[[str], None] | None = warn
-        self._name = name  # the option, for the warning
+        self._reporter = reporter
+        self._option = option
         self._waiting: deque[Errand] = deque()
         self._pending: Pending[str] | None = None  # the errand that is being done, or was last
         self.is_busy = False  # an errand is being done
+        self._has_warned = False
         self._is_stuck = False  # one could not be ended, as on a disk that hangs: no other is done
-        self._skip_to_last_at = loop.timer(None, self._skip_to_last)
-        self._give_up_at = loop.timer(None, self._give_up)
+        # once the job has ended
+        self._half_time_timer = loop.timer(None, self._drop_all_but_last)
+        self._give_up_timer = loop.timer(None, self._give_up)
 
     def add(self, errand: Errand, *, most: int) -> None:
         """Do this after those that wait; of more than `most` that wait, the oldest are dropped."""
@@ -83,10 +87,10 @@ class Errands:
 
     def end_in_time(self) -> None:
         """Take END_WITHIN for all that is left; the last of it, which tells of the end of the job, has at least half of that."""
-        self._skip_to_last_at.set(self._loop.now() + END_WITHIN / 2)
-        self._give_up_at.set(self._loop.now() + END_WITHIN)
+        self._half_time_timer.set(self._loop.now() + END_WITHIN / 2)
+        self._give_up_timer.set(self._loop.now() + END_WITHIN)
 
-    def _skip_to_last(self) -> None:
+    def _drop_all_but_last(self) -> None:
         """Do the last that waits now, and nothing before it: half of the time at the end is over. Called by the loop."""
         if self._waiting and self._pending is not None:
             last = self._waiting.pop()
@@ -105,9 +109,9 @@ class Errands:
             self._pending = self._loop.ask(self._waiting.popleft(), _WHY_STUCK, self._done, within=LIMIT + _MARGIN)
 
     def _done(self, why: str) -> None:
-        if why and self._warn is not None:
-            self._warn(f"{self._name}: {why}")
-            self._warn = None
+        if why and not self._has_warned:
+            self._has_warned = True
+            self._reporter.warn(f"{self._option}: {why}")
         if why == _WHY_STUCK:
             self._is_stuck = True
             self._waiting.clear()
@@ -120,9 +124,9 @@ class Errands:
 class Notifier:
     """A reader of events, which hands the important ones to a command of the user."""
 
-    def __init__(self, loop: Loop, command: str, env: Mapping[str, str], warn: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, reporter: Reporter, command: str, env: Mapping[str, str]) -> None:
         """`env` is the environment of the command."""
-        self.errands = Errands(loop, warn, f"--notify {command}")
+        self.errands = Errands(loop, reporter, f"--notify {command}")
         self._command = command
         self._env = dict(env)
         self._run: dict[str, Any] = {}  # which every event that is told names; nothing is told before
@@ -180,13 +184,14 @@ class JobProgress:
 
         self._coordinator.questions.ask(AskStatus(), _ANSWER_WITHIN, _StatusQuestion(self, done))
 
-    def note(self, progress_of_rank: Mapping[int, Progress], ages: list[float]) -> None:
-        """Note how far these workers are; `ages` are how many seconds ago each of them moved, besides what its progress says."""
+    def note(self, progress_of_rank: Mapping[int, Progress], seconds_silent: list[float]) -> None:
+        """Note how far these workers are, and when one of them last made a step or wrote something."""
+        seconds_ago = list(seconds_silent)
         if (found := progress_of_job(progress_of_rank)) is not None:
             self._progress = found
-            ages = [*ages, found.age]
-        if ages:
-            self._progress_seen_at = max(self._progress_seen_at, time.time() - min(ages))
+            seconds_ago.append(found.age)
+        if seconds_ago:
+            self._progress_seen_at = max(self._progress_seen_at, time.time() - min(seconds_ago))
 
     def figures(self) -> Figures | None:
         """Return the figures for the file of --metrics-file, of what is known now; None before the workers are started."""
@@ -196,8 +201,10 @@ class JobProgress:
             return None
         if state.end.status is not None:  # nobody can be asked any more, but each end says how far its worker came
             ends = state.generation.exits
+            # as the script has said, else as its last progress bar shows
             reached = {end.rank: progress for end in ends if (progress := end.progress or end.bar) is not None}
-            self.note(reached, [end.quiet for end in ends if end.quiet is not None])
+            seconds_silent = [end.quiet for end in ends if end.quiet is not None]  # None: it has written nothing
+            self.note(reached, seconds_silent)
         # times of other clocks become times since the epoch
         started_at = time.time() - (reporter.clock() - reporter.story.began)
         last_busy = max(state.idleness.progress_at, state.generation.began_at)  # as the checks of --hang-timeout saw it
@@ -210,11 +217,11 @@ class JobProgress:
             restarts=state.generation.number,
             started_at=started_at,
             progressed_at=max(self._progress_seen_at, busy_at),
-            progress=self._progress or self._by_collectives(),
+            progress=self._progress or self._progress_by_collectives(),
             status=state.end.status,
         )
 
-    def _by_collectives(self) -> Progress | None:
+    def _progress_by_collectives(self) -> Progress | None:
         """Return about how far the job is, as its collectives show; None without such a sign."""
         stragglers = self._coordinator.stragglers
         steps = stragglers.last_steps if stragglers is not None else None
@@ -229,7 +236,7 @@ class _StatusQuestion:
         self._job_progress = job_progress
         self._done = done
         self._progress_of_rank: dict[int, Progress] = {}
-        self._ages: list[float] = []  # seconds since each worker has written something, or was started
+        self._seconds_silent: list[float] = []  # seconds since each worker has written something, or was started
 
     def on_answer(self, _member: Member, answer: Answer) -> None:
         """Take what a node says of its workers. Called by the questions of the coordinator."""
@@ -238,20 +245,20 @@ class _StatusQuestion:
         for worker in answer.workers if isinstance(answer, NodeStatus) else ():
             if worker.progress is not None:
                 self._progress_of_rank[worker.rank] = worker.progress
-            self._ages.append(worker.seconds if worker.quiet is None else min(worker.seconds, worker.quiet))
+            self._seconds_silent.append(worker.seconds if worker.quiet is None else min(worker.seconds, worker.quiet))
 
     def on_all_answered(self) -> None:
         """Note what was answered. Called by the questions of the coordinator."""
-        self._job_progress.note(self._progress_of_rank, self._ages)
+        self._job_progress.note(self._progress_of_rank, self._seconds_silent)
         self._done()
 
 
 class MetricsFile:
     """A reader of events, which writes the figures of a job in Prometheus' text format, every 15 s and once it has ended."""
 
-    def __init__(self, loop: Loop, path: str, progress: JobProgress, warn: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, reporter: Reporter, path: str, progress: JobProgress) -> None:
         """Write the figures of `progress`, from now on."""
-        self.errands = Errands(loop, warn, f"--metrics-file {path}")
+        self.errands = Errands(loop, reporter, f"--metrics-file {path}")
         self._loop = loop
         self._path = path
         self._progress = progress

@@ -66,12 +66,12 @@ class Questions:
     def _have_arrivals_read(self, number: int, question: AskArrivals) -> None:
         """Have a child read when the workers came to their collectives, from torch's recorders in them."""
         running = self._generations.running
-        recorders = {rank: worker.recorder for rank, worker in running.items() if worker.recorder}
-        if not recorders:
-            self._reply(number, NodeArrivals(wall=0, series=()))  # none has called any
+        sockets = {rank: worker.recorder_socket for rank, worker in running.items() if worker.recorder_socket}
+        if not sockets:
+            self._reply(number, NodeArrivals(wall=0, series=()))  # no collectives are recorded here
             return
         until = time.monotonic() + question.within
-        read = partial(answers.arrivals, recorders, until=until, every=question.every)
+        read = partial(answers.arrivals, sockets, until=until, every=question.every)
         self._keep(number, self._generations.inspection.ask(read, question.within, partial(self._on_answer, number)))
 
     def _keep(self, number: int, child: Pending[Any]) -> None:

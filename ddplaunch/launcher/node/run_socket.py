@@ -183,10 +183,10 @@ class ClientOrders:
         self._questions: Questions | None = None  # once a question has come
 
     def carry_out(self, order: ClientOrder, plan: Plan, exits: Sequence[WorkerExit]) -> None:
-        """Answer a question or give it up, or pass on what a client says; `plan` and `exits` are as for `Questions.answer`."""
+        """Answer a question or give it up, or pass on what a client says; `exits`: how some workers of the `plan` have ended."""
         from ddplaunch.record.window.questions import Ask, Forget  # only a job that is looked into needs it
 
-        match order.order:
+        match order.passed_on:
             case Ask(number) as ask:
                 call_or_report(lambda: self._answer(ask, plan, exits), partial(self._on_answer_failed, number))
             case Forget(number):

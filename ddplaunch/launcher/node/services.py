@@ -45,17 +45,17 @@ class Mps:
         self._env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"} | self.variables
         self._loop = loop
         why_if_given_up = "interrupted"
-        self._asked = loop.ask(self._start_in_time, why_if_given_up)
+        self._pending_start = loop.ask(self._start_in_time, why_if_given_up)
 
     @property
     def is_starting(self) -> bool:
         """Whether it is not known yet what came of the start."""
-        return bool(self._asked.pid)
+        return bool(self._pending_start.pid)
 
     @property
     def why_not_started(self) -> str:
         """The reason if it did not start, else ""."""
-        return self._asked.answer
+        return self._pending_start.answer
 
     def _start_in_time(self) -> str:
         try:
@@ -78,7 +78,7 @@ class Mps:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 check=False,
-                preexec_fn=partial(_end_with, os.getpid()),
+                preexec_fn=partial(_end_with_parent, os.getpid()),
             )
             stderr.seek(0)
             why = stderr.read().decode(errors="replace").strip()
@@ -86,7 +86,7 @@ class Mps:
 
     def dismiss(self) -> None:
         """Have it quit, without waiting for its end."""
-        self._asked.give_up()
+        self._pending_start.give_up()
         self._loop.ask(self._quit_in_time, None)
 
     def _quit_in_time(self) -> None:
@@ -99,7 +99,7 @@ class Mps:
         """Tell the MPS daemon to quit. Runs in a child, since the command may hang."""
         import subprocess
 
-        null, end_with_us = subprocess.DEVNULL, partial(_end_with, os.getpid())
+        null, end_with_us = subprocess.DEVNULL, partial(_end_with_parent, os.getpid())
         subprocess.run(
             [self._control],
             env=self._env,
@@ -115,7 +115,7 @@ class Mps:
         remove_within(self._folder, _REMOVED_WITHIN)
 
 
-def _end_with(asked: int) -> None:
+def _end_with_parent(asked: int) -> None:
     """Prepare NVIDIA's command in a child of the one that is `asked`: take signals, which that has blocked, and end with it.
 
     A command that hangs has the name of the daemon, which a sweep spares. The daemon is a child of the command, and stays.

@@ -20,14 +20,14 @@ from ddplaunch.launcher.decide import node
 from ddplaunch.launcher.node.child import PATIENCE, longest_wait, watch_interval
 from ddplaunch.launcher.node.events import ChildEnded, FrontWaits
 from ddplaunch.reach.pipes import (
-    ASKS,
+    ASKING_SIGNAL,
     GOES_ON,
+    HANDLER_ANSWERS,
     HOST_SIGNAL,
     IS_RUNNING,
-    LIVES,
+    LOOP_ANSWERS,
     MAY_STOP,
     REQUEST,
-    RUNS,
     STOPPED,
     FrontPipes,
 )
@@ -133,21 +133,22 @@ class SignalSource:
         stops: frozenset[int],
         sent_again: frozenset[int] = frozenset(),
         end_within: float,
-        signals_all: bool = False,
+        cluster_signals_all: bool = False,
         from_caller: bool = False,
         heartbeat_timeout: float = inf,
     ) -> None:
         """Prepare to take signals; `stops` ask for the end of the job, a second one of `sent_again` is no second request.
 
-        `end_within` seconds after the end of the front, this process is killed if it still lives. `signals_all`: a signal that
-        comes to this process directly was sent by the cluster to all processes of the job (Slurm's proctrack/linuxproc).
+        `end_within` seconds after the end of the front, this process is killed if it still lives. `cluster_signals_all`: a signal
+        that comes to this process directly was sent by the cluster to all of the job (Slurm's proctrack/linuxproc).
         `from_caller`: SIGINT comes from a caller of `launch()`, which sends it a second time only if a person insists.
         A front that is stopped, and has asked nothing for more than `heartbeat_timeout` seconds, is killed.
         """
         self._loop = loop
         self._stops = stops
+        # when that is over, a first request has had its effect
         self._deduplicator = SignalDeduplicator(stops, sent_again, lasts=end_within)
-        self._signals_all = signals_all
+        self._cluster_signals_all = cluster_signals_all
         self._from_caller = from_caller
         self._end_within = end_within
         self.was_asked_to_end = False  # whether a signal to stop has come
@@ -163,12 +164,12 @@ class SignalSource:
         self._goes_on = True  # whether the job does: SIGCONT or a signal to stop came after the last SIGTSTP
         self._interval = watch_interval(heartbeat_timeout)
         self._longest_wait = longest_wait(heartbeat_timeout)
-        self._unasked = 0  # looks at the front in a row before which it had asked nothing for too long
-        self._most_unasked = PATIENCE * heartbeat_timeout / self._interval  # inf: the front is never killed
-        self._look_at = loop.timer(None, self._look_at_front, may_come_late=True)
+        self._looks_unasked = 0  # looks at the front in a row before which it had asked nothing for too long
+        self._most_looks_unasked = PATIENCE * heartbeat_timeout / self._interval  # inf: the front is never killed
+        self._front_timer = loop.timer(None, self._look_at_front, may_come_late=True)
 
     def listen(self, signals: Iterable[int]) -> None:
-        """Take these signals from now on, and SIGCHLD, SIGCONT and the front's question whether this process lives (ASKS)."""
+        """Take these signals from now on, and SIGCHLD, SIGCONT and the signal by which the front asks whether we run."""
         signals = frozenset(signals)
         self._sigquit_kills = signal.SIGQUIT in signals & self._stops  # at once, as a second signal to stop does
         self._own_signals_fd, wakeup = os.pipe()
@@ -178,14 +179,15 @@ class SignalSource:
         for signum in (*signals, signal.SIGCHLD):
             signal.signal(signum, _do_nothing)  # the loop reads the number
         signal.signal(signal.SIGCONT, self._on_sigcont)
-        signal.signal(ASKS, lambda _signum, _frame: self._reply(LIVES))  # even while the loop is in a long call
+        # even while the loop is in a long call
+        signal.signal(ASKING_SIGNAL, lambda _signum, _frame: self._reply(HANDLER_ANSWERS))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # all were blocked since before the fork
         self._loop.watch(self._own_signals_fd, self._on_signals)
         self._loop.watch(self._front_signals_fd, self._on_front_signals)
         self._loop.watch(self._requests_fd, self._on_requests)
-        is_front_given_up = self._most_unasked < inf  # once it is stopped, and asks nothing for too long
-        if is_front_given_up:
-            self._look_at.set(self._loop.now() + self._longest_wait)
+        may_kill_front = self._most_looks_unasked < inf  # once it is stopped, and asks nothing for too long
+        if may_kill_front:
+            self._front_timer.set(self._loop.now() + self._longest_wait)
 
     def wait(self, seconds: float) -> None:
         """Run the loop for so long, whatever comes meanwhile."""
@@ -226,18 +228,21 @@ class SignalSource:
         for signum in numbers:
             if signum == signal.SIGCHLD:
                 self._loop.post(ChildEnded())
-            elif signum == ASKS or (signum == signal.SIGCONT and not self._has_front):
+            elif signum == ASKING_SIGNAL or (signum == signal.SIGCONT and not self._has_front):
                 pass  # the Python handler has answered; the kernel has told of the front's end
             else:
-                self.received(signum, SignalOrigin.PROCESS, by_cluster=self._signals_all)
+                self.received(signum, SignalOrigin.PROCESS, by_cluster=self._cluster_signals_all)
         self._post_if_front_waits()  # workers may have stopped, or the job goes on
 
     def _on_front_signals(self) -> None:
-        """Take the signals that the front has passed on, or the end of the front. Called by the loop."""
+        """Take the signals that the front has passed on, or the end of the front. Called by the loop.
+
+        A caller of `launch()` passes SIGINT on a second time only if a person insists.
+        """
         numbers = self._read_front()
         # Slurm signals a process before its parent, so that this process has the same signals already: take those first
         self._on_signals()
-        if numbers is None:  # they were read before
+        if numbers is None:  # they were read before, as a request of the front had to wait for them
             return
         if not numbers:  # the front has ended
             self._lose_front()
@@ -256,7 +261,7 @@ class SignalSource:
 
     def _lose_front(self) -> None:
         """Report the loss of the front, which is listened to no longer."""
-        self._look_at.cancel()
+        self._front_timer.cancel()
         self._loop.unwatch(self._front_signals_fd)
         self._loop.post(node.FrontLost(self._loop.now()))
 
@@ -266,9 +271,9 @@ class SignalSource:
         Looks are counted, so a pause of both processes gives nobody up. A front that does not ask for another reason writes to
         a disk that hangs.
         """
-        self._look_at.set(self._loop.now() + self._interval)
-        self._unasked += 1
-        if self._unasked >= self._most_unasked and self._is_front_stopped:
+        self._front_timer.set(self._loop.now() + self._interval)
+        self._looks_unasked += 1
+        if self._looks_unasked >= self._most_looks_unasked and self._is_front_stopped:
             os.kill(self._front, signal.SIGKILL)
             self._lose_front()
 
@@ -288,7 +293,7 @@ class SignalSource:
 
     def see_front_go_on(self) -> None:
         """Wait until the front is not stopped, or is given up: once this process has ended, nobody would end it."""
-        while self._look_at.is_set and self._is_front_stopped:
+        while self._front_timer.is_set and self._is_front_stopped:
             self._loop.run_once()
 
     def _read_front(self) -> bytes | None:
@@ -312,17 +317,17 @@ class SignalSource:
             self._loop.unwatch(self._requests_fd)
         for at in range(0, len(requests), REQUEST):
             kind, signum = requests[at : at + 1], requests[at + 1]
-            if kind == HOST_SIGNAL:
+            if kind == HOST_SIGNAL:  # came to the front itself, which another host's command has started
                 self.received(signum, SignalOrigin.HOST)
             elif kind == MAY_STOP:
                 if self._loop.watches(self._front_signals_fd):
                     self._on_front_signals()  # SIGTSTP, for which the front asks, is in the other pipe
                 self._front_waits = True
             elif kind == IS_RUNNING:
-                self._unasked = 0
-                if self._look_at.is_set:  # not without a heartbeat timeout, nor once the front is lost
-                    self._look_at.set(self._loop.now() + self._longest_wait)
-                self._reply(RUNS)
+                self._looks_unasked = 0
+                if self._front_timer.is_set:  # not without a heartbeat timeout, nor once the front is lost
+                    self._front_timer.set(self._loop.now() + self._longest_wait)
+                self._reply(LOOP_ANSWERS)
         self._post_if_front_waits()
 
     def _post_if_front_waits(self) -> None:

@@ -28,7 +28,7 @@ class StartNotice:
         self._before_processes = ""  # what the row says until all workers are processes
         self._importing = 0  # workers that have begun to import torch, and not finished
         self._output: Output | None = None  # None: no row is to be shown
-        self._workers: Workers
+        self._workers: Workers  # set by `begin`
         self._ranks: tuple[int, ...] = ()
 
     def begin(self, workers: Workers, output: Output, ranks: tuple[int, ...], before_processes: str) -> None:

@@ -206,7 +206,7 @@ class _ReadyWorker(Struct, frozen=True):
     env: Mapping[str, str]
     stdio: Stdio
     pipes: Mapping[Stream, Pipe]  # none of a worker that has the terminal
-    recorder: str  # path of the socket of torch's recorder in the worker; "": there is none
+    recorder_socket: str  # path of the socket at which its torch tells of its collectives; "": there is none
 
     def close(self) -> None:
         """Release all, for a worker that is not started."""
@@ -260,11 +260,11 @@ class Starter:
         return self._forker.leftovers() if self._forker is not None else []
 
     def start(
-        self, workers: Sequence[WorkerPlan], setup: WorkerSetup, pipes: WorkerPipes, of_mps: Mapping[str, str]
+        self, workers: Sequence[WorkerPlan], setup: WorkerSetup, pipes: WorkerPipes, mps_variables: Mapping[str, str]
     ) -> list[RunningWorker]:
         """Start the first of these workers, as many as can be; their output then comes through `pipes`.
 
-        `of_mps` are the variables by which they find NVIDIA's MPS daemon; empty without one.
+        By `mps_variables` they find NVIDIA's MPS daemon; empty without one.
 
         Raises:
             StartError: the machine cannot create another process, or what it is given; its `index` says for which worker.
@@ -275,7 +275,7 @@ class Starter:
         try:
             try:
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-                ready.extend(self._make_ready(worker, setup, pipes, devnull, of_mps) for worker in workers)
+                ready.extend(self._make_ready(worker, setup, pipes, devnull, mps_variables) for worker in workers)
             except OSError as error:
                 # of fresh workers those are started for which there were files, and then hold fewer; forked ones begin together
                 if not ready or (self._forker is not None and self._forker.forks_workers):
@@ -290,7 +290,7 @@ class Starter:
         return [_as_running(one, child, setup, pipes) for one, child in zip(ready, children, strict=False)]
 
     def _make_ready(
-        self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, devnull: int, of_mps: Mapping[str, str]
+        self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, devnull: int, mps_variables: Mapping[str, str]
     ) -> _ReadyWorker:
         """Open the pipes and files of a worker, and return them with its command and environment; `devnull` is its stdin.
 
@@ -302,14 +302,16 @@ class Starter:
             setup.plan,
             worker,
             generation=setup.generation,
-            term=setup.term,
+            term=setup.term,  # greater than that of any generation before, in this run or an earlier one
             port=setup.port,
             error_file=setup.error_file(worker.rank),
             log_dir=str(setup.folder.path or ""),
-            of_mps=of_mps,
-            of_terminal=setup.of_terminal if worker.rank in setup.on_terminal else {},
+            of_mps=mps_variables,
+            of_terminal=setup.terminal_variables if worker.rank in setup.on_terminal else {},
         )
-        recorder_socket = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""
+        recorder_socket = ""
+        if setup.records_collectives:
+            recorder_socket = setup.error_files.recorder(setup.generation, worker.rank)
         argv = worker.wrapped(str(setup.folder.path or "."))
         stacks: int | None = None  # the file that the worker writes its stacks to
         if setup.plan.interpreter is not None:  # variables for our bootstrap in a Python program, see worker/
@@ -318,7 +320,7 @@ class Starter:
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
             env["DDPLAUNCH_RECORDER"] = recorder_socket
             env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
-            if setup.plan.keep_warm is not None and worker.local_rank == 0:
+            if setup.plan.keep_warm is not None and worker.local_rank == 0:  # for advice on what to keep warm
                 env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
             env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
         if worker.terminal:  # it has the terminal itself, and no pipes
@@ -383,5 +385,5 @@ def _as_running(ready: _ReadyWorker, child: Child, setup: WorkerSetup, pipes: Wo
         by_itself=is_python_itself,  # else a wrapper, whose process group gets its signals
         terminal=worker.terminal,
         stacks=ready.stdio.stacks,
-        recorder=ready.recorder,
+        recorder_socket=ready.recorder_socket,
     )

@@ -76,7 +76,7 @@ class Workers:
         return self._setup.plan.workers[0].host
 
     @property
-    def quiet(self) -> Mapping[int, float]:
+    def seconds_silent(self) -> Mapping[int, float]:
         """How many seconds ago each worker has last written to its pipes, by rank; without those that have not."""
         now = self._loop.now()
         return {rank: max(0.0, now - at) for rank, at in self._output.written_at.items()}
@@ -84,10 +84,10 @@ class Workers:
     @property
     def written(self) -> dict[int, Written]:
         """What each worker has written to its pipes, by rank; without those that have written nothing."""
-        return {rank: self._written(rank, quiet) for rank, quiet in self.quiet.items()}
+        return {rank: self._written(rank, seconds) for rank, seconds in self.seconds_silent.items()}
 
-    def _written(self, rank: int, quiet: float) -> Written:
-        return Written(quiet, self._output.written[rank], self._output.last_line(rank))
+    def _written(self, rank: int, seconds_silent: float) -> Written:
+        return Written(seconds_silent, self._output.written[rank], self._output.last_line(rank))
 
     @property
     def progress(self) -> dict[int, Progress]:
@@ -127,7 +127,7 @@ class Workers:
     @property
     def may_have_joined(self) -> bool:
         """Whether any worker has a process group, as far as that is known: torch's recorder is there from then on."""
-        return not self._setup.has_recorder or self._setup.error_files.has_recorder(self._setup.generation)
+        return not self._setup.records_collectives or self._setup.error_files.has_recorder(self._setup.generation)
 
     @property
     def may_start(self) -> bool:
@@ -144,9 +144,9 @@ class Workers:
         if self._mps is not None and self._mps.why_not_started:
             raise CannotStart(self._mps.why_not_started, exitcodes.USAGE, ranks[0])
         try:
-            of_mps = self._mps.variables if self._mps else {}
+            mps_variables = self._mps.variables if self._mps else {}
             plans = [self._plans[rank] for rank in ranks]
-            started = self._starter.start(plans, self._setup, self._pipes, of_mps)
+            started = self._starter.start(plans, self._setup, self._pipes, mps_variables)
         except StartError as error:
             # workers that are made ready together hold more open files than those that run: one at a time, they may all start
             if len(ranks) > 1 and error.errno in (errno.EMFILE, errno.ENFILE):
@@ -194,10 +194,10 @@ class Workers:
         exception = error_file.content(self._setup.error_file(rank))  # as the worker recorded it; empty: it did not
         if exception:
             folder.keep_exception(self._setup.generation, rank, plan.local_rank, exception)
-        quiet = self.quiet.get(rank)
-        written = self._written(rank, quiet) if quiet is not None else None
+        seconds_silent = self.seconds_silent.get(rank)  # None: it has written nothing to its pipes
+        written = self._written(rank, seconds_silent) if seconds_silent is not None else None
         _, stderr_log = folder.log_names(self._setup.generation, rank, plan.local_rank)
-        has_log = folder.whole and not plan.terminal  # `whole` is the path of the run's folder
+        path_of_whole_folder = folder.whole  # None: the log may be incomplete
         return WorkerExit(
             rank=rank,
             local_rank=plan.local_rank,
@@ -213,10 +213,10 @@ class Workers:
             stopped_at=running.stopped_at,
             error=error_file.parse(exception),
             stderr_tail=_shortened(self._output.tail(rank)),
-            log=f"{folder.whole}/{stderr_log}" if has_log else None,
+            log=f"{path_of_whole_folder}/{stderr_log}" if path_of_whole_folder and not plan.terminal else None,
             progress=self._setup.error_files.progress(self._setup.generation, rank),
             bar=error_file.progress_of_bar(written.last, written.seconds) if written is not None else None,
-            quiet=quiet,
+            quiet=seconds_silent,
         )
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
@@ -225,7 +225,7 @@ class Workers:
             self._raised_ranks.add(rank)
             yield rank, error
 
-    def lingering(self) -> Iterable[tuple[int, WorkerError]]:
+    def recorded_and_not_ended(self) -> Iterable[tuple[int, WorkerError]]:
         """Return the exceptions that workers have recorded, and not ended since, each with the rank."""
         return self._raised({rank for rank, worker in self.running.items() if worker.look() is None})
 

@@ -110,7 +110,7 @@ def run(
         link=partial(_link, allocated, inputs, carried),
         signals=signals,
         sent_again=allocation.sent_again,  # signals that a scheduler sends twice
-        signals_all=allocation.cluster == "slurm",  # Slurm may signal each process of a job itself
+        cluster_signals_all=allocation.cluster == "slurm",  # Slurm may signal each process of a job itself
         requeue=_requeue(allocated, draft),
     )
     run_agent = partial(begin.run, agent_job)

@@ -231,7 +231,7 @@ class SlurmRequeue(Struct, frozen=True):
         return f"{self.env.get('SLURM_CLUSTER_NAME', '')}/{job_id(self.env)}"
 
     @property
-    def restarted(self) -> int:
+    def times_restarted(self) -> int:
         """How often the job has been started again so far."""
         return restarts(self.env)
 

@@ -247,9 +247,9 @@ class RunningWorker:
         by_itself: bool,
         terminal: bool = False,
         stacks: int | None = None,
-        recorder: str = "",
+        recorder_socket: str = "",
     ) -> None:
-        """`stacks` is the file for the worker's stacks, `recorder` the socket of torch's recorder in the worker.
+        """`stacks` is the file for the worker's stacks; at the `recorder_socket` torch tells of the worker's collectives.
 
         `by_itself`, as for a Python program: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
         A data loader would be killed, or run an inherited handler, while its parent needs it. The worker ends what it has
@@ -262,7 +262,7 @@ class RunningWorker:
         self._by_itself = by_itself
         self.terminal = terminal  # whether it writes to the terminal itself
         self.stacks = stacks  # None: it has no such file
-        self.recorder = recorder  # "": torch records nothing there
+        self.recorder_socket = recorder_socket  # "": torch records nothing there
         self.started_at = started_at  # CLOCK_MONOTONIC seconds
         self.stopped_with: int | None = None  # the last signal sent to end it
         self.stopped_at: float | None = None  # when the first of them was sent

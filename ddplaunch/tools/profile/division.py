@@ -31,12 +31,12 @@ class Division(Struct, frozen=True, kw_only=True):
     computes: int
     communicates: int  # without waiting
     waits: int  # in a collective for the last rank to come
-    loads: int
+    loads_data: int
 
     @property
     def other(self) -> int:
         """What torch records nothing of: Python, files, other libraries."""
-        return self.whole - self.computes - self.communicates - self.waits - self.loads
+        return self.whole - self.computes - self.communicates - self.waits - self.loads_data
 
 
 class Last(Struct, frozen=True, kw_only=True):
@@ -110,7 +110,8 @@ def _window(one: Recorded, begin: int, end: int) -> _Window:
 def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Division], Last | None]:
     """Divide the steps of each rank that ended while all ranks recorded, and find the rank that the others wait for.
 
-    Of a rank with fewer than two such ends, the whole profile is divided. None: the others wait for no rank in particular.
+    `joined` are the collectives to which several of them came. Of a rank with fewer than two such ends, the whole profile is
+    divided. None: the others wait for no rank in particular.
     """
     # a rank that records for longer does so while another begins, or makes its trace: those steps are left out
     all_began = max((one.began for one in found), default=0)
@@ -131,12 +132,12 @@ def divide(found: Sequence[Recorded], joined: Sequence[Joined]) -> tuple[list[Di
                 computes=total_length(intersection(one.computes, window)),
                 communicates=total_length(communicates) - total_length(waiting),
                 waits=total_length(waiting),
-                loads=total_length(intersection(one.loads, window)),
+                loads_data=total_length(intersection(one.loads_data, window)),
             )
         )
     step_times = [one.whole / one.steps for one in divisions if one.steps]
-    step = statistics.median(step_times) if step_times else 0.0
-    return divisions, _find_last(found, joined, waits, windows, step)
+    step_time = statistics.median(step_times) if step_times else 0.0
+    return divisions, _find_last(found, joined, waits, windows, step_time)
 
 
 def _waits(joined: Sequence[Joined]) -> dict[int, dict[int, list[Span]]]:
@@ -159,17 +160,19 @@ def _find_last(
     joined: Sequence[Joined],
     waits: Mapping[int, Mapping[int, list[Span]]],
     windows: Mapping[int, _Window],
-    step: float,
+    step_time: float,
 ) -> Last | None:
     """Return the rank for which the others wait most; None if nobody waits for long, or if that is chance.
 
-    It is chance if ranks take turns: of two equal ranks each is the last in half of the steps. `step`: nanoseconds of one, or 0.
+    It is chance if ranks take turns: of two equal ranks each is the last in half of the steps. `waits` says when each rank waited
+    for which other; `step_time` is in nanoseconds, 0: not known.
     """
     by_rank = {one.rank: one for one in found}
     waited_for: dict[int, float] = {}  # by rank: the shares of the others' windows that they waited for it, added up
     for rank, spans_by_last in waits.items():
         window = [windows[rank].span]
         for last, spans in spans_by_last.items():
+            # what a rank computed meanwhile was no wait
             in_calls = intersection(union(spans), by_rank[rank].communicates)
             waited = total_length(intersection(in_calls, window))
             waited_for[last] = waited_for.get(last, 0.0) + waited / max(1, total_length(window))
@@ -187,7 +190,7 @@ def _find_last(
     return Last(
         rank=worst,
         share=share,
-        per_step=round(share * step),
+        per_step=round(share * step_time),
         times=sum(last_in),
         compared=len(last_in),
         by_step=windows[worst].steps > 0,
@@ -219,9 +222,9 @@ def _last_in(joined: Sequence[Joined], rank: int, ends: Sequence[int]) -> list[b
 def _meanwhile(one: Recorded, awaited: Spans) -> dict[str, float]:
     """Return what a rank did while the others `awaited` it, as shares of that time, the largest first."""
     whole = max(1, total_length(awaited))
-    kinds = {"computes": one.computes, "loads data": one.loads, "is in another collective": one.communicates}
+    kinds = {"computes": one.computes, "loads data": one.loads_data, "is in another collective": one.communicates}
     shares = {name: total_length(intersection(awaited, spans)) / whole for name, spans in kinds.items()}
-    known = union([*one.computes, *one.loads, *one.communicates])
+    known = union([*one.computes, *one.loads_data, *one.communicates])
     shares["is in Python, or elsewhere outside torch"] = total_length(difference(awaited, known)) / whole
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 

@@ -35,7 +35,8 @@ def entries(found: Sequence[Recorded], joined: Sequence[Joined], of_run: Iterabl
         pids = pids_of[one.rank]
         yield from _name_entries(one, pids)
         for event in one.events:
-            if event.ph == "M" or event.pid not in pids:
+            is_name = event.ph == "M"  # which `_name_entries` has yielded
+            if is_name or event.pid not in pids:  # of very many processes the rest is left out
                 continue
             collective = collectives.get(id(event))
             if collective is not None:
@@ -77,6 +78,7 @@ def _renumbered(event: Event, rank: int, pids: _Pids, origin: int) -> Entry:
         entry["dur"] = round(event.dur / 1e3, 3)
     if event.id is not None:  # the same id in two ranks would be one thing
         entry["id"] = f"{rank}.{event.id}"
+    # only arrows and marks have these
     entry |= {name: value for name, value in (("bp", event.bp), ("s", event.s)) if value is not None}
     if event.args != b"null":
         entry["args"] = event.args

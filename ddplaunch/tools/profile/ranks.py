@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from typing import IO, Any
+from typing import IO, Any, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -43,38 +43,26 @@ _MOST_DRIFT = 1_000_000  # nanoseconds by which a clock may move in a profile wi
 # --- what workers say
 
 
-class Hello(Struct, frozen=True, tag="hello"):
-    """The worker that has come; `memory`, on the history of its allocator: False (not wished), "yes", or why it has none."""
+class _Report(Struct, frozen=True):
+    """The worker has come to the next phase of its profile, or has failed."""
 
-    torch: Line
-    boot: Line  # of its machine: who shares it shares a clock
-    pid: Number
-    memory: bool | Line = False
+    phase: Literal["hello", "recording", "made", "sent", "failed"]
+    boot_id: Line = ""  # with "hello": of its machine, whose processes share a clock
+    why_no_memory: Line = ""  # with "hello": why there is no history of its allocator, which was wished
+    size: Size = 0  # with "made": of the trace
+    why_less: Piece = ""  # with "made": why it has recorded less than was wished
+    why: Piece = ""  # with "failed", as a predicate
 
 
-class _Pong(Struct, frozen=True, tag="pong"):
-    at: Size  # nanoseconds of the time of day there
+class _Pong(NamedTuple):
+    """The answer to a ping: a list, by which it is told from a report."""
+
     number: Number
+    at: Size  # nanoseconds of the time of day there
 
 
-class _Began(Struct, frozen=True, tag="began"):
-    pass
-
-
-class _Finished(Struct, frozen=True, tag="finished"):
-    size: Size  # of the trace
-    note: Piece = ""
-
-
-class _Sent(Struct, frozen=True, tag="sent"):
-    pass
-
-
-class _Failed(Struct, frozen=True, tag="failed"):
-    reason: Piece
-
-
-_message: Callable[[bytes], Any] = decoder(Hello | _Pong | _Began | _Finished | _Sent | _Failed)
+_message: Callable[[bytes], _Report | _Pong] = decoder(_Report | _Pong)
+_NEXT_PHASE = {"asked": "hello", "hello": "recording", "recording": "made", "made": "sent"}
 
 
 # --- clocks
@@ -143,8 +131,9 @@ class Rank:
         self.rank = rank
         self.phase = "asked"
         self.why = ""  # why it has failed, as a predicate: "has ended"
-        self.note = ""  # on what came of the wish, as a sentence
-        self.hello = Hello("", "", 0)  # until the worker has come
+        self.why_less = ""  # why it has recorded less than was wished, as a sentence
+        self.boot_id = ""  # of its machine, whose processes share a clock; "": not known
+        self.why_no_memory = ""  # why there is no history of its allocator, which was wished; as a predicate
         self.size = 0  # bytes of the trace, once it is made
         self.sock = sock
         self.pings_before: list[Ping] = []  # the profile
@@ -213,46 +202,50 @@ class Rank:
             else:
                 file = self.trace if frame[:1] == _OF_TRACE else self.memory
                 file.write(frame[1:])
+        elif isinstance(message := _message(frame), _Pong):
+            self._on_pong(message)
         else:
-            self._on_message(_message(frame))
+            self._on_report(message)
 
     def _on_reply(self, reply: requests.Reply) -> None:
         """Handle the reply of the agent: from now on this is a connection to the worker, or why there is none."""
         match reply:
             case requests.RequestRefused(reason):
-                self.fail(reason.removeprefix(f"rank {self.rank} "))
+                self.fail(reason.removeprefix(f"rank {self.rank} "))  # it is printed after the ranks that it is of
             case requests.RunsElsewhere():
                 self.fail("cannot be reached from here")
             case requests.Done():
                 self._is_attached = True
                 self.tell(type="profile", steps=self._wish.steps, memory=self._wish.memory)
 
-    def _on_message(self, message: Any) -> None:
-        """Go from phase to phase as the worker reports; before and after the recording, compare the clocks by pings.
+    def _on_report(self, report: _Report) -> None:
+        """Go to the next phase; before and after the recording, compare the clocks by pings.
 
-        What does not fit the phase is dropped: the rank then fails for want of what does.
+        A report of another phase is dropped: the rank then fails for want of the one that fits.
         """
-        match self.phase, message:
-            case "asked", Hello():
-                self.phase, self.hello = "hello", message
+        if report.phase == "failed":
+            self.fail(report.why)
+        elif report.phase == _NEXT_PHASE[self.phase]:
+            self.phase = report.phase
+            if report.phase == "hello":
+                self.boot_id, self.why_no_memory = report.boot_id, report.why_no_memory
                 self._ping()
-            case "hello" | "made", _Pong(at, number) if number == len(self._pings):  # the answer to the last ping
-                self._pings.append(Ping(self._ping_sent, at, time.time_ns()))
-                if len(self._pings) < _PINGS:
-                    self._ping()
-                elif self.phase == "hello":
-                    self.tell(type="begin")
-            case "hello", _Began():
-                self.phase = "recording"
-            case "recording", _Finished(length, note):
-                self.phase, self.size, self.note = "made", length, note
+            elif report.phase == "made":
+                self.size, self.why_less = report.size, report.why_less
                 self._ping()
-                if length > LONGEST_TRACE:
-                    self.fail(f"has a trace of {size(length)}, and {size(LONGEST_TRACE)} is the most that is fetched")
-            case "made", _Sent():
-                self.phase = "sent"
-            case _, _Failed(reason):
-                self.fail(reason)
+                if self.size > LONGEST_TRACE:
+                    most = size(LONGEST_TRACE)
+                    self.fail(f"has a trace of {size(self.size)}, and {most} is the most that is fetched")
+
+    def _on_pong(self, pong: _Pong) -> None:
+        """Note what time it is there, and ask again; after the last ping before the recording, begin that."""
+        if self.phase not in ("hello", "made") or pong.number != len(self._pings):  # not the answer to the last ping
+            return
+        self._pings.append(Ping(self._ping_sent, pong.at, time.time_ns()))
+        if len(self._pings) < _PINGS:
+            self._ping()
+        elif self.phase == "hello":
+            self.tell(type="begin")
 
     @property
     def _pings(self) -> list[Ping]:
@@ -353,7 +346,7 @@ class _Profile:
             elif rank.phase in ("hello", "recording"):
                 if rank.phase == "recording" and self._wish.steps:
                     recorded = f"recorded for {duration(self._wish.seconds)}"
-                    rank.note = f"{recorded}: it did not do {self._wish.steps} steps in that time"
+                    rank.why_less = f"{recorded}: it did not do {self._wish.steps} steps in that time"
                 rank.tell(type="end")
         without_trace = self._wait(_TRACE_WITHIN, lambda rank: rank.is_made)
         for rank in without_trace:

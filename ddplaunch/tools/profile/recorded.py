@@ -67,7 +67,7 @@ class _Times(Struct):
     ended: Size
     stopped: Size  # when torch had stopped recording
     saved: Size  # when its trace was written
-    mono: Size  # at `asked`
+    mono_asked: Size  # at `asked`
     mono_stopped: Size
 
 
@@ -111,13 +111,13 @@ class Recorded(Struct, kw_only=True):
     on_device: bool  # a device did something; else all is of the CPU
     computes: Spans
     communicates: Spans
-    loads: Spans
+    loads_data: Spans
     steps: list[int]  # the ends of optimizer steps
     collectives: list[Collective]
     samples: list[Sample]
     groups: Mapping[str, int]  # their sizes
     slowdown: float | None = None  # of collectives, against just before; 0.1: a tenth longer
-    unmatched: int = 0  # collectives in the trace that no recorder has numbered
+    unnumbered: int = 0  # collectives in the trace that no recorder has numbered
     clock_moved: int = 0  # nanoseconds by which the time of day was set meanwhile
 
     def sampled(self) -> Iterator[tuple[Sample, int, int]]:
@@ -169,7 +169,7 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
     events = _events(trace, ahead, began, ended)
     slices = [event for event in events if event.ph == "X"]
     on_device = any(event.cat in _KERNELS for event in slices)
-    collectives, unmatched = _collectives(slices, head.entries, ahead, began, ended, on_device=on_device)
+    collectives, unnumbered = _collectives(slices, head.entries, ahead, began, ended, on_device=on_device)
     activity = _of_device(slices) if on_device else _of_cpu(slices, collectives)
     return Recorded(
         rank=rank,
@@ -182,15 +182,15 @@ def read(data: bytes | bytearray, *, rank: int, host: str, ahead: int) -> Record
         on_device=on_device,
         computes=activity.computes,
         communicates=activity.communicates,
-        loads=activity.loads,
+        loads_data=activity.loads_data,
         steps=_steps(slices),
         collectives=collectives,
         samples=[Sample(begin - ahead, seen - ahead, where) for begin, seen, where in head.samples],
         groups=head.groups,
         slowdown=_slowdown(head.entries, times),
-        unmatched=unmatched,
+        unnumbered=unnumbered,
         # what went by on the time of day beside what went by on the monotonic clock
-        clock_moved=abs((times.stopped - times.asked) - (times.mono_stopped - times.mono)),
+        clock_moved=abs((times.stopped - times.asked) - (times.mono_stopped - times.mono_asked)),
     )
 
 
@@ -201,6 +201,7 @@ def _events(trace: _Trace, ahead: int, began: int, ended: int) -> list[Event]:
     for event in trace.traceEvents:
         event.ts = event.ts * 1e3 + base
         event.dur = max(0.0, event.dur * 1e3)
+        # what began before the profile, or ends after it, has a part in it
         is_inside = began - _OVERHANG <= event.ts and event.ts + event.dur <= ended + _OVERHANG
         is_of_process = isinstance(event.pid, int) and event.cat != "Trace"  # torch's own marks belong to no process
         if event.ph == "M" or (is_inside and is_of_process):
@@ -216,7 +217,7 @@ class _Activity(NamedTuple):
 
     computes: Spans
     communicates: Spans
-    loads: Spans  # data
+    loads_data: Spans
 
 
 def _of_device(slices: Sequence[Event]) -> _Activity:
@@ -224,23 +225,23 @@ def _of_device(slices: Sequence[Event]) -> _Activity:
     kernels = [event for event in slices if event.cat in _KERNELS]
     computes = union(_span(event) for event in kernels if not _is_of_nccl(event))
     communicates = union(_span(event) for event in kernels if _is_of_nccl(event))
-    loads = difference(difference(_loads(slices), computes), communicates)
-    return _Activity(computes, difference(communicates, computes), loads)
+    loads_data = difference(difference(_data_loading(slices), computes), communicates)
+    return _Activity(computes, difference(communicates, computes), loads_data)
 
 
 def _of_cpu(slices: Sequence[Event], collectives: Sequence[Collective]) -> _Activity:
     """Return what a rank did that computes on the CPU: the loading of data hides operations, and both hide collectives."""
-    loads = _loads(slices)
+    loads_data = _data_loading(slices)
     operations = (
         event for event in slices if event.cat == "cpu_op" and not event.name.startswith(_NAMES_OF_COLLECTIVES)
     )
-    computes = difference(union(map(_span, operations)), loads)
+    computes = difference(union(map(_span, operations)), loads_data)
     calls = [_span(event) for event in slices if event.name.startswith(_NAMES_OF_COLLECTIVES)]
     communicates = union([*calls, *((one.arrived, one.ended) for one in collectives)])
-    return _Activity(computes, difference(difference(communicates, computes), loads), loads)
+    return _Activity(computes, difference(difference(communicates, computes), loads_data), loads_data)
 
 
-def _loads(slices: Sequence[Event]) -> Spans:
+def _data_loading(slices: Sequence[Event]) -> Spans:
     return union(_span(event) for event in slices if event.name.startswith(_LOADS))
 
 
@@ -293,7 +294,8 @@ def _collectives(
     in_trace = _InTrace(slices, on_device=on_device)
     calls = [(call.at - ahead, call, entry) for entry in entries if (call := call_of(entry)) is not None]
     for at, call, entry in sorted(calls, key=itemgetter(0)):
-        if call.is_p2p or not began <= at < ended:
+        is_of_two_ranks = call.is_p2p  # for which no other rank waits
+        if is_of_two_ranks or not began <= at < ended:
             continue
         event = in_trace.take_next(call.operation, at)
         if event is None:

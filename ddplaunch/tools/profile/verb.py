@@ -111,6 +111,7 @@ def show(
     wanted_ranks = choice.ranks_meant(ranks)
     of_ranks = ("-r", ranks) if ranks is not None else ()
     of_file = ("--out", out) if out is not None else ()
+    # where several runs may be meant, the words stand in the hint that says what to type
     run = choice.choose_running(env, named, "profile", *of_ranks, *wish.typed, *of_file)
     assert run.replies is not None
     hosts = {worker.rank: node.host for node, worker in run.replies.workers}
@@ -136,7 +137,7 @@ def show(
     parts = [
         _table(result.divisions, hosts, look),
         *([_sentences(_about_last(result.last), look)] if result.last is not None else []),
-        _sentences(_notes(result, wish), look),
+        _sentences(_notes(result), look),
         section(
             line((path, NAME)),
             line((f"{size(os.path.getsize(path))}, to be opened in https://ui.perfetto.dev", NOTE)),
@@ -206,12 +207,12 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
     A rank whose trace is malformed has failed.
     """
     sent = [rank for rank in recorded if rank.phase == "sent"]
-    boots = {rank.hello.boot for rank in sent}  # an id of the machine's last start: machines differ in it
+    boots = {rank.boot_id for rank in sent}  # an id of the machine's last start: machines differ in it
     are_on_one_machine = len(boots) == 1 and "" not in boots  # "": not known. Then no time has to be shifted
     profiled = []
     for rank in recorded:
         # all ranks of a machine have the same clock: the best of their comparisons with ours counts
-        same_machine = [other for other in sent if other.hello.boot and other.hello.boot == rank.hello.boot] or [rank]
+        same_machine = [other for other in sent if other.boot_id and other.boot_id == rank.boot_id] or [rank]
         alignments = [
             align(one.pings_before, one.pings_after, ranks_share_clock=are_on_one_machine) for one in same_machine
         ]
@@ -226,7 +227,7 @@ def _read(recorded: Sequence[Rank], hosts: Mapping[int, str]) -> list[_Profiled]
         except Malformed as error:
             rank.phase, rank.why = "failed", f"has sent a trace that {indented(str(error))}"
         else:
-            if one.found.clock_moved > _MOST_MOVED:
+            if one.found.clock_moved > _MOST_MOVED:  # somebody has set it
                 one.alignment = Alignment(best.ahead, best.error, steady=False)
     return profiled
 
@@ -271,7 +272,7 @@ def _columns(divisions: Sequence[Division], hosts: Mapping[int, str] | None, *, 
         header.insert(1, "host")
     rows = []
     for one in divisions:
-        parts = (one.computes, one.communicates, one.waits, one.loads, one.other)
+        parts = (one.computes, one.communicates, one.waits, one.loads_data, one.other)
         shares = [f"{part / max(1, one.whole):4.0%}" for part in parts]
         times = [f"{_short(part / max(1, one.steps))} " if has_times else "" for part in parts]
         cells = map("".join, zip(times, shares, strict=True))
@@ -325,21 +326,19 @@ def _each(ranks: Collection[int]) -> str:
     return f"{'each of ' if len(ranks) > 1 else ''}{these_ranks(ranks)}"
 
 
-def _notes(result: _Result, wish: Wish) -> Iterator[tuple[str, str]]:
+def _notes(result: _Result) -> Iterator[tuple[str, str]]:
     """Say what is to be known about the figures, each sentence with its style."""
     profiled = result.profiled
     for who, why in _failures(profiled):
         yield f"{who} {why}", ODD
-    notes = _by_text((one.rank, one.conversation.note) for one in profiled if one.conversation.note)
+    recorded_less = _by_text((one.rank, one.conversation.why_less) for one in profiled if one.conversation.why_less)
     have_trace = {one.rank for one in profiled if one.found is not None}
-    for note, ranks in notes.items():
+    for why, ranks in recorded_less.items():
         if not have_trace.isdisjoint(ranks):
-            yield f"{these_ranks(ranks)}: {note}", ODD
-    if wish.memory:
-        answers = [(one.rank, one.conversation.hello.memory) for one in profiled]  # "yes", or why there is no history
-        without = _by_text((rank, why) for rank, why in answers if isinstance(why, str) and why != "yes")
-        for why, ranks in without.items():
-            yield f"no history of memory: {_each(ranks)} {why}", ODD
+            yield f"{these_ranks(ranks)}: {why}", ODD
+    without_memory = [(one.rank, one.conversation.why_no_memory) for one in profiled if one.conversation.why_no_memory]
+    for why, ranks in _by_text(without_memory).items():
+        yield f"no history of memory: {_each(ranks)} {why}", ODD
     if not any(one.steps for one in result.divisions):
         yield "no step of an optimizer began and ended in that time, so all of it is divided", ODD
     yield from _about_joining(result)
@@ -350,7 +349,7 @@ def _notes(result: _Result, wish: Wish) -> Iterator[tuple[str, str]]:
 def _about_joining(result: _Result) -> Iterator[tuple[str, str]]:
     """Say of how many collectives it is not known who came last: in these, communication includes waiting."""
     numbered = sum(len(one.collectives) for one in result.found)
-    all_calls = numbered + sum(one.unmatched for one in result.found)
+    all_calls = numbered + sum(one.unnumbered for one in result.found)
     joined_calls = sum(len(each.calls) for each in result.joined)
     if not all_calls or len(result.found) == 1:
         return
@@ -391,7 +390,7 @@ def _clocks(profiled: Sequence[_Profiled]) -> str:
     moved = [one.rank for one in with_trace if not one.alignment.steady]
     if moved:
         return f"the clock of {these_ranks(moved)} was set meanwhile, so these are not compared with the others"
-    error_of_machine = {one.conversation.hello.boot: one.alignment.error for one in with_trace}
+    error_of_machine = {one.conversation.boot_id: one.alignment.error for one in with_trace}
     if len(error_of_machine) == 1:
         return "one, since all ranks are on one machine"
     error = sum(sorted(error_of_machine.values())[-2:])  # of the two worst ones: each is compared with ours

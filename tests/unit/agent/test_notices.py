@@ -123,7 +123,7 @@ def test_an_error_that_passes_changes_nothing(old):
 class Told(Watched):
     """One whose looks find what it is given."""
 
-    every = 0.0
+    looks_every = 0.0
 
     def __init__(self, *found: object) -> None:
         super().__init__()

@@ -6,8 +6,6 @@ import os
 import re
 from types import SimpleNamespace
 
-import pytest
-
 from ddplaunch.launcher.node.outward import (
     END_WITHIN,
     Errands,
@@ -20,7 +18,7 @@ from ddplaunch.launcher.node.outward import (
 )
 from ddplaunch.record.events import Event
 from ddplaunch.spec.outcome import Progress
-from tests.loops import FakeLoop
+from tests.loops import FakeLoop, Warnings
 
 SAMPLE = re.compile(r'ddplaunch_[a-z_]+\{([a-z]+="([^"\\\n]|\\[\\"n])*",?)+\} (-?[0-9.]+(e[+-]?\d+)?|NaN|[+-]Inf)')
 FIGURES = Figures(
@@ -36,8 +34,8 @@ FIGURES = Figures(
 
 
 def test_errands_are_done_one_after_another_and_the_oldest_are_dropped_where_too_many_wait():
-    loop, warned = FakeLoop(), list[str]()
-    errands = Errands(loop, warned.append, "--notify x")
+    loop, reporter = FakeLoop(), Warnings()
+    errands = Errands(loop, reporter, "--notify x")
     for name in "abcd":
         errands.add(lambda name=name: name, most=2)
     assert [asked.question() for asked in loop.questions] == ["a"]
@@ -46,24 +44,24 @@ def test_errands_are_done_one_after_another_and_the_oldest_are_dropped_where_too
         loop.questions[-1].answer_with("it failed")
     assert [asked.question() for asked in loop.questions] == ["a", "c", "d"]
     assert not errands.is_busy
-    assert warned == ["--notify x: it failed"]  # once
+    assert reporter.warned == ["--notify x: it failed"]  # once
 
 
 def test_an_errand_that_no_kill_ends_is_the_last():
-    loop, warned = FakeLoop(), list[str]()
-    errands = Errands(loop, warned.append, "--metrics-file x")
+    loop, reporter = FakeLoop(), Warnings()
+    errands = Errands(loop, reporter, "--metrics-file x")
     errands.add(str, most=2)
     errands.add(str, most=2)
     loop.questions[-1].give_up()
     errands.add(str, most=2)
     assert len(loop.questions) == 1
     assert not errands.is_busy
-    assert warned == ["--metrics-file x: did not end in time, and is not tried again"]
+    assert reporter.warned == ["--metrics-file x: did not end in time, and is not tried again"]
 
 
 def test_at_the_end_one_limit_counts_for_all_and_the_last_has_half_of_it():
     loop = FakeLoop()
-    errands, began = Errands(loop, lambda _: None, "--notify x"), loop.now()
+    errands, began = Errands(loop, Warnings(), "--notify x"), loop.now()
     for name in "abcd":
         errands.add(lambda name=name: name, most=9)
     errands.end_in_time()
@@ -74,19 +72,20 @@ def test_at_the_end_one_limit_counts_for_all_and_the_last_has_half_of_it():
 
 
 def test_at_the_end_errands_that_are_done_in_time_are_all_done():
-    loop = FakeLoop()
-    errands = Errands(loop, pytest.fail, "--notify x")
+    loop, reporter = FakeLoop(), Warnings()
+    errands = Errands(loop, reporter, "--notify x")
     for name in "abc":
         errands.add(lambda name=name: name, most=9)
     errands.end_in_time()
     while errands.is_busy:
         loop.questions[-1].answer_with("")
     assert [asked.question() for asked in loop.questions] == ["a", "b", "c"]
+    assert reporter.warned == []
 
 
 def test_the_important_events_are_told_with_the_run_that_they_are_of():
-    loop = FakeLoop()
-    notifier = Notifier(loop, "tell", {}, pytest.fail)
+    loop, reporter = FakeLoop(), Warnings()
+    notifier = Notifier(loop, reporter, "tell", {})
     started = {"run_id": "20261124-120000-k7qx", "program": "train.py", "world_size": 2}
     for name, fields in (("job_started", started), ("worker_started", {"rank": 0}), ("job_ended", {"status": 1})):
         notifier(Event(name, 1.0, fields))
@@ -98,6 +97,7 @@ def test_the_important_events_are_told_with_the_run_that_they_are_of():
         ("job_ended", "k7qx", "train.py"),
     ]
     assert said[1]["status"] == 1
+    assert reporter.warned == []
 
 
 def test_the_command_gets_the_event_and_its_failure_is_described(tmp_path):
@@ -121,10 +121,10 @@ def test_every_line_is_one_that_prometheus_reads():
 
 
 def test_figures_are_written_every_15_s_and_at_the_end():
-    loop = FakeLoop()
+    loop, reporter = FakeLoop(), Warnings()
     found: list[Figures | None] = [None, FIGURES, FIGURES, FIGURES]
     progress = SimpleNamespace(ask=lambda done: done(), figures=lambda: found.pop(0))
-    file = MetricsFile(loop, "/x.prom", progress, pytest.fail)
+    file = MetricsFile(loop, reporter, "/x.prom", progress)
     counts = []
     for seconds in (0, 1, 14, 1):
         loop.pass_time(seconds)
@@ -134,7 +134,7 @@ def test_figures_are_written_every_15_s_and_at_the_end():
     file(Event("job_ended", 1.0, {}))
     assert counts == [0, 1, 1, 2]
     assert len(loop.questions) == 3
-    assert found == []
+    assert (found, reporter.warned) == ([], [])
 
 
 def test_a_file_is_replaced_as_a_whole_or_the_reason_is_given(tmp_path):

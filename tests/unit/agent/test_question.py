@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.launcher.node.child import AgentProcess, Question, Watch
-from ddplaunch.reach.pipes import ASKS, GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
+from ddplaunch.reach.pipes import ASKING_SIGNAL, GOES_ON, HANDLER_ANSWERS, LOOP_ANSWERS, STOPPED, FrontPipes, Replies
 from ddplaunch.system.process import clock
 from ddplaunch.system.process.tree import Process
 
@@ -52,21 +52,21 @@ def test_an_agent_that_does_not_answer_is_given_up_after_some_questions(question
 
 def test_one_answer_of_the_loop_is_enough(pipes, question):
     assert question.repeat()
-    os.write(pipes.replies[1], RUNS)
+    os.write(pipes.replies[1], LOOP_ANSWERS)
     assert question.has_answer()
 
 
 def test_an_agent_whose_handler_answers_has_time_but_not_for_ever(pipes, question):
     questions = 0
     while question.repeat():
-        os.write(pipes.replies[1], LIVES)
+        os.write(pipes.replies[1], HANDLER_ANSWERS)
         assert not question.has_answer()
         questions += 1
     assert questions == 59
 
 
 def test_an_answer_to_an_earlier_question_does_not_count(pipes, agent):
-    os.write(pipes.replies[1], RUNS)
+    os.write(pipes.replies[1], LOOP_ANSWERS)
     assert not Question(agent).has_answer()
 
 
@@ -74,7 +74,7 @@ def test_an_answer_to_an_earlier_question_does_not_count(pipes, agent):
 def watch(pipes: FrontPipes, agent: AgentProcess) -> Watch:
     """Of an agent that was heard once, and may be silent for 10 s."""
     watch = Watch(agent, 10.0)
-    os.write(pipes.replies[1], RUNS + LIVES)
+    os.write(pipes.replies[1], LOOP_ANSWERS + HANDLER_ANSWERS)
     assert watch.look()
     return watch
 
@@ -94,18 +94,18 @@ def test_a_watched_agent_may_be_silent_for_somewhat_longer_than_the_heartbeat_ti
 
 
 def test_a_watched_agent_whose_loop_does_not_come_by_has_half_a_minute(pipes, watch):
-    assert looks(pipes, watch, LIVES) == 5
+    assert looks(pipes, watch, HANDLER_ANSWERS) == 5
 
 
 def test_a_watched_agent_gets_a_signal_only_if_its_loop_has_not_answered(pipes, watch):
     came: list[int] = []
-    before = signal.signal(ASKS, lambda signum, _: came.append(signum))
+    before = signal.signal(ASKING_SIGNAL, lambda signum, _: came.append(signum))
     try:
-        os.write(pipes.replies[1], RUNS)
+        os.write(pipes.replies[1], LOOP_ANSWERS)
         assert (watch.look(), came) == (True, [])
-        assert (watch.look(), came) == (True, [ASKS])
+        assert (watch.look(), came) == (True, [ASKING_SIGNAL])
     finally:
-        signal.signal(ASKS, before)
+        signal.signal(ASKING_SIGNAL, before)
 
 
 def test_a_watched_agent_is_asked_less_often_while_it_answers(pipes, watch):
@@ -136,7 +136,7 @@ def test_an_agent_is_looked_at_when_the_lease_of_its_workers_ends(pipes, watch):
     assert 3.9 < watch.wait() <= 4
 
 
-@pytest.mark.parametrize("reply", [RUNS, RUNS + LIVES])
+@pytest.mark.parametrize("reply", [LOOP_ANSWERS, LOOP_ANSWERS + HANDLER_ANSWERS])
 def test_a_watched_agent_that_runs_is_never_given_up(pipes, watch, reply):
     assert looks(pipes, watch, reply) == 100
 
@@ -147,7 +147,7 @@ def test_an_agent_that_still_imports_its_modules_is_not_given_up_yet(pipes, agen
 
 @pytest.mark.parametrize("reply", [STOPPED, GOES_ON])
 def test_a_reply_that_is_waited_for_is_given_at_once(pipes, replies, reply):
-    os.write(pipes.replies[1], RUNS + reply)
+    os.write(pipes.replies[1], LOOP_ANSWERS + reply)
     assert replies.wait(STOPPED + GOES_ON, clock.now() + 3600)
     assert replies.has(reply)
 

@@ -18,7 +18,7 @@ def rank(number: int, *calls: Collective, **more: object) -> Recorded:
     """A rank that computes in the first 10 ns, and then is in its collectives; a step ends at 0 and at 100."""
     given: dict[str, object] = {
         "computes": [(0, 10)],
-        "loads": [],
+        "loads_data": [],
         "communicates": union((one.arrived, one.ended) for one in calls),
         "samples": [],
         "groups": {"0": 2},
@@ -62,12 +62,12 @@ def test_a_rank_waits_until_the_last_one_comes_and_communicates_then():
         1,
         call(70, 90),
         computes=[(0, 30)],
-        loads=[(30, 40)],
+        loads_data=[(30, 40)],
         samples=[Sample(0, 20, "a.py:1"), Sample(20, 60, "a.py:2")],
     )
     found = [rank(0, call(10, 90)), late]
     divisions, last = divide(found, join_collectives(found, aligned={0, 1}))
-    assert [(one.computes, one.waits, one.communicates, one.loads, one.other) for one in divisions] == [
+    assert [(one.computes, one.waits, one.communicates, one.loads_data, one.other) for one in divisions] == [
         (10, 60, 20, 0, 10),
         (30, 0, 20, 10, 40),
     ]
@@ -145,7 +145,7 @@ def test_what_ranks_record_while_another_makes_its_trace_does_not_count():
 @pytest.mark.parametrize("width", [80, 100, None])
 def test_a_screen_of_80_columns_has_room_for_each_row_and_breaks_sentences_between_words(width):
     ms = 1_000_000
-    parts = {"computes": 300 * ms, "communicates": 200 * ms, "waits": 2000 * ms, "loads": 0}
+    parts = {"computes": 300 * ms, "communicates": 200 * ms, "waits": 2000 * ms, "loads_data": 0}
     divisions = [Division(rank=rank, whole=3000 * ms, steps=1, **parts) for rank in range(2)]
     last = Last(
         rank=1,
@@ -172,7 +172,7 @@ def test_a_screen_of_80_columns_has_room_for_each_row_and_breaks_sentences_betwe
 @pytest.mark.parametrize("width", [80, 100])
 def test_hosts_with_long_names_stand_below_the_table_where_a_row_would_be_broken(width):
     host = "gpu-node-0123.cluster.example.org"
-    parts = {"computes": 300, "communicates": 200, "waits": 2000, "loads": 0}
+    parts = {"computes": 300, "communicates": 200, "waits": 2000, "loads_data": 0}
     divisions = [Division(rank=rank, whole=3000, steps=140, **parts) for rank in (0, 1, 127)]
     rows = written([_table(divisions, dict.fromkeys((0, 1, 127), host), look := Look(width=width))], look).split("\n")
     assert all(len(row) <= width for row in rows)

@@ -30,7 +30,7 @@ def rank(number: int, arrived: int, ended: int) -> tuple[Recorded, Collective]:
         on_device=False,
         computes=[],
         communicates=[],
-        loads=[],
+        loads_data=[],
         steps=[],
         collectives=[call],
         samples=[Sample(NANOSECONDS, NANOSECONDS, "/a/train.py:7")],

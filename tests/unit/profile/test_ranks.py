@@ -11,7 +11,7 @@ from ddplaunch.record.window import requests
 from ddplaunch.system.loop.stream import Decoder
 from ddplaunch.tools.profile.ranks import Alignment, Ping, Rank, Wish, align
 
-HELLO = {"type": "hello", "torch": "2.13.0", "boot": "b", "pid": 7}
+HELLO = {"phase": "hello", "boot_id": "b"}
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def pongs(its: socket.socket, says: Callable[..., Rank], number: int = 8) -> Non
     """Answer all pings."""
     for at in range(number):
         assert json.loads(its.recv(1000).splitlines()[-1]) == {"type": "ping", "number": at}
-        says({"type": "pong", "at": 10, "number": at})
+        says([at, 10])
 
 
 def test_a_worker_is_asked_for_its_time_begins_makes_its_trace_and_sends_it(rank):
@@ -49,11 +49,11 @@ def test_a_worker_is_asked_for_its_time_begins_makes_its_trace_and_sends_it(rank
     says(HELLO)
     pongs(its, says)
     assert json.loads(its.recv(1000)) == {"type": "begin"}
-    assert says({"type": "began"}).phase == "recording"
-    assert says({"type": "finished", "size": 5}).phase == "made"
+    assert says({"phase": "recording"}).phase == "recording"
+    assert says({"phase": "made", "size": 5}).phase == "made"
     pongs(its, says)
     assert made.is_made
-    assert says(b"\0trace", b"\1memory", {"type": "sent"}).phase == "sent"
+    assert says(b"\0trace", b"\1memory", {"phase": "sent"}).phase == "sent"
     made.trace.seek(0)
     made.memory.seek(0)
     assert (made.trace.read(), made.memory.read()) == (b"trace", b"memory")
@@ -69,9 +69,10 @@ def test_a_worker_is_asked_for_its_time_begins_makes_its_trace_and_sends_it(rank
         ),
         ([b"\xff"], "says what this version does not understand"),
         ([requests.encode(requests.Done()), b"[" * 3000], "says what this version does not understand"),
-        ([requests.encode(requests.Done()), {**HELLO, "pid": -1}], "says what this version does not understand"),
-        ([requests.encode(requests.Done()), b"\0" + b"x"], "sends more than 1 GiB"),
-        ([requests.encode(requests.Done()), {"type": "failed", "reason": "has no torch"}], "has no torch"),
+        ([requests.encode(requests.Done()), {**HELLO, "size": -1}], "says what this version does not understand"),
+        ([requests.encode(requests.Done()), [0, -1]], "says what this version does not understand"),
+        ([requests.encode(requests.Done()), b"\\0" + b"x"], "sends more than 1 GiB"),
+        ([requests.encode(requests.Done()), {"phase": "failed", "why": "has no torch"}], "has no torch"),
     ],
 )
 def test_a_rank_that_fails_says_why(rank, messages, why):
@@ -84,9 +85,7 @@ def test_a_rank_that_fails_says_why(rank, messages, why):
 def test_what_comes_in_a_wrong_order_changes_nothing(rank):
     _, _, says = rank
     says(requests.encode(requests.Done()))
-    made = says(
-        {"type": "sent"}, {"type": "finished", "size": 1}, {"type": "began"}, {"type": "pong", "at": 1, "number": 0}
-    )
+    made = says({"phase": "sent"}, {"phase": "made", "size": 1}, {"phase": "recording"}, [0, 1])
     assert (made.phase, made.pings_before) == ("asked", [])
 
 

@@ -29,7 +29,7 @@ def entry(number: int, at: int, name: str = "gloo:all_reduce") -> dict[str, obje
 
 def sent(events: list[dict[str, object]], entries: list[dict[str, object]], **more: object) -> bytes:
     """What a rank sends; times of events are microseconds, those of entries nanoseconds."""
-    times = {name: BASE + at for name, at in TIMES.items()} | {"mono": 0, "mono_stopped": 951_000}
+    times = {name: BASE + at for name, at in TIMES.items()} | {"mono_asked": 0, "mono_stopped": 951_000}
     head = {"times": times, "samples": [[BASE + 5, BASE + 9, "a.py:1"]], "entries": entries, "groups": {"0": 2}, **more}
     return json.dumps(head).encode() + b"\n" + json.dumps({"traceEvents": events, "baseTimeNanoseconds": BASE}).encode()
 
@@ -50,12 +50,12 @@ CPU = [
 def test_a_rank_on_the_cpu_is_divided_and_its_collectives_are_numbered():
     one = read(sent(CPU, [entry(41, 305_000)]), rank=3, host="h", ahead=1_000)
     zero = BASE - 1_000  # its clock is ahead
-    assert [(begin - zero, end - zero) for begin, end in one.loads] == [(0, 100_000)]
+    assert [(begin - zero, end - zero) for begin, end in one.loads_data] == [(0, 100_000)]
     assert [(begin - zero, end - zero) for begin, end in one.computes] == [(100_000, 300_000)]
     assert [(begin - zero, end - zero) for begin, end in one.communicates] == [(300_000, 500_000), (700_000, 800_000)]
     (call,) = one.collectives
     assert (call.group, call.number, call.tensors) == ("0", 41, "float32 [4]")
-    assert (call.arrived - zero, call.ended - zero, one.unmatched) == (305_000, 500_000, 1)
+    assert (call.arrived - zero, call.ended - zero, one.unnumbered) == (305_000, 500_000, 1)
     assert [end - zero for end in one.steps] == [600_000]
     assert (one.began - zero, one.clock_moved, len(one.events)) == (0, 0, 7)
     assert one.samples == [(zero + 5, zero + 9, "a.py:1")]
@@ -73,7 +73,7 @@ def test_on_a_device_the_kernels_count_and_a_collective_comes_when_its_kernel_do
     one = read(sent(events, [entry(7, 13_000, "nccl:all_reduce")]), rank=0, host="h", ahead=0)
     assert [(begin - BASE, end - BASE) for begin, end in one.computes] == [(40_000, 120_000)]
     assert [(begin - BASE, end - BASE) for begin, end in one.communicates] == [(120_000, 400_000)]
-    assert [(begin - BASE, end - BASE) for begin, end in one.loads] == [(400_000, 450_000)]
+    assert [(begin - BASE, end - BASE) for begin, end in one.loads_data] == [(400_000, 450_000)]
     (call,) = one.collectives
     assert (call.number, call.arrived - BASE, call.ended - BASE) == (7, 100_000, 400_000)
 
@@ -87,7 +87,7 @@ def test_the_pace_of_collectives_before_says_how_much_slower_the_steps_are():
 
 
 def test_a_clock_that_was_set_meanwhile_is_noticed():
-    times = {name: BASE + at for name, at in TIMES.items()} | {"mono": 0, "mono_stopped": 951_000}
+    times = {name: BASE + at for name, at in TIMES.items()} | {"mono_asked": 0, "mono_stopped": 951_000}
     one = read(
         sent(CPU, [], times={**times, "stopped": times["stopped"] + 3_600_000_000_000}), rank=0, host="h", ahead=0
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.decide.job.ending import all_exited_after
+from ddplaunch.launcher.decide.first_failure import all_exited_after
 from ddplaunch.spec.outcome import WorkerError
 from tests.unit.builders import worker_exit
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL
 
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.first_failure import (
-    ended_by_another_signal,
-    failed_itself,
-    failure_status,
-    follows_another,
-)
+from ddplaunch.launcher.decide.first_failure import all_exited_after, failure_status, follows_another
 from ddplaunch.launcher.decide.job import actions
 from ddplaunch.launcher.decide.job.members import SELF_ID
 from ddplaunch.launcher.decide.job.restarts import pause_after
 from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, Phase, State
-from ddplaunch.spec.outcome import MAY_RESTART, STOPS_ALL_NODES, Why, WorkerExit
+from ddplaunch.spec.outcome import MAY_RESTART, STOPS_ALL_NODES, Why
 from ddplaunch.system import exitcodes
 
 Result = tuple[State, tuple[actions.Action, ...]]
@@ -241,20 +235,3 @@ def _notice_obeyed(state: State) -> int:
         return 0
     has_ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
     return notice if has_ended and all_exited_after(generation.exits, notice, state.signum) else 0
-
-
-def all_exited_after(exits: Iterable[WorkerExit], *signals: int) -> bool:
-    """Whether no worker failed, except by one of `signals`, by SIGTERM, or because another worker had ended."""
-    asked = {SIGTERM, *signals} - {0}
-    return not any(_failed_for_another_reason(end, asked) for end in exits)
-
-
-def _failed_for_another_reason(end: WorkerExit, asked: set[int]) -> bool:
-    """Whether a worker failed, and neither by a signal of `asked` nor because another worker had ended."""
-    if end.status == 0 or follows_another(end):
-        return False
-    # a signal ends a program without a handler; shells and many handlers exit with 128 + its number
-    by_signal = end.signal in asked or end.code in {exitcodes.of_signal(signum) for signum in asked}
-    if by_signal and (end.error is None or end.error.type in ("KeyboardInterrupt", "SystemExit")):
-        return False
-    return failed_itself(end) or ended_by_another_signal(end)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum, auto
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.launcher.decide.first_failure import first_failure
+from ddplaunch.launcher.decide.first_failure import all_exited_after, first_failure
 from ddplaunch.launcher.decide.node.actions import Sweep
 from ddplaunch.spec.outcome import StartFailure, Why, WorkerError, WorkerExit
 from ddplaunch.system.process.clock import later, soonest
@@ -250,6 +251,10 @@ class State(Struct, frozen=True, kw_only=True):
     def left_to_exit(self) -> frozenset[int]:
         """The ranks that have failed and are about to end, which a stop for a failure anywhere leaves alone for now."""
         return self.alive & self.raised.exiting if self.why in (Why.FAILED, Why.COORDINATOR) else frozenset()
+
+    def all_have_obeyed_notice(self, exits: Iterable[WorkerExit]) -> bool:
+        """Whether a notice has come, and all workers, whose `exits` these are, have exited for it."""
+        return bool(self.notice) and all_exited_after(exits, self.notice, self.end.stop_signal)
 
     @property
     def failure(self) -> WorkerExit | None:

@@ -98,7 +98,7 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
         python=sys.executable,
         signals=signals,
         sent_again=allocated.allocation.sent_again,  # signals that Slurm sends twice
-        signals_all=True,  # Slurm may signal each process of a job itself
+        cluster_signals_all=True,  # Slurm may signal each process of a job itself
         requeue=SlurmRequeue(env, spec.max_requeues) if spec.requeue_on else None,
     )
 
