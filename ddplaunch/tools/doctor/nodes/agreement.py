@@ -85,7 +85,7 @@ def _judge_script(names: Sequence[str], facts: Mapping[int, Facts]) -> Iterator[
         title = f"{_named(names, nodes)}: the script cannot be read: {reason}"
         hint = "copy it there, or keep it on a file system that all nodes share"
         yield _concern("files", "broken", title, nodes, hint=hint)
-    digests = {node: one.script for node, one in facts.items() if one.script}
+    digests = {node: one.script_digest for node, one in facts.items() if one.script_digest}
     hint = "ranks that run different code may wait for each other forever: copy the script to all nodes again"
     yield from _differing(names, "files", "broken", "script", digests, hint)
 

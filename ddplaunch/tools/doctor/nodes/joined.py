@@ -347,7 +347,7 @@ class _Answering:
             # whatever ports node 0 asks for, this node listens at the one that was typed here only
             typed_port = self._allocation.endpoint.port
             may_listen = () if typed_port is None else (typed_port,)
-            self._examinee = Examinee(self._loop, order, self._peer.send, may_listen=may_listen)
+            self._examinee = Examinee(self._loop, order, self._peer, may_listen=may_listen)
         except Malformed as error:
             self._set_fault(f"what it asks is refused: {error}")
 

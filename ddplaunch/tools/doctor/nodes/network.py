@@ -298,7 +298,7 @@ def _judge_ports(names: Sequence[str], facts: Mapping[int, Facts], reached: Ways
     closed: dict[str, dict[Direction, str]] = {}  # by what the port is called: the ways on which it is closed, and why
     for (here, there), way in reached.items():
         for one in way.blocked:
-            is_ephemeral = there in facts and one.port == facts[there].port
+            is_ephemeral = there in facts and one.port == facts[there].kernel_port
             called = EPHEMERAL if is_ephemeral else f"port {one.port}"
             closed.setdefault(called, {})[here, there] = f"port {one.port}: {one.why}"
     for called, faulty in closed.items():

@@ -18,7 +18,7 @@ NAMES = [f"gpu{node}" for node in range(8)]
 FACTS: dict[str, Any] = {
     "host": "x",
     "addresses": ("10.0.0.1",),
-    "port": 4000,
+    "kernel_port": 4000,
     "ports": (),
     "python": "3.13.1",
     "torch": "2.13.0+cu130",
@@ -55,7 +55,7 @@ def test_a_node_that_differs_is_named_with_the_weight_of_the_difference(differen
 
 
 def test_another_script_breaks_a_job_and_the_evidence_says_who_has_which():
-    scripts = {node: Facts(**FACTS, nccl=True, script="bbb" if node in (1, 2) else "aaa") for node in range(5)}
+    scripts = {node: Facts(**FACTS, nccl=True, script_digest="bbb" if node in (1, 2) else "aaa") for node in range(5)}
     (one,) = agreement.judge_facts(NAMES, scripts)
     assert one.finding.title == "gpu[1-2]: another script than on the other nodes"
     assert one.finding.evidence == "aaa on gpu0,gpu[3-4]; bbb on gpu[1-2]"
@@ -107,7 +107,7 @@ def test_the_name_of_node_0_has_to_lead_there(met, reason):
 
 def test_folders_that_are_not_shared_are_noted():
     seen: dict[int, tuple[bool | None, bool]] = {0: (True, True), 1: (False, True), 2: (None, False)}
-    shared = {node: Shared(runs=runs, current=current, digits="0" * 16) for node, (runs, current) in seen.items()}
+    shared = {node: Shared(runs=runs, current=current, name_digits="0" * 16) for node, (runs, current) in seen.items()}
     assert said(agreement.judge_folders(NAMES, shared)) == [
         ("note", "gpu2: the current folder is another one than on gpu0"),
         ("note", "gpu1: the folder of runs is another one than on gpu0"),
@@ -115,7 +115,7 @@ def test_folders_that_are_not_shared_are_noted():
     assert (
         said(
             agreement.judge_folders(
-                NAMES, {node: Shared(runs=None, current=None, digits="0" * 16) for node in range(2)}
+                NAMES, {node: Shared(runs=None, current=None, name_digits="0" * 16) for node in range(2)}
             )
         )
         == []

@@ -40,7 +40,9 @@ def examine(n: int, world: World, *, share_machine: bool = False) -> list[Concer
 
 
 def facts_of(node: int) -> Facts:
-    return Facts(host=f"gpu{node}", addresses=(), port=40000, ports=(23456,), python="3.13", torch="2.13", nccl=True)
+    return Facts(
+        host=f"gpu{node}", addresses=(), kernel_port=40000, ports=(23456,), python="3.13", torch="2.13", nccl=True
+    )
 
 
 def titles(n: int, world: World) -> list[str]:
