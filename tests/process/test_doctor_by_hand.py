@@ -3,7 +3,6 @@
 import json
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.reach import agents as starting
 from ddplaunch.reach.channel.handshake import Server
 from tests.process.speaker import Speaker, Visitor, key_of
+from tests.unit import builders
 
 ONLY = ("doctor", "--only", "limits")
 NO_TOKEN = "note: no token: any process that reaches node 0, or listens where node 0 should, "
@@ -25,7 +25,7 @@ NO_TOKEN = "note: no token: any process that reaches node 0, or listens where no
 def order_of(nodes, rank: int) -> bytes:
     """The order of node 0 to the node with this rank."""
     spec = resolve(parse([str(word) for word in (*nodes.static(2, 1), "train.py")]), {}, None)
-    allocation = discover(ClusterFacts(spec=spec, env={}, hostname="here", read=lambda path: Path(path).read_text()))
+    allocation = discover(ClusterFacts(spec=spec, env={}, hostname="here", here=builders.Host()))
     hosts = tuple(Host(name=name) for name in ("node-0", "node-1"))
     agents = starting.agents(
         spec,

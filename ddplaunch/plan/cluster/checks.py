@@ -6,6 +6,7 @@ Nothing is guessed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -20,16 +21,27 @@ _LARGEST_NUMBER = 2**32  # what Slurm counts its special steps down from
 _DEEPEST = 1000  # processes one above the other: a pid may be another's by the time that it is read
 
 
+class Here(Protocol):
+    """The host where the command was started, which is asked beside the variables."""
+
+    def read(self, path: str) -> str:
+        """Return the text of a file; raise OSError, or UnicodeDecodeError."""
+
+    def doubt_about_job(self, nodes: Sequence[str]) -> str:
+        """Return why we may not be in the Slurm job that the variables name, with these nodes; "" if we surely are.
+
+        Raises LaunchError: we surely are not.
+        """
+
+
 class ClusterFacts(Struct, frozen=True, kw_only=True):
     """What discovery reads on the host where the command was started."""
 
     spec: JobSpec
     env: Mapping[str, str]
     hostname: str
-    read: Callable[[str], str]  # gives the text of a file; raises OSError
-    is_bad: Callable[[str], bool] = lambda _: False  # whether a host is to be left out, if others are enough
-    # of the nodes of a Slurm job that the variables name: raises LaunchError if we are not in it, else gives a doubt, or ""
-    doubt_about_job: Callable[[Sequence[str]], str] = lambda _: ""
+    here: Here
+    avoided: tuple[str, ...] = ()  # hosts that --avoid-bad-nodes leaves out, if others are enough
 
     def value(self, *names: str) -> str | None:
         """The first of these variables that is set to something."""
@@ -62,7 +74,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     def text_of(self, path: str, origin: str) -> str:
         """The text of a file."""
         try:
-            return self.read(path)
+            return self.here.read(path)
         except OSError as error:
             raise LaunchError(f"{origin}: {why_failed(error)}") from None
         except UnicodeDecodeError:

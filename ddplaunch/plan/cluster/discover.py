@@ -1,4 +1,4 @@
-"""Tries each kind of cluster in turn; the first that recognises its variables wins. Pure, except for `read`.
+"""Tries each kind of cluster in turn; the first that recognises its variables wins. Pure, except for what `Here` is asked.
 
 Flags come before what is found. Inside a worker only flags count: the variables there describe the job that the worker is
 part of, and a job started by it is another.

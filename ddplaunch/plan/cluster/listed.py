@@ -78,8 +78,8 @@ def _choose_hosts(facts: ClusterFacts, hosts: Sequence[Host], source: str) -> tu
         hosts = hostlist.include(hosts, spec.include, spec.origin("include"))
     elif spec.exclude:
         hosts = hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
-    good = tuple(host for host in hosts if not facts.is_bad(host.address))
-    bad = [host for host in hosts if host not in good]
+    bad = [host for host in hosts if any(endpoints.is_same_host(one, host.address) for one in facts.avoided)]
+    good = tuple(host for host in hosts if host not in bad)
     if not bad:
         return good, ()
     _check_enough_are_left(spec, good, bad, source)

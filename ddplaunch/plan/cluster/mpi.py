@@ -136,7 +136,7 @@ def _doubt(facts: ClusterFacts, found: World) -> str:
 
     In a container the launcher may run outside and not be seen, so this is no reason to refuse.
     """
-    if may_be_below_launcher(facts.read):
+    if may_be_below_launcher(facts.here.read):
         return ""
     size = next(name for name in found.launcher.size if facts.value(name))
     return (

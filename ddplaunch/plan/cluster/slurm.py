@@ -53,7 +53,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     if job is None:
         return None
     step = step_id(facts)
-    if step is not None and facts.value("SLURM_PTY_PORT") and checks.is_typed_in_shell(facts.read):
+    if step is not None and facts.value("SLURM_PTY_PORT") and checks.is_typed_in_shell(facts.here.read):
         step = None  # the other tasks of the step are shells too: none of them runs ddplaunch
     found = _outside(facts, job) if step is None else _inside(facts, job, step)
     # in a step that ddplaunch has started, Slurm's variable counts the tasks of the step: one agent on each node
@@ -102,7 +102,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
     all that the script has started is killed without a signal before. The tasks of a step get SIGTERM, and time.
     """
     hosts = job_hosts(facts.env)
-    doubt = facts.doubt_about_job(hosts)
+    doubt = facts.here.doubt_about_job(hosts)
     found = allocate(
         facts,
         "slurm",
@@ -144,7 +144,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     port = facts.number(RDZV_PORT)  # the ddplaunch command that has started the step, if one has, coordinates it there
     is_ours, is_alone = port is not None, step.task.world_size == 1
     # variables left over from another job do no harm where no other task is waited for; those of a step of ours are new
-    doubt = "" if is_ours or is_alone else facts.doubt_about_job(step.hosts)
+    doubt = "" if is_ours or is_alone else facts.here.doubt_about_job(step.hosts)
     number_of_nodes = len(step.hosts)
     checks.refuse_host_filters(spec, f"{step.name} is running already")
     hint = f"leave --nnodes out, or start as many: srun --nodes {spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
