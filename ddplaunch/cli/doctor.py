@@ -133,7 +133,7 @@ def doctor(
 
         if not joined.is_first_here(allocation):  # as `mpirun -n 8` starts several on one node
             return OK
-        if joined.number_of(allocation) == 1:
+        if joined.number_of_nodes(allocation) == 1:
             allocation = None
         else:
             if not allocation.authenticated:

@@ -140,7 +140,7 @@ def nnodes_as_typed(spec: JobSpec) -> str:
     return f"{asked} with {spec.typed('spares', spec.spares)}" if spec.spares else asked
 
 
-def all_of(spec: JobSpec, found: int) -> tuple[int, int]:
+def nnodes_of_all(spec: JobSpec, found: int) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes where all that were `found` take part, if only as spares."""
     return max(1, found - spec.spares), found
 
@@ -169,7 +169,7 @@ def check_spares(spec: JobSpec, found: int, *, is_per_rank: bool, is_commanded: 
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes, where `found` agents have been started."""
     if not has_nnodes_given(spec):
-        return all_of(spec, found)
+        return nnodes_of_all(spec, found)
     min_nodes, max_nodes = spec.nnodes
     if not min_nodes <= found <= max_nodes:
         raise LaunchError(f"{nnodes_as_typed(spec)}, but {source} has {count(found, 'node')}", hint=hint)

@@ -85,10 +85,10 @@ def _find(facts: ClusterFacts) -> Allocation:
         hint = "leave --cluster out to see what is found"
         raise LaunchError(f"{spec.typed('cluster', spec.cluster)}: {missing}", hint=hint)
     found = by_flags.discover_local(spec, facts.hostname)
-    return replace(found, notes=(*found.notes, *_index_unused(facts)))
+    return replace(found, notes=(*found.notes, *_note_pod_index_unused(facts)))
 
 
-def _index_unused(facts: ClusterFacts) -> list[str]:
+def _note_pod_index_unused(facts: ClusterFacts) -> list[str]:
     """Note that an Indexed Job of Kubernetes is not taken for one job of all its pods, where the user may expect that."""
     index = facts.value("JOB_COMPLETION_INDEX")
     if index is None or checks.has_nnodes_given(facts.spec) or _is_inside_worker(facts):

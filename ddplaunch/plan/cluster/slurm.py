@@ -28,7 +28,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count
 
 # at the start of the grace time of a preemption and at its end: slurm.conf(5), GraceTime
-_SENT_AGAIN = frozenset({SIGTERM})
+_SENT_TWICE = frozenset({SIGTERM})
 
 # slurm.h gives these ids to what is not a step: the batch script, and the shell of an interactive salloc
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -59,7 +59,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     # in a step that ddplaunch has started, Slurm's variable counts the tasks of the step: one agent on each node
     tasks = facts.number("SLURM_NTASKS_PER_NODE" if step is None else TASKS_PER_NODE)
     requeues = facts.number("SLURM_RESTART_COUNT") or 0
-    return replace(found, tasks_per_node=tasks or None, requeues=requeues, sent_again=_SENT_AGAIN)
+    return replace(found, tasks_per_node=tasks or None, requeues=requeues, sent_again=_SENT_TWICE)
 
 
 def step_id(facts: ClusterFacts) -> int | None:
@@ -110,7 +110,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
         starter="srun",
         source=f"Slurm job {job}",
         here=facts.value("SLURMD_NODENAME"),
-        in_step=not facts.spec.no_control,  # an agent in a step needs the control channel to this command
+        starts_here_too=not facts.spec.no_control,  # an agent in a step needs the control channel to this command
         notes=_tasks_unused(facts),
     )
     return replace(found, doubt=doubt)
@@ -174,6 +174,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         )
     return Allocation(
         cluster="slurm",
+        # where each task is one worker, no node of them can be missing
         nnodes=nnodes if step.once_per_node else (number_of_nodes, number_of_nodes),
         node_rank=node_rank,
         hosts=step.hosts,
@@ -193,6 +194,7 @@ def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
     tasks = facts.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     layout = facts.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"  # or "4(x2),3"
     counts = hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE")
+    # in a heterogeneous job SLURM_NODEID counts the nodes of one component after the other
     hosts, per_node = _in_nodeid_order(components(facts.env), named, counts)
     node, rank, local_rank = (facts.needed(name) for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"))
     name = f"step {number} of Slurm job {job}"

@@ -91,7 +91,7 @@ def judge(surroundings: Surroundings) -> Verdict:
         *_thread_findings(surroundings),
         *_hidden_device_findings(surroundings),
     ]
-    own = without_service_links(surroundings.env)
+    own = without_service_links(surroundings.env)  # Kubernetes sets variables for each Service, such as NCCL_PORT
     named = sorted(name for name in own if name.startswith(("NCCL_", "GLOO_", "CUDA_VISIBLE", "OMP_", "DDPLAUNCH_")))
     return Verdict(f"set: {some(named, 20)}" if named else "none that matters is set", tuple(findings))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.plan.cluster.hostlist import Host
-from ddplaunch.plan.cluster.listed import FAILED
+from ddplaunch.plan.cluster.listed import HAS_FAILED
 from ddplaunch.system.errors import LaunchError
 from tests.unit.builders import refusal
 from tests.unit.environments import found
@@ -50,8 +50,8 @@ def test_hosts_that_have_failed_are_left_out_where_the_others_are_enough() -> No
     asked: dict[str, Any] = {"hosts": "a,b:4,c", "origins": {"avoid_bad_nodes": "--avoid-bad-nodes"}}
     job = found(bad=["a"], **asked)
     assert (job.hosts, job.nnodes) == (("b", "c"), (2, 2))
-    assert job.warnings == (f"--avoid-bad-nodes leaves out a: {FAILED}",)
-    assert found(bad=["a", "b"], hostname="c", **asked).warnings == (f"--avoid-bad-nodes leaves out a,b: {FAILED}",)
+    assert job.warnings == (f"--avoid-bad-nodes leaves out a: {HAS_FAILED}",)
+    assert found(bad=["a", "b"], hostname="c", **asked).warnings == (f"--avoid-bad-nodes leaves out a,b: {HAS_FAILED}",)
     assert found(bad=["a"], nnodes=(2, 2), **asked).hosts == ("b", "c")
     assert found(bad=["c"], nnodes=(2, 2), **asked).hosts == ("a", "b")
     assert found(bad=["b"], nnodes=(1, 3), **asked).nnodes == (1, 2)

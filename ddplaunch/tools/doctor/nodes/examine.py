@@ -37,7 +37,7 @@ from ddplaunch.tools.doctor.examine import ALL_CHECKS, presentable
 from ddplaunch.tools.doctor.nodes import Concern, agreement, joined, messages, network
 from ddplaunch.tools.doctor.nodes.agreement import Clock
 from ddplaunch.tools.doctor.nodes.messages import R
-from ddplaunch.tools.doctor.nodes.network import Direction, Pair, doubtful, halves
+from ddplaunch.tools.doctor.nodes.network import Direction, Pair, deciding_pairs, rounds_of_halves
 from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes
 
 _MODULE = "ddplaunch.tools.doctor.nodes.host"
@@ -49,7 +49,7 @@ _CHECKS_WITHIN = 20.0  # the checks of one machine end within 10 by themselves
 _QUICK_WITHIN = 5.0  # for what takes milliseconds
 _MEASURE_WITHIN = 8.0  # a way on which everything is lost takes 7
 _CLOCK_ROUNDS = 3  # the quickest answer tells most about a clock
-_DOUBTFUL_ROUNDS = 2  # see `doubtful`
+_DECIDING_ROUNDS = 2  # see `deciding_pairs`
 # seconds in which data are sent; most networks are at full speed after a few ms, and this machine's speed says nothing
 _SEND_SECONDS, _SEND_SECONDS_HERE = 0.15, 0.01
 
@@ -88,16 +88,18 @@ def _with_hosts(allocation: Allocation) -> Allocation:
     """Return the allocation with names for its hosts, as far as they are known where somebody else has started the agents."""
     if allocation.start:
         return allocation
-    number = joined.number_of(allocation)
+    number = joined.number_of_nodes(allocation)
     names = allocation.hosts if len(allocation.hosts) == number else [f"node-{rank}" for rank in range(number)]
     return replace(allocation, start=tuple(Host(name=name) for name in names))
 
 
 def _agent_of_this_node(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Sequence[AgentStart]:
     """Return what is started for this node; those of the others have no command, since they join."""
-    own = joined.rank_of(allocation) or 0
+    own = joined.node_rank_of(allocation) or 0
     here = replace(allocation, starter="simulate")  # as a process on this machine
-    agents = starting.agents(spec, env, here, sys.executable, "doctor", token=os.urandom(32).hex(), module=_MODULE)
+    agents = starting.agents(
+        spec, env, here, sys.executable, run_id="doctor", token=os.urandom(32).hex(), module=_MODULE
+    )
     return [agent if agent.node_rank == own else replace(agent, argv=()) for agent in agents]
 
 
@@ -106,14 +108,15 @@ def _agents(
 ) -> tuple[Sequence[AgentStart], Mapping[str, str]]:
     """Return what is started for each node by ssh, srun or as a simulated node, and the variables of that command."""
     python = spec.remote_python or sys.executable
-    agents = starting.agents(spec, env, allocation, python, "doctor", token=os.urandom(32).hex(), module=_MODULE)
+    agents = starting.agents(spec, env, allocation, python, run_id="doctor", token=os.urandom(32).hex(), module=_MODULE)
     if allocation.starter != "srun":
         return agents, token.public(env)
     # imported here, since few have Slurm
     from ddplaunch.plan.cluster.slurm import component_of
     from ddplaunch.reach.slurm import srun
 
-    # a step for each node: one that does not start keeps no other from it
+    # a step for each node: one that does not start keeps no other from it. A heterogeneous job has components, and srun has to be
+    # told which of them the node is in
     command = (python, "-P", "-m", _MODULE)
     steps = []
     for agent in agents:
@@ -193,7 +196,7 @@ class _Examination:
         names, alive = self._names, set(self._nodes.alive)
         # what was measured with a node that is lost says nothing of the other one
         ways = {direction: way for direction, way in replies.ways.items() if alive.issuperset(direction)}
-        name = self._name_of_first()
+        name = self._name_of_node_0()
         # it was typed, as by --master-addr, so that workers get this name
         is_needed = self._allocation.endpoint.address == name
         least, _most = self._allocation.nnodes
@@ -218,7 +221,7 @@ class _Examination:
                 addresses[node] = (*own, one.address)[-messages.MAX_ADDRESSES :]
         return {node: replace(one, addresses=addresses.get(node, one.addresses)) for node, one in facts.items()}
 
-    def _name_of_first(self) -> str:
+    def _name_of_node_0(self) -> str:
         """Return the name by which the others look for node 0: as typed, else as it is listed, else that of the rendezvous."""
         rendezvous = self._allocation.rendezvous
         listed = self._names[0] if rendezvous is None else rendezvous.addresses[0]
@@ -294,7 +297,7 @@ class _Examination:
 
     def _ask_met(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
         """Have all others look for node 0 under its name; a number is no name that could be wrong."""
-        if self._share_machine or 0 not in facts or is_numeric(self._name_of_first()):
+        if self._share_machine or 0 not in facts or is_numeric(self._name_of_node_0()):
             return {}
         others = {node: messages.Meet(facts[0].kernel_port) for node in facts if node != 0}
         return self._ask(messages.Met, "names", others, _QUICK_WITHIN)
@@ -302,11 +305,11 @@ class _Examination:
     def _measure(self, facts: Mapping[int, messages.Facts]) -> network.Ways:
         """Have pairs of nodes measure the ways between them, round by round, then the doubtful ones again."""
         ways: dict[Direction, messages.Way] = {}
-        for pairs in halves([node for node in self._nodes.alive if node in facts]):
+        for pairs in rounds_of_halves([node for node in self._nodes.alive if node in facts]):
             self._measure_pairs(pairs, facts, ways)
-        for _ in range(_DOUBTFUL_ROUNDS):
+        for _ in range(_DECIDING_ROUNDS):
             speeds, bad = network.bad_pairs(ways, share_machine=self._share_machine)
-            self._measure_pairs(doubtful(speeds, bad), facts, ways)
+            self._measure_pairs(deciding_pairs(speeds, bad), facts, ways)
         return ways
 
     def _measure_pairs(

@@ -36,7 +36,7 @@ from ddplaunch.tools.doctor.nodes import measure, messages
 
 _ORDER_TIMEOUT = 60.0  # seconds
 _MOST_UNANSWERED = 8  # requests; the doctor has two at a time
-_MARGIN = 0.2  # seconds in which the kernel ends a late child, before its process is left behind
+_KILL_MARGIN = 0.2  # seconds in which the kernel ends a late child, before its process is left behind
 
 
 class Asker(Protocol):
@@ -83,7 +83,7 @@ class Examinee:
         self._unanswered += 1
         pending = self._loop.ask(answer, otherwise=if_late, answered=self._on_answer, within=asked.within)
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
-        self._loop.timer(self._loop.now() + asked.within + _MARGIN, pending.give_up)
+        self._loop.timer(self._loop.now() + asked.within + _KILL_MARGIN, pending.give_up)
 
     def _answering(self, request: messages.Request) -> Callable[[], messages.Reply]:
         """Return what finds the reply in a child; listen for other nodes if that is requested.
@@ -161,7 +161,7 @@ def facts_of(order: HostOrder, kernel_port: int, ports: tuple[int, ...]) -> mess
     spec = order.job.spec()
     build = find_torch(spec.program.python or sys.executable)
     digest, script_problem = "", ""
-    folder_problem = _enter_folder(order)
+    folder_problem = _enter_folder(order)  # "": the script's path is relative to it from now on
     has_script = spec.program.kind is ProgramKind.SCRIPT and spec.program.target != "-"
     if has_script and not folder_problem:
         try:

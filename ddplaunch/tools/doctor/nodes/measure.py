@@ -126,7 +126,7 @@ Address = tuple[str, int]  # numeric, and a port
 def measure(request: Measure, token: str) -> Way:
     """Measure the way to a node: which of its addresses and ports answer, how soon, how fast."""
     targets = [(address, port) for address in request.addresses for port in request.ports]
-    answered, errors = connect(targets, token, request.node_rank)
+    answered, errors = connect(targets, token, request.node_rank)  # what answers has to prove that it is this node
     try:
         reached = [address for address in request.addresses if any(address == one for one, _ in answered)]
         if not reached:
@@ -162,7 +162,7 @@ def meet(name: str, port: int, token: str) -> Met:
     for sock in answered.values():
         sock.close()
     reached = next((address for address in addresses if (address, port) in answered), None)
-    return Met(
+    return Met(  # `host` and `line` make a text fit for a message
         addresses=tuple(map(host, addresses)),
         reached=None if reached is None else host(reached),
         error=", ".join(dict.fromkeys(errors.values())),
