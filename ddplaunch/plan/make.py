@@ -88,7 +88,7 @@ def plan_of_job(
 
     `python` runs the program there. Until it is known what the nodes `agreed` on, each host counts for one worker.
     """
-    hosts, endpoint = [host.address for host in allocation.start], allocation.endpoint
+    hosts, endpoint = [host.address for host in allocation.hosts_to_start_on], allocation.endpoint
     agents = tuple(PlannedAgent(host, 1) for host in hosts) if agreed is None else agreed.agents
     return Plan(
         run_id=run_id,

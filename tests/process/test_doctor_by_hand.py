@@ -30,7 +30,7 @@ def order_of(nodes, rank: int) -> bytes:
     agents = starting.agents(
         spec,
         {},
-        replace(allocation, start=hosts, starter="simulate"),
+        replace(allocation, hosts_to_start_on=hosts, starter="simulate"),
         sys.executable,
         "doctor",
         token="secret",

@@ -104,7 +104,7 @@ class Lead(BehindFront):
             least,
             most,
             dispatched=True,
-            names=tuple(host.address for host in allocation.start),
+            names=tuple(host.address for host in allocation.hosts_to_start_on),
             has_lease=allocation.is_elastic,  # where the job goes on without a node, that node's workers end by a lease
         )
         self.coordinator = Coordinator(

@@ -87,7 +87,7 @@ def run(
         from ddplaunch.launcher.start import preview  # few jobs want faults
 
         preview.plan_all_nodes(allocated)  # raises where the job lacks a rank that is to fail
-    if allocation.start:
+    if allocation.hosts_to_start_on:
         from ddplaunch.launcher.elsewhere.dispatcher import run_over_ssh
 
         return run_over_ssh(allocated, serve=serve, reports_to_caller=reports_to_caller)
@@ -149,7 +149,7 @@ def _warning_of_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
     from ddplaunch.record import bad_nodes
 
     bad = bad_nodes.among(failures, allocation.hosts or (os.uname().nodename,))
-    may_avoid = bool(allocation.start) and not spec.avoid_bad_nodes
+    may_avoid = bool(allocation.hosts_to_start_on) and not spec.avoid_bad_nodes
     return [bad_nodes.warning(bad, time.time(), may_avoid=may_avoid)] if bad else []
 
 
@@ -194,7 +194,7 @@ def give_up(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> bool:
     """
     with suppress(LaunchError):  # then it is not known where node 0 is
         allocated = allocate_job(spec, env)
-        if allocated.allocation.starter != "srun" and not allocated.allocation.start:
+        if allocated.allocation.starter != "srun" and not allocated.allocation.hosts_to_start_on:
             return _withdraw(allocated, why)
     return False
 

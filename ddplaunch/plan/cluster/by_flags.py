@@ -60,7 +60,7 @@ def simulated(spec: JobSpec) -> Allocation:
         nnodes=spec.nnodes,
         hosts=tuple(node.name for node in nodes),
         endpoint=of_workers(spec, address=(LOOPBACK, "all nodes are on this machine")),
-        start=nodes,
+        hosts_to_start_on=nodes,
         starter="simulate",
         notes=tuple(checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of simulated nodes")),
     )

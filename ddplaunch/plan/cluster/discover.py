@@ -59,7 +59,7 @@ def discover(facts: ClusterFacts) -> Allocation:
     spec, found = facts.spec, _find(facts)
     checks.refuse_workers_of_all_nodes(spec, found.nnodes[1])
     if spec.spares:
-        is_commanded = bool(found.start) or found.has_front
+        is_commanded = bool(found.hosts_to_start_on) or found.has_front
         checks.check_spares(spec, found.nnodes[1], is_per_rank=found.task is not None, is_commanded=is_commanded)
     return _without_control(spec, found) if spec.no_control else found
 
@@ -126,7 +126,7 @@ def _recognise(facts: ClusterFacts, name: str) -> Allocation | None:
 def _without_control(spec: JobSpec, found: Allocation) -> Allocation:
     """Return the allocation without a control channel: all that the nodes would agree on has to be known before."""
     asked = spec.origin("no_control")
-    if found.start:
+    if found.hosts_to_start_on:
         raise LaunchError(
             f"{asked}: agents that ddplaunch starts on other hosts need a control channel to this one",
             hint="leave --no-control out",

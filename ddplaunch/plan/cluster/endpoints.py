@@ -124,5 +124,5 @@ def job_name(spec: JobSpec, allocation: Allocation) -> str:
     Without a token only that distinguishes it from another with the same rendezvous host; agents that we start have one.
     """
     rendezvous = allocation.rendezvous
-    port = "" if allocation.start or rendezvous is None else str(rendezvous.ports[0])
+    port = "" if allocation.hosts_to_start_on or rendezvous is None else str(rendezvous.ports[0])
     return "\0".join((allocation.identity, spec.rdzv_id or "", port))

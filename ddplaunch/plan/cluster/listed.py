@@ -63,7 +63,7 @@ def allocate(
         nnodes=(least, most),
         hosts=tuple(host.address for host in chosen),
         endpoint=endpoints.of_workers(spec, address=address),
-        start=chosen,
+        hosts_to_start_on=chosen,
         starter=starter,
         is_here=is_here,
         notes=(*remarks, *checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of agents that it starts")),

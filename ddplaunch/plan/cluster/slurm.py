@@ -118,7 +118,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
 
 def without_step(spec: JobSpec, found: Allocation) -> Allocation:
     """Return the allocation of a job of this node alone, whose agent is this command's own, for one that was to be started."""
-    alone = by_flags.of_one_node(spec, found.start[0].address, cluster="slurm", notes=found.notes)
+    alone = by_flags.of_one_node(spec, found.hosts_to_start_on[0].address, cluster="slurm", notes=found.notes)
     kept = {name: getattr(found, name) for name in ("tasks_per_node", "requeues", "sent_again", "doubt")}
     return replace(alone, **kept)
 

@@ -64,7 +64,7 @@ def examine_nodes(
     """
     variables: Mapping[str, str]
     named = _with_hosts(allocation)  # with a name for each node
-    if allocation.start:
+    if allocation.hosts_to_start_on:
         agents, variables = _agents(spec, env, allocation)
     else:  # somebody else has started the doctor on all nodes: the others will join
         agents, variables = _agent_of_this_node(spec, env, named), token.public(env)
@@ -76,9 +76,11 @@ def examine_nodes(
             gathering = joined.Gathering(loop, spec, env, allocation, nodes)
             stack.callback(gathering.close)
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
-    cluster_names_nodes = len(allocation.hosts) == len(named.start)  # else, of nodes that join, each says its own name
+    cluster_names_nodes = len(allocation.hosts) == len(
+        named.hosts_to_start_on
+    )  # else, of nodes that join, each says its own name
     if allocation.rendezvous is None or cluster_names_nodes:
-        return report, [named.start[node] for node in good]
+        return report, [named.hosts_to_start_on[node] for node in good]
     # its own name may be another host's, and later jobs would run there: the address from which the node has joined is safe
     addresses = {node: one.address for node, one in nodes.joining.items()}
     return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
@@ -86,11 +88,11 @@ def examine_nodes(
 
 def _with_hosts(allocation: Allocation) -> Allocation:
     """Return the allocation with names for its hosts, as far as they are known where somebody else has started the agents."""
-    if allocation.start:
+    if allocation.hosts_to_start_on:
         return allocation
     number = joined.number_of_nodes(allocation)
     names = allocation.hosts if len(allocation.hosts) == number else [f"node-{rank}" for rank in range(number)]
-    return replace(allocation, start=tuple(Host(name=name) for name in names))
+    return replace(allocation, hosts_to_start_on=tuple(Host(name=name) for name in names))
 
 
 def _agent_of_this_node(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Sequence[AgentStart]:
@@ -149,7 +151,9 @@ class _Examination:
         self._env = env
         self._allocation = allocation
         self._only = only
-        self._names = [host.address for host in allocation.start]  # by node rank; nodes that join tell theirs later
+        self._names = [
+            host.address for host in allocation.hosts_to_start_on
+        ]  # by node rank; nodes that join tell theirs later
         self._have_joined = allocation.rendezvous is not None  # somebody else starts the nodes
         self._share_machine = bool(spec.simulate)  # all nodes do, so that clocks and speeds of the network tell nothing
         self._began = time.monotonic()

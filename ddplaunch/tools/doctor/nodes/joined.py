@@ -384,7 +384,7 @@ def _own_order(order: HostOrder, spec: JobSpec, env: Mapping[str, str], allocati
     hosts = [allocation.rendezvous.addresses[0], *(f"node-{other}" for other in range(1, number))]
     return Orders(
         spec=spec,
-        allocation=replace(allocation, start=tuple(HostOfList(name=name) for name in hosts)),
+        allocation=replace(allocation, hosts_to_start_on=tuple(HostOfList(name=name) for name in hosts)),
         env=token.public(env),
         cwd=os.getcwd(),
         run_id="doctor",
