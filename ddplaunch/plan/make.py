@@ -40,7 +40,7 @@ def make_plan(
         LaunchError: what was asked for does not fit this node.
     """
     workers, workers_reason = count_workers(spec, allocation, node)
-    task = allocation.task
+    task = allocation.task  # None unless a command was started for each rank
     owned = assign.divide_devices(spec, workers, node.devices) if task is None else assign.of_task(task, node.devices)
     backend, backend_reason = _choose_backend(spec, allocation, node, owned, agreed)
     here = _decide_here(spec, allocation, node, owned, agreed, agents, ranks)
@@ -98,7 +98,7 @@ def plan_of_job(
         agents=agents,
         master_addr=hosts[0] if agreed is None else agreed.address,
         master_port=endpoint.port or None,
-        init_method="env",
+        init_method="env",  # matters to workers alone
         backend=spec.backend if agreed is None else agreed.backend,
         pin=spec.pin or "auto",
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or python,
@@ -218,11 +218,11 @@ def _decide_here(
     agents: tuple[PlannedAgent, ...] | None,
     ranks: Sequence[range] | None,
 ) -> _Here:
-    """Decide where this node is in the job, and how its workers are bound to devices and CPUs; for the rest see `_Here`.
+    """Decide where this node is in the job, and how its workers are bound to devices and CPUs.
 
     `agents` are all of the job, and `ranks` those of the workers of each; None: they follow from what is given.
     """
-    task = allocation.task
+    task = allocation.task  # None unless a command was started for each rank
     own_index = agreed.index if agreed is not None else agent_index(allocation)  # of this node's agent
     if agents is None:
         agents = agreed.agents if agreed is not None else agents_like(allocation, own_index, node, len(owned))
@@ -241,6 +241,7 @@ def _decide_here(
         world_size=ranks[-1].stop,  # the ranks of the last agent are the highest
         node_rank=own_index if task is None else task.node_rank,
         nnodes=len(agents) if task is None else task.nnodes,
+        # agents that were agreed on have no names here
         host=agents[own_index].host or host_of(allocation, node.host),
         address=agreed.address if agreed is not None else allocation.endpoint.address or agents[0].host,
         pin=pin,

@@ -52,7 +52,7 @@ def choose_preload(
         )
         if fork_may_change_workers or not imports_torch_first(script):
             return Preload(None)
-        trains = any(word in script for word in _TRAINING_WORDS)
+        trains = any(word in script for word in _TRAINING_WORDS)  # then its first step imports torch._dynamo
         return Preload(PRELOAD if trains else _PRELOAD_WITHOUT_DYNAMO)
     if spec.program.kind is ProgramKind.COMMAND:
         return Preload(None, "a command cannot be forked from an interpreter")

@@ -53,7 +53,9 @@ class Allocation(Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()  # by node rank; (): not known
     endpoint: Endpoint
     rendezvous: Rendezvous | None = None  # None: one node, or agents that we start ourselves
-    hosts_to_start_on: tuple[Host, ...] = ()  # the agents, in rank order; (): somebody else does, or it is this process
+    hosts_to_start_on: tuple[
+        Host, ...
+    ] = ()  # in rank order; (): somebody else starts the agents, or there is but this one
     starter: str = ""  # how: "ssh", "blaunch", "srun", "simulate"
     is_here: bool = False  # the only one of them is this host, where the agent could be this command's own
     task: Task | None = None

@@ -167,7 +167,7 @@ def _allocation(facts: ClusterFacts, found: World) -> Allocation:
     notes = () if found.job or spec.rdzv_id else (_NOTE_WITHOUT_ID,)
     return Allocation(
         cluster="mpi",
-        # where each process is one worker, no node of them can be missing
+        # with a process for each worker the number of nodes is fixed
         nnodes=nnodes if once_per_node else (task.nnodes, task.nnodes),
         node_rank=node_rank,
         endpoint=endpoint,
@@ -183,10 +183,8 @@ def _task(facts: ClusterFacts, world: World) -> Task:
 
     Raises LaunchError: nodes have different numbers of processes, or it is not known how many this one has.
     """
-    local_rank, size = (
-        facts.number(*world.launcher.local_rank_variables),
-        facts.number(*world.launcher.local_size_variables),
-    )
+    local_rank = facts.number(*world.launcher.local_rank_variables)
+    size = facts.number(*world.launcher.local_size_variables)
     nodes = facts.number(*world.launcher.nodes_variables)
     if nodes and world.size % nodes == 0:  # Flux says how many nodes there are, not how many processes a node has
         size = world.size // nodes

@@ -28,7 +28,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count
 
 # at the start of the grace time of a preemption and at its end: slurm.conf(5), GraceTime
-_SENT_TWICE = frozenset({SIGTERM})
+_STOP_SIGNALS_SENT_TWICE = frozenset({SIGTERM})
 
 # slurm.h gives these ids to what is not a step: the batch script, and the shell of an interactive salloc
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -59,7 +59,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     # in a step that ddplaunch has started, Slurm's variable counts the tasks of the step: one agent on each node
     tasks = facts.number("SLURM_NTASKS_PER_NODE" if step is None else TASKS_PER_NODE)
     requeues = facts.number("SLURM_RESTART_COUNT") or 0
-    return replace(found, tasks_per_node=tasks or None, requeues=requeues, sent_again=_SENT_TWICE)
+    return replace(found, tasks_per_node=tasks or None, requeues=requeues, sent_again=_STOP_SIGNALS_SENT_TWICE)
 
 
 def step_id(facts: ClusterFacts) -> int | None:
@@ -174,7 +174,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         )
     return Allocation(
         cluster="slurm",
-        # where each task is one worker, no node of them can be missing
+        # with a task for each worker the number of nodes is fixed
         nnodes=nnodes if step.once_per_node else (number_of_nodes, number_of_nodes),
         node_rank=node_rank,
         hosts=step.hosts,

@@ -78,14 +78,14 @@ class Examinee:
             return
         if self._unanswered == _MOST_UNANSWERED:
             raise Malformed("asks too much at once")
-        answer = partial(_answer, number, self._answering(request))
+        answer = partial(_answer, number, self._what_finds_reply_to(request))
         if_late = messages.encode_failure(number, f"no answer in {duration(asked.within)}")
         self._unanswered += 1
         pending = self._loop.ask(answer, otherwise=if_late, answered=self._on_answer, within=asked.within)
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
         self._loop.timer(self._loop.now() + asked.within + _KILL_MARGIN, pending.give_up)
 
-    def _answering(self, request: messages.Request) -> Callable[[], messages.Reply]:
+    def _what_finds_reply_to(self, request: messages.Request) -> Callable[[], messages.Reply]:
         """Return what finds the reply in a child; listen for other nodes if that is requested.
 
         Raises:
@@ -161,7 +161,7 @@ def facts_of(order: HostOrder, kernel_port: int, ports: tuple[int, ...]) -> mess
     spec = order.job.spec()
     build = find_torch(spec.program.python or sys.executable)
     digest, script_problem = "", ""
-    folder_problem = _enter_folder(order)  # "": the script's path is relative to it from now on
+    folder_problem = _enter_folder(order)  # "" once it is entered: the script's path leads from there
     has_script = spec.program.kind is ProgramKind.SCRIPT and spec.program.target != "-"
     if has_script and not folder_problem:
         try:
