@@ -126,7 +126,7 @@ def narrowed_by_variable(
         notes += left_out
     else:
         devices, problem = _named_devices(value, gpus, index_is_certain=index_is_certain)
-        source = VARIABLE if devices else f"{VARIABLE}={value}"
+        source = VARIABLE if devices else f"{VARIABLE}={value}"  # the value shows why there is none
         notes += (f"{VARIABLE}={value}: {problem}",) if problem else ()
     if len(devices) > 1 and not same_order:
         notes += (

@@ -173,7 +173,8 @@ def _is_visible(gpu: Health, hardware: Hardware) -> bool:
     pcis = {device.pci for device in hardware.devices}
     if gpu.lost:
         return not hardware.granted
-    return gpu.uuid in uuids or (gpu.pci is not None and gpu.pci in pcis) or None in uuids
+    may_be_any = None in uuids  # a device of which only an index is known
+    return gpu.uuid in uuids or (gpu.pci is not None and gpu.pci in pcis) or may_be_any
 
 
 def _driver_hint(problem: str) -> str:
@@ -262,7 +263,7 @@ def _health_findings(gpu: Health) -> Iterator[Finding]:
             "some boards and clouds have no more\nelse reseat the card",
         )
     up, links = gpu.links or (0, 0)
-    if 0 < up < links:
+    if 0 < up < links:  # none is up where there is no bridge
         yield slow(
             f"{up} of the {links} NVLinks of {name} are up",
             hint=f"`nvidia-smi nvlink -s -i {gpu.index}` shows which; {reset}",

@@ -182,7 +182,7 @@ class _Examination:
         replies = _Replies(facts=facts, clocks=clocks, shared=shared, met=met, ways=ways, examined=examined)
         concerns = self._judge(replies)
         good = agreement.good_nodes(len(self._names), concerns)
-        # a node that has joined is called what it calls itself, which may be another host's name
+        # a node that has joined is called what it calls itself, which may be another host's name; simulated ones are no hosts
         if not self._share_machine and not self._have_joined:
             self._remember(agreement.faulty_nodes(len(self._names), self._nodes.lost, concerns), good)
         return self._report(replies, concerns), good
