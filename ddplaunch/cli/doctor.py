@@ -133,7 +133,7 @@ def doctor(
 
         if not joined.is_first_here(allocation):  # as `mpirun -n 8` starts several on one node
             return OK
-        if joined.number_of(allocation) == 1:
+        if joined.number_of_nodes(allocation) == 1:
             allocation = None
         else:
             if not allocation.authenticated:
@@ -189,7 +189,7 @@ def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation | Non
         tell(f"note: {indented(note)}\n")
         return None, env
     found = allocated.allocation
-    starts_or_meets_no_other = not found.start and found.rendezvous is None
+    starts_or_meets_no_other = not found.hosts_to_start_on and found.rendezvous is None
     if found.is_here or starts_or_meets_no_other:
         return None, env
     return found, allocated.env

@@ -96,7 +96,7 @@ def sharing_workers(task: Task, hardware: Hardware, devices: Sequence[Device]) -
 # --- how a worker is bound to its devices, and their names inside it; `worker/imports.py` binds it
 
 
-_ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"  # CUDA programming guide
+_ONE_MIG_INSTANCE_ONLY = "CUDA shows a process no more than one MIG instance"  # CUDA programming guide
 
 
 def choose_pin(spec: JobSpec, owned: Owned) -> tuple[str, str]:
@@ -118,13 +118,13 @@ def choose_pin(spec: JobSpec, owned: Owned) -> tuple[str, str]:
             hint="--pin visible",
         )
     if spec.pin == "device" and has_mig and len(devices) > 1:
-        raise LaunchError(f"{spec.typed('pin', spec.pin)}: {_ONE_INSTANCE}", hint="--pin visible")
+        raise LaunchError(f"{spec.typed('pin', spec.pin)}: {_ONE_MIG_INSTANCE_ONLY}", hint="--pin visible")
     if spec.pin:
         return spec.pin, spec.origin("pin")
     if any(len(own) > 1 for own in owned):
         return "visible", "each worker has several devices"  # these can be handed over only as a set
     if has_mig:
-        return "visible", _ONE_INSTANCE
+        return "visible", _ONE_MIG_INSTANCE_ONLY
     # a command is most often a wrapper around a Python script that counts on seeing every device
     return ("none", "default for a command") if is_command else ("device", "default")
 
@@ -177,7 +177,7 @@ def choose_backend(owned: Sequence[Sequence[Device]], build: TorchBuild | None) 
 
     `owned[i]` are the devices of local worker i; `build` is what the workers' torch was built with, None if unknown.
     """
-    gpus = [{_gpu(device) for device in own} for own in owned]  # of each worker
+    gpus = [{_gpu_as_nccl_counts(device) for device in own} for own in owned]  # of each worker
     different = len(set().union(*gpus))
     if not different:
         return "gloo", "no accelerator"
@@ -205,7 +205,7 @@ def cannot_use(build: TorchBuild, kind: str) -> str | None:
     return None
 
 
-def _gpu(device: Device) -> str:
+def _gpu_as_nccl_counts(device: Device) -> str:
     """Return what NCCL takes for the device: it sees only the GPU behind a MIG instance (issue 1716 of NVIDIA/nccl)."""
     return device.pci or device.token if device.is_mig else device.token
 

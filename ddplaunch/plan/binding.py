@@ -144,7 +144,7 @@ def _share_parts(mode: str, owned: Owned, cores: Sequence[Core], numa_nodes: Num
 
 
 def _core_complex(device: Device, cores: Iterable[Core], numa_nodes: NumaNodes) -> tuple[int, int]:
-    """Return the NUMA node and the last-level cache of a device, as `part` names a core complex.
+    """Return the core complex of a device: the NUMA node near it, and a last-level cache there.
 
     The i-th device of a node gets the node's i-th largest cache, by allowed CPUs; after the last cache comes the first again.
     """
@@ -182,7 +182,7 @@ def _divide_among_workers(
 
 def _divide_among_devices(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
     """Divide each NUMA node among the devices near it, then each device's share among the workers that own the device."""
-    # a device that has no node here and that no worker uses gets nothing
+    # a device near no allowed CPU gets nothing unless a worker uses it
     devices = list(dict.fromkeys(chain(numa_nodes, *owned)))
     near: list[set[int]] = [{numa_nodes[device]} if device in numa_nodes else set() for device in devices]
     near = _with_nodes_for_all(near, cores)
@@ -235,7 +235,7 @@ def _divide_evenly(flag: str, cores: Sequence[Core], workers: int) -> list[Share
             f"{flag}: {workers} workers need CPUs of their own, but the job may use only {count(cpus, 'CPU')}",
             hint=_hint_without(flag),
         )
-    units = _units(cores, workers)
+    units = _cores_or_threads(cores, workers)  # threads if there are fewer cores than workers
     nodes = sorted({unit.numa_node for unit in units})
     pools = [[unit for unit in units if unit.numa_node == node] for node in nodes]
     size = len(units) // workers  # of a share; some may have one unit more
@@ -256,13 +256,13 @@ def _divide_evenly(flag: str, cores: Sequence[Core], workers: int) -> list[Share
 
 def _cut(cores: Sequence[Core], parts: int) -> list[Share]:
     """Cut into neighbouring parts; the first ones get what is left over, as in torchrun."""
-    units = _units(cores, parts)
+    units = _cores_or_threads(cores, parts)
     each, extra = divmod(len(units), parts)
     starts = [i * each + min(i, extra) for i in range(parts + 1)]
     return [units[start:end] for start, end in pairwise(starts)]
 
 
-def _units(cores: Sequence[Core], parts: int) -> list[Core]:
+def _cores_or_threads(cores: Sequence[Core], parts: int) -> list[Core]:
     """Return the units to divide: whole cores, or single hardware threads if there are fewer cores than parts."""
     if len(cores) >= parts:
         return list(cores)

@@ -40,11 +40,11 @@ def make_plan(
         LaunchError: what was asked for does not fit this node.
     """
     workers, workers_reason = count_workers(spec, allocation, node)
-    task = allocation.task
+    task = allocation.task  # None unless a command was started for each rank
     owned = assign.divide_devices(spec, workers, node.devices) if task is None else assign.of_task(task, node.devices)
     backend, backend_reason = _choose_backend(spec, allocation, node, owned, agreed)
     here = _decide_here(spec, allocation, node, owned, agreed, agents, ranks)
-    omp, threads_reason = threads(spec, here.cpus.usable, here.cpus.sharing, here.caller.get("OMP_NUM_THREADS"))
+    omp, threads_reason = threads(spec, here.cpus.usable, here.cpus.sharers, here.caller.get("OMP_NUM_THREADS"))
     common = variables.common(spec, here.caller, run_id=run_id, backend=backend, address=here.address, omp=omp)
     if interface is not None:
         common.update(variables.socket_interface_variables(interface, here.caller))
@@ -88,7 +88,7 @@ def plan_of_job(
 
     `python` runs the program there. Until it is known what the nodes `agreed` on, each host counts for one worker.
     """
-    hosts, endpoint = [host.address for host in allocation.start], allocation.endpoint
+    hosts, endpoint = [host.address for host in allocation.hosts_to_start_on], allocation.endpoint
     agents = tuple(PlannedAgent(host, 1) for host in hosts) if agreed is None else agreed.agents
     return Plan(
         run_id=run_id,
@@ -98,7 +98,7 @@ def plan_of_job(
         agents=agents,
         master_addr=hosts[0] if agreed is None else agreed.address,
         master_port=endpoint.port or None,
-        init_method="env",
+        init_method="env",  # matters to workers alone
         backend=spec.backend if agreed is None else agreed.backend,
         pin=spec.pin or "auto",
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or python,
@@ -124,7 +124,7 @@ def _reasons(here: _Here, start: _Start, *, workers: str, backend: str, threads:
         "master_addr": endpoint.address_reason,
         "master_port": endpoint.port_reason,
         "pin": here.pin_reason,
-        **start.reasons,
+        **start.reasons,  # of the fork server
     }
 
 
@@ -145,7 +145,7 @@ def _choose_backend(
         chosen, reason = assign.choose_backend(owned, node.build)
         if node.shared and chosen in ("nccl", "xccl"):
             chosen, reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
-    if warning:
+    if warning:  # which may give the same reason
         reason = f"warning: {warning}" if reason in warning else f"{reason}; warning: {warning}"
     return chosen, reason
 
@@ -165,7 +165,7 @@ class _Cpus(Struct, frozen=True):
 
     of_workers: Sequence[tuple[int, ...]]  # by local index; () for a worker that is not bound
     usable: int  # how many CPUs the workers can use that share those of the node
-    sharing: int  # how many workers these are
+    sharers: int  # how many workers these are
     notes: tuple[str, ...]
 
 
@@ -173,20 +173,20 @@ def _bind_to_cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Ow
     """Bind the workers to CPUs, and count the CPUs that they can use together; `owned` are their devices."""
     # where a command was started for each rank, all commands share the CPUs of the node, and each binds its own worker only
     of_all_commands = assign.sharing_workers(task, node.hardware, node.devices) if task is not None else None
-    sharing = of_all_commands or owned
+    owned_by_sharers = of_all_commands or owned
     mode, notes = spec.numa_binding or spec.cpu_bind, tuple[str, ...]()
-    bound: tuple[tuple[int, ...], ...] = ((),) * len(sharing)
+    bound: tuple[tuple[int, ...], ...] = ((),) * len(owned_by_sharers)
     if mode != "none":
         from ddplaunch.plan.binding import bind  # most jobs bind nothing
 
-        binding = bind(mode, sharing, node.cores, all_devices=node.hardware.devices)
+        binding = bind(mode, owned_by_sharers, node.cores, all_devices=node.hardware.devices)
         bound, notes = binding.cpus, binding.notes
     usable = node.hardware.usable_cpus
     if spec.cpu_bind == "cores" or spec.numa_binding == "exclusive":
         # each worker has CPUs of its own, and cannot use more than the smallest share has, however many the node has
-        usable = min([usable, *(len(sharing) * len(share) for share in bound)])
-    own = bound if task is None or sharing is owned else (bound[task.local_rank],)
-    return _Cpus(of_workers=own, usable=usable, sharing=len(sharing), notes=notes)
+        usable = min([usable, *(len(owned_by_sharers) * len(share) for share in bound)])
+    own = (bound[task.local_rank],) if task is not None and of_all_commands else bound
+    return _Cpus(of_workers=own, usable=usable, sharers=len(owned_by_sharers), notes=notes)
 
 
 class _Here(Struct, frozen=True, kw_only=True):
@@ -218,8 +218,11 @@ def _decide_here(
     agents: tuple[PlannedAgent, ...] | None,
     ranks: Sequence[range] | None,
 ) -> _Here:
-    """Decide where this node is in the job, and how its workers are bound to devices and CPUs; parameters as of `make_plan`."""
-    task = allocation.task
+    """Decide where this node is in the job, and how its workers are bound to devices and CPUs.
+
+    `agents` are all of the job, and `ranks` those of the workers of each; None: they follow from what is given.
+    """
+    task = allocation.task  # None unless a command was started for each rank
     own_index = agreed.index if agreed is not None else agent_index(allocation)  # of this node's agent
     if agents is None:
         agents = agreed.agents if agreed is not None else agents_like(allocation, own_index, node, len(owned))
@@ -238,6 +241,7 @@ def _decide_here(
         world_size=ranks[-1].stop,  # the ranks of the last agent are the highest
         node_rank=own_index if task is None else task.node_rank,
         nnodes=len(agents) if task is None else task.nnodes,
+        # agents that were agreed on have no names here
         host=agents[own_index].host or host_of(allocation, node.host),
         address=agreed.address if agreed is not None else allocation.endpoint.address or agents[0].host,
         pin=pin,
@@ -276,6 +280,7 @@ def _plan_worker(here: _Here, index: int, common: Mapping[str, str]) -> WorkerPl
         devices=tuple(device.uuid or str(device) for device in owned),
         cpus=here.cpus.of_workers[index],
         terminal=_has_terminal(spec, node, rank, here.world_size),
+        # else stdin is the debugger's, or for the keys of --live
         stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error and not spec.live,
     )
 
@@ -292,7 +297,7 @@ class _Start(Struct, frozen=True, kw_only=True):
 def _choose_start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
     """Decide whether a fork server starts the workers, and whether that server stays for the next run."""
     spec, node, usable = here.spec, here.node, here.cpus.usable
-    # workers that have a CPU each import at the same time: to fork them saves nothing. With GPUs, none is tried
+    # a fork saves the import of torch, but no time where each worker has a CPU for that. With GPUs, none is tried
     has_gpus = bool(node.hardware.devices or node.hardware.granted)
     fork_may_help = len(plans) > usable and b"torch" in node.script and not has_gpus
     is_considered = spec.start_method == "forkserver" or (spec.start_method == "auto" and fork_may_help)
@@ -315,7 +320,7 @@ def _choose_start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
         reasons["start"] = why_fresh
     if spec.keep_warm is not None and why_cold:
         reasons["warm"] = why_cold
-    notes = (f"{start_method.asked(spec)} has no effect: {why_fresh}",) if why_fresh else ()
+    notes = (f"{start_method.option_that_asks(spec)} has no effect: {why_fresh}",) if why_fresh else ()
     return _Start(preload=preload, keep_warm=warm.seconds, reasons=reasons, notes=notes)
 
 
@@ -323,7 +328,8 @@ def _notes(here: _Here) -> tuple[str, ...]:
     """Return what a reader of the plan should know."""
     spec, workers, usable = here.spec, len(here.ranks), here.cpus.usable
     build, unusable = here.node.build, []  # the workers' torch
-    why_unusable = assign.cannot_use(build, here.owned[0][0].kind) if build is not None and any(here.owned) else None
+    device = next((device for own in here.owned for device in own), None)  # all are of one kind
+    why_unusable = assign.cannot_use(build, device.kind) if build is not None and device is not None else None
     if why_unusable:
         unusable = [f"{why_unusable}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
     is_crowded = workers > _MOST_ON_A_CPU * usable  # a number that was hardly meant
@@ -366,13 +372,14 @@ def is_shown_as_it_is(spec: JobSpec, world_size: int) -> bool:
 
     So the single worker has the terminal itself, if there is one.
     """
+    local_rank = 0  # of a single worker
     asks_otherwise = (
         "output" in spec.origins
         or spec.timestamps
         or spec.live
         or spec.log_dir is not None
         or spec.local_ranks_filter is not None
-        or any(choice.of(0) is not Streams.NONE for choice in (spec.redirects, spec.tee))
+        or any(choice.of(local_rank) is not Streams.NONE for choice in (spec.redirects, spec.tee))
         or spec.duplicate_stdout_filters
         or spec.duplicate_stderr_filters
     )

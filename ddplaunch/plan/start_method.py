@@ -15,14 +15,14 @@ from ddplaunch.spec.job import JobSpec, ProgramKind
 
 # what DDP and every optimizer import at their first step is the last of them, and takes as long as torch itself
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo")
-_PRELOAD_WITHOUT_STEPS = PRELOAD[:-1]
+_PRELOAD_WITHOUT_DYNAMO = PRELOAD[:-1]
 _TRAINING_WORDS = (b"optim", b"DistributedDataParallel", b"torch.compile")
 
 # OpenMP reads these and the CPUs it may use when it is loaded, which the fork server does for all workers
 _OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 
 # what is named here does something at the start of each process
-_ACT_IN_EACH_PROCESS = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+_ACTING_AT_EACH_START = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
 
 
 class Preload(NamedTuple):
@@ -48,11 +48,12 @@ def choose_preload(
         fork_may_change_workers = (
             debugger_follows_children
             or any(worker.terminal or worker.cpus or worker.wrap for worker in workers)
-            or any(map(caller.get, _ACT_IN_EACH_PROCESS))
+            or any(map(caller.get, _ACTING_AT_EACH_START))
         )
         if fork_may_change_workers or not imports_torch_first(script):
             return Preload(None)
-        return Preload(PRELOAD if any(word in script for word in _TRAINING_WORDS) else _PRELOAD_WITHOUT_STEPS)
+        trains = any(word in script for word in _TRAINING_WORDS)  # then its first step imports torch._dynamo
+        return Preload(PRELOAD if trains else _PRELOAD_WITHOUT_DYNAMO)
     if spec.program.kind is ProgramKind.COMMAND:
         return Preload(None, "a command cannot be forked from an interpreter")
     if debugger_follows_children:
@@ -104,7 +105,7 @@ def choose_keep_warm(
     return KeptWarm(why_not=why) if why else KeptWarm(60 * spec.keep_warm)  # --keep-warm is in minutes
 
 
-def asked(spec: JobSpec) -> str:
+def option_that_asks(spec: JobSpec) -> str:
     """Return the option that asks for a fork server, as it was given."""
     if spec.keep_warm is not None and spec.origin("start_method") == spec.origin("keep_warm"):
         return spec.typed("keep_warm", spec.keep_warm)
@@ -123,7 +124,7 @@ _HARMLESS = sys.stdlib_module_names | {"ddplaunch", "numpy", "packaging", "psuti
 # words of a script that may change, wherever they stand, how torch is imported: torch._dynamo, which the fork server imports as
 # well, would be imported only after the script's first lines
 _MAY_CHANGE_TORCH = (b"TORCH", b"TRITON", b"INDUCTOR", b"sys.modules", b"meta_path", b"path_hooks", b"load_dotenv")
-_HARMLESS_WORDS = (b"TORCHELASTIC",)
+_NO_VARIABLES_OF_TORCH = (b"TORCHELASTIC",)
 
 _PLAIN = (
     _ast.Constant, _ast.Name, _ast.Attribute, _ast.Subscript, _ast.Tuple, _ast.List, _ast.Dict, _ast.Compare, _ast.BoolOp,
@@ -133,8 +134,8 @@ _PLAIN = (
 
 def imports_torch_first(text: bytes) -> bool:
     """Whether this script imports torch before it does anything that could change how torch is imported."""
-    for harmless in _HARMLESS_WORDS:
-        text = text.replace(harmless, b"")
+    for word in _NO_VARIABLES_OF_TORCH:  # though they hold one of the words that are looked for
+        text = text.replace(word, b"")
     if any(word in text for word in _MAY_CHANGE_TORCH):
         return False
     try:

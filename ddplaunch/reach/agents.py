@@ -64,7 +64,7 @@ def agents(
             argv=argv(allocation.starter, host.name, python, spec.heartbeat_timeout, module),
             orders=orders,
         )
-        for node_rank, host in enumerate(allocation.start)
+        for node_rank, host in enumerate(allocation.hosts_to_start_on)
     )
 
 

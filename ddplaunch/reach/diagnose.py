@@ -30,7 +30,7 @@ class HostError(Struct, frozen=True):
     status: int = RENDEZVOUS
 
     @property
-    def may_be_the_machines(self) -> bool:
+    def may_be_fault_of_machine(self) -> bool:
         """Whether the machine or the network to it may be at fault, and not what is installed or allowed there."""
         return self.message.startswith(_UNREACHABLE)
 

@@ -38,7 +38,7 @@ class Orders(Struct, frozen=True, kw_only=True):
     def for_host(self, node_rank: int) -> HostOrder:
         """Write the order for the host with this rank."""
         spec, allocation = self.spec, self.allocation
-        is_on_one_machine = len(allocation.start) == 1 or bool(spec.simulate)
+        is_on_one_machine = len(allocation.hosts_to_start_on) == 1 or bool(spec.simulate)
         return HostOrder(
             job=Order.of(self._options(node_rank), spec),
             token=self.token,
@@ -46,7 +46,7 @@ class Orders(Struct, frozen=True, kw_only=True):
             cwd=os.fsencode(self.cwd),
             node_rank=node_rank,
             typed_on=host_name(os.uname().nodename),  # this host
-            hosts=tuple(host.address for host in allocation.start),
+            hosts=tuple(host.address for host in allocation.hosts_to_start_on),
             cluster=allocation.cluster,
             min_nodes=allocation.nnodes[0],
             endpoint=Endpoint(
@@ -67,7 +67,7 @@ class Orders(Struct, frozen=True, kw_only=True):
 
         The list of hosts may say how many workers a host has (slots), and which devices.
         """
-        host = self.allocation.start[node_rank]
+        host = self.allocation.hosts_to_start_on[node_rank]
         of_host = [Given.typed("run_id", self.run_id)]
         if host.slots is not None:
             of_host.append(Given.typed("nproc_per_node", str(host.slots)))
@@ -95,7 +95,7 @@ def allocation(order: HostOrder) -> Allocation:
         hosts=order.hosts,
         endpoint=order.endpoint,
         rendezvous=Rendezvous(addresses=(order.typed_on,), ports=(0,), coordinator=False),
-        start=tuple(Host(name=name) for name in order.hosts),
+        hosts_to_start_on=tuple(Host(name=name) for name in order.hosts),
         has_front=True,  # that of the command which has started this agent, and coordinates the job
     )
 

@@ -4,7 +4,6 @@ import json
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.job import parse, resolve
@@ -15,6 +14,7 @@ from ddplaunch.plan.devices.node import inspect
 from ddplaunch.plan.make import make_plan
 from ddplaunch.reach.channel.handshake import Client, Decoder, Handshake, Key, Session, pack
 from tests.conftest import PATIENCE
+from tests.unit.builders import Host
 
 
 class Speaker:
@@ -89,7 +89,7 @@ def key_of(nodes, *flags: object, meeting: Sequence[object] = ()) -> Key:
     """The key of the job, as an agent of its finds it; `meeting` are the flags that say where, if node ranks are not typed."""
     spec = resolve(parse([str(word) for word in (*(meeting or nodes.static(2, 1)), *flags)]), {}, None)
     node = inspect(spec, {})
-    allocation = discover(ClusterFacts(spec=spec, env={}, hostname=node.host, read=lambda path: Path(path).read_text()))
+    allocation = discover(ClusterFacts(spec=spec, env={}, hostname=node.host, here=Host()))
     draft = make_plan(spec, allocation, node, run_id="")
     return join.prepare(spec, allocation, draft, {}, torch="").key
 

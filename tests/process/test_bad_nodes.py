@@ -4,7 +4,7 @@ import os
 import re
 import time
 
-from ddplaunch.plan.cluster.listed import FAILED
+from ddplaunch.plan.cluster.listed import HAS_FAILED
 from ddplaunch.record import bad_nodes
 from ddplaunch.record.bad_nodes import Failure
 from ddplaunch.record.folders import bad_nodes_file
@@ -64,7 +64,7 @@ def test_hosts_that_are_left_out_are_named(job):
     now = time.time()
     bad_nodes.add(bad_nodes_file(job.env), [Failure(host="gone", kind="lost", at=now)], now)
     avoiding = ("--hosts", "gone,localhost", "--avoid-bad-nodes")
-    said = f"--avoid-bad-nodes leaves out gone: {FAILED}"
+    said = f"--avoid-bad-nodes leaves out gone: {HAS_FAILED}"
     job.start(*avoiding, "train.py")
     assert f"ddplaunch: warning: {said}\n" in job.wait().expect(0).err
     job.start("plan", *avoiding, "train.py")

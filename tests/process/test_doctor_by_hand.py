@@ -3,7 +3,6 @@
 import json
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from ddplaunch.plan.cluster.hostlist import Host
 from ddplaunch.reach import agents as starting
 from ddplaunch.reach.channel.handshake import Server
 from tests.process.speaker import Speaker, Visitor, key_of
+from tests.unit import builders
 
 ONLY = ("doctor", "--only", "limits")
 NO_TOKEN = "note: no token: any process that reaches node 0, or listens where node 0 should, "
@@ -25,12 +25,12 @@ NO_TOKEN = "note: no token: any process that reaches node 0, or listens where no
 def order_of(nodes, rank: int) -> bytes:
     """The order of node 0 to the node with this rank."""
     spec = resolve(parse([str(word) for word in (*nodes.static(2, 1), "train.py")]), {}, None)
-    allocation = discover(ClusterFacts(spec=spec, env={}, hostname="here", read=lambda path: Path(path).read_text()))
+    allocation = discover(ClusterFacts(spec=spec, env={}, hostname="here", here=builders.Host()))
     hosts = tuple(Host(name=name) for name in ("node-0", "node-1"))
     agents = starting.agents(
         spec,
         {},
-        replace(allocation, start=hosts, starter="simulate"),
+        replace(allocation, hosts_to_start_on=hosts, starter="simulate"),
         sys.executable,
         "doctor",
         token="secret",
@@ -72,11 +72,13 @@ def node_0(nodes, program):
 
 
 MEASURE = {"type": "measure", "node_rank": 0, "addresses": ["127.0.0.1"], "ports": [9], "seconds": 0.1}
+FILE = {"type": "handle_file"}
 REFUSED = {
-    "a file that it names": {"type": "share", "name": "precious", "removes": True},
-    "to make a file": {"type": "make"},
-    "to remove a file": {"type": "remove"},
-    "to look elsewhere": {"type": "look", "digits": "../../etc/passwd"},
+    "a file that it names": FILE | {"step": "remove", "name_digits": "precious"},
+    "to make a file": FILE | {"step": "make"},
+    "to remove a file": FILE | {"step": "remove"},
+    "to look for no file": FILE | {"step": "look"},
+    "to look elsewhere": FILE | {"step": "look", "name_digits": "../../etc/passwd"},
     "to send for ever": MEASURE | {"seconds": 1e9},
     "a thousand addresses": MEASURE | {"addresses": ["127.0.0.1"] * 1000},
     "a port of none": MEASURE | {"ports": [0]},
@@ -98,7 +100,7 @@ def test_whoever_listens_first_has_no_file_made_or_removed_and_no_end_of_work(no
 
 @pytest.mark.parametrize(("within", "times"), [(1e9, 1), (20.0, 50)], ids=["for ever", "at once"])
 def test_it_gets_no_time_without_end_and_no_crowd_of_children(nodes, node_0, within, times):
-    look = {"number": 1, "request": {"type": "look", "digits": "0" * 16}, "within": within}
+    look = {"number": 1, "request": FILE | {"step": "look", "name_digits": "0" * 16}, "within": within}
     node_0.shout(b"".join(node_0.sealed(look) for _ in range(times)))
     node_0.is_shown_out()
     assert nodes.statuses() == [121]
@@ -140,7 +142,7 @@ def test_what_a_node_says_of_itself_neither_floods_nor_commands_the_terminal(nod
     nodes.listens(1)
     visitor = Visitor(nodes.port + 1, key_of(nodes, program("behave")))
     visitor.say({"ddplaunch": __version__, "host": "other", "node_rank": 1})
-    answer(visitor, examine={"type": "examined", "report": {**REPORT, "findings": findings}})
+    answer(visitor, examine={**REPORT, "findings": findings})
     visitor.sock.close()
     (result,) = nodes.ends(node)
     assert "\x1b[2J" not in result.out
@@ -158,8 +160,8 @@ def answer(visitor: Visitor, **replies: dict[str, Any]) -> None:
             asked = json.loads(session.open(frame))
             if "number" not in asked:
                 continue  # the order
-            reply: dict[str, Any] = replies.get(asked["request"]["type"], {"type": "failed", "why": "nothing is known"})
-            visitor.say({"number": asked["number"], "reply": reply})
+            reply = replies.get(asked["request"]["type"])
+            visitor.say({"number": asked["number"]} | ({"reply": reply} if reply else {"why_none": "nothing is known"}))
         try:
             data = visitor.sock.recv(1 << 16)
         except ConnectionResetError:
@@ -187,10 +189,9 @@ def test_nobody_connects_to_an_address_that_a_node_names(nodes, program):
     with socket.create_server(("127.0.0.77", 0)) as elsewhere:
         port = elsewhere.getsockname()[1]
         facts = {
-            "type": "facts",
             "host": "other",
             "addresses": ["127.0.0.77"],
-            "port": port,
+            "kernel_port": port,
             "ports": [],
             "python": "3",
         }

@@ -35,6 +35,7 @@ from ddplaunch.spec.outcome import Traces
 from tests.loops import FakeLoop
 from tests.peers import PeerRecorder
 from tests.process.speaker import hello
+from tests.unit.builders import Host
 from tests.unit.coordinator.played import PlayedAsker
 from tests.unit.coordinator.test_messages import TO_AGENT, TO_COORDINATOR
 from tests.unit.hostile import HOSTILE, places, with_value
@@ -60,7 +61,7 @@ class Bed:
         self.dialed: list[PeerRecorder] = []
         spec = resolve(parse(["--nnodes=2:3", "--node-rank=0", "--max-restarts=1000000", "train.py"]), {}, None)
         here = inspect(spec, {})
-        facts = ClusterFacts(spec=spec, env={}, hostname=here.host, read=lambda _: "")
+        facts = ClusterFacts(spec=spec, env={}, hostname=here.host, here=Host())
         draft = make_plan(spec, discover(facts), here, run_id="job-1")
         policy = job.Policy(min_nodes=2, max_nodes=3, max_restarts=1_000_000, last_call=1.0, nodes_are_replaceable=True)
         terms = Terms(

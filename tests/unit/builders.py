@@ -18,6 +18,24 @@ from ddplaunch.system.console.streams import BOTH, ShownWorker, Stream
 from ddplaunch.system.errors import LaunchError
 
 
+class Host:
+    """A host with these files and no others, which surely is in its Slurm job."""
+
+    def __init__(self, files: Mapping[str, str] | None = None) -> None:
+        self._files = files or {}
+
+    def read(self, path: str) -> str:
+        """Return the text of a file."""
+        try:
+            return self._files[path]
+        except KeyError:
+            raise FileNotFoundError(2, "No such file or directory", path) from None
+
+    def doubt_about_job(self, _nodes: Sequence[str]) -> str:
+        """Return no doubt."""
+        return ""
+
+
 def spec(
     kind: ProgramKind = ProgramKind.SCRIPT,
     *,

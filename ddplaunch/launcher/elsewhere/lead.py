@@ -104,7 +104,7 @@ class Lead(BehindFront):
             least,
             most,
             has_one_command=True,
-            names=tuple(host.address for host in allocation.start),
+            names=tuple(host.address for host in allocation.hosts_to_start_on),
             has_lease=allocation.is_elastic,  # where the job goes on without a node, that node's workers end by a lease
         )
         term = first_term(time.time())  # of the first generation: terms grow with each one, and from run to run

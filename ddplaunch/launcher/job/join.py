@@ -255,7 +255,7 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
 
     rendezvous, task = allocation.rendezvous, allocation.task
     # the command that starts all agents, or this one alone, sees how this process ends
-    is_known_otherwise = bool(allocation.start) or allocation.nnodes[1] == 1
+    is_known_otherwise = bool(allocation.hosts_to_start_on) or allocation.nnodes[1] == 1
     is_node_0 = rendezvous is not None and rendezvous.coordinator
     if rendezvous is None or is_node_0 or is_known_otherwise:
         return False

@@ -173,7 +173,8 @@ def _policy(request: JoinRequest) -> job.Policy:
             has_lease=allocation.is_elastic,  # the job may go on without a node that is lost, once its lease is over
         ),
         nodes_are_replaceable=not allocation.has_one_screen,  # a command that starts all agents does so once
-        nodes_may_leave=not allocation.start and not allocation.has_front,  # else a signal to one agent is for the job
+        nodes_may_leave=not allocation.hosts_to_start_on
+        and not allocation.has_front,  # else a signal to one agent is for the job
         command_elsewhere=_command_elsewhere(request),
     )
 

@@ -344,7 +344,9 @@ class RunClients(Clients):
             idle_for=max(0.0, self._loop.now() - idleness.progress_at) if idleness.is_printed_since_progress else None,
             idle_why=piece(self._context.reporter.story.idle_why) if idleness.is_printed_since_progress else "",
             spares=piece(", ".join(member.host for member in state.spares)),
-            over_ssh=tuple(piece(host.name) for host in allocation.start) if allocation.starter == "ssh" else (),
+            over_ssh=tuple(piece(host.name) for host in allocation.hosts_to_start_on)
+            if allocation.starter == "ssh"
+            else (),
         )
         if (stragglers := coordinator.stragglers) is None:  # they are not looked for
             return described

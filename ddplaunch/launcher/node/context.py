@@ -93,7 +93,7 @@ class AgentContext:
         self.reporter = self._reporter()
         self.draft = inputs.draft  # the plan as if all nodes were like this one
         # the name that all nodes know the run by: a command that starts all agents gives it; else "" until the nodes have met
-        has_command = bool(inputs.allocation.start) or inputs.only_coordinates
+        has_command = bool(inputs.allocation.hosts_to_start_on) or inputs.only_coordinates
         is_named_later = inputs.allocation.rendezvous is not None and not has_command
         self.run_id = "" if is_named_later else inputs.draft.run_id
         self.folder: RunFolder | None = None
@@ -167,7 +167,9 @@ class AgentContext:
         Where other nodes were started by hand, their users know of none, and their time limits do not wait for it.
         """
         inputs = self.inputs
-        return inputs.node.debugger_follows_children and (0 in inputs.draft.ranks or bool(inputs.allocation.start))
+        return inputs.node.debugger_follows_children and (
+            0 in inputs.draft.ranks or bool(inputs.allocation.hosts_to_start_on)
+        )
 
     def make_folder(self, plan: Plan) -> None:
         """Have the run folder made; where a command has started the agents, each of them has a part of the command's."""
@@ -198,7 +200,7 @@ class AgentContext:
         )
         queue = self.queue
         # where a command starts all agents, it shows the output of all nodes
-        nodes_on_screen = plan.nnodes if inputs.allocation.start else 1
+        nodes_on_screen = plan.nnodes if inputs.allocation.hosts_to_start_on else 1
         return Output(
             display,
             lambda stream, data: queue.put(_TAGS[stream], data),
@@ -259,7 +261,7 @@ class AgentContext:
         """
         inputs, screen = self.inputs, self.inputs.screen
         # a command that has started the agents shows a line of OURS once, however many of them say the same
-        tag = OURS if inputs.allocation.start and not inputs.only_coordinates else STDERR
+        tag = OURS if inputs.allocation.hosts_to_start_on and not inputs.only_coordinates else STDERR
 
         def put(text: str) -> None:
             # a worker may have left a line on the terminal without its end

@@ -15,7 +15,6 @@ from ddplaunch.launcher.node import front
 from ddplaunch.plan.cluster import AllocatedJob, Allocation
 from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
-from ddplaunch.plan.cluster.endpoints import is_same_host
 from ddplaunch.record.folders import BAD_NODES, bad_nodes_file, state_folder
 from ddplaunch.spec.job import Given, JobSpec
 from ddplaunch.spec.options import token
@@ -88,7 +87,7 @@ def run(
         from ddplaunch.launcher.start import preview  # few jobs want faults
 
         preview.plan_all_nodes(allocated)  # raises where the job lacks a rank that is to fail
-    if allocation.start:
+    if allocation.hosts_to_start_on:
         from ddplaunch.launcher.elsewhere.dispatcher import run_over_ssh
 
         return run_over_ssh(allocated, serve=serve, reports_to_caller=reports_to_caller)
@@ -143,10 +142,6 @@ def _remembered_failures(env: Mapping[str, str]) -> tuple[list[Failure], list[st
         return [], [error.message]
 
 
-def _has_failed(failures: Sequence[Failure], host: str) -> bool:
-    return any(is_same_host(one.host, host) for one in failures)
-
-
 def _warning_of_failed(spec: JobSpec, allocation: Allocation, failures: Sequence[Failure]) -> list[str]:
     """Return a warning of the nodes of this job that have failed lately, if there are any."""
     if not failures or spec.simulate:
@@ -154,7 +149,7 @@ def _warning_of_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
     from ddplaunch.record import bad_nodes
 
     bad = bad_nodes.among(failures, allocation.hosts or (os.uname().nodename,))
-    may_avoid = bool(allocation.start) and not spec.avoid_bad_nodes
+    may_avoid = bool(allocation.hosts_to_start_on) and not spec.avoid_bad_nodes
     return [bad_nodes.warning(bad, time.time(), may_avoid=may_avoid)] if bad else []
 
 
@@ -201,7 +196,7 @@ def tell_node_0(spec: JobSpec, env: Mapping[str, str], why: LaunchError) -> bool
     """
     with suppress(LaunchError):  # then it is not known where node 0 is
         allocated = allocate_job(spec, env)
-        if allocated.allocation.starter != "srun" and not allocated.allocation.start:
+        if allocated.allocation.starter != "srun" and not allocated.allocation.hosts_to_start_on:
             return _withdraw(allocated, why)
     return False
 
@@ -234,15 +229,8 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
     Raises LaunchError: what was asked for contradicts what was found.
     """
     failures, warnings_of_file = _remembered_failures(env)
-    avoided = failures if spec.avoid_bad_nodes else []
-    facts = ClusterFacts(
-        spec=spec,
-        env=env,
-        hostname=os.uname().nodename,
-        read=_read,
-        is_bad=partial(_has_failed, avoided),
-        doubt_about_job=partial(_doubt_about_job, env),  # that the variables of a job are not those of another one
-    )
+    avoided = tuple(one.host for one in failures) if spec.avoid_bad_nodes else ()
+    facts = ClusterFacts(spec=spec, env=env, hostname=os.uname().nodename, here=_Here(env), avoided=avoided)
     found = discover(facts)
     found = replace(found, warnings=(*found.warnings, *warnings_of_file, *_warning_of_failed(spec, found, failures)))
     is_typed = spec.origin("avoid_bad_nodes").startswith("--")  # not from a file or variable, which are for all jobs
@@ -274,10 +262,21 @@ def _shared_secret(allocation: Allocation, env: Mapping[str, str]) -> str | None
     )
 
 
-def _doubt_about_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
-    from ddplaunch.launcher.elsewhere.slurm.presence import confirm  # for jobs of Slurm only
+class _Here:
+    """This host, as discovery asks it; `env` are the variables of the command."""
 
-    return confirm(token.public(env), nodes, os.uname().nodename, _read)
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+
+    def read(self, path: str) -> str:
+        """Return the text of a file of the user, of a scheduler or of /proc."""
+        return _read(path)
+
+    def doubt_about_job(self, nodes: Sequence[str]) -> str:
+        """Return why the Slurm job of the variables may not be the one of this process; "" if it surely is."""
+        from ddplaunch.launcher.elsewhere.slurm.presence import confirm  # for jobs of Slurm only
+
+        return confirm(token.public(self._env), nodes, os.uname().nodename, _read)
 
 
 def _read(path: str) -> str:

@@ -49,7 +49,7 @@ def plan_all_nodes(allocated: AllocatedJob) -> Plan:
     remote_host = _first_host_if_all_are_remote(spec, allocation)
     if remote_host is not None:
         return _plan_of_unknown_hosts(allocated, remote_host)
-    on_this_machine = len(allocation.start) if spec.simulate else 1  # nodes, which share its devices
+    on_this_machine = len(allocation.hosts_to_start_on) if spec.simulate else 1  # nodes, which share its devices
     plan = _of_all_nodes(spec, allocation, inspect(spec, allocated.public_env, shared_by=on_this_machine))
     for fault in spec.chaos:
         is_of_rank = fault.kind != "node"  # nodes that the job lacks were refused with the options
@@ -63,7 +63,7 @@ def plan_all_nodes(allocated: AllocatedJob) -> Plan:
 
 def _first_host_if_all_are_remote(spec: JobSpec, allocation: Allocation) -> str | None:
     """Return the first host of a job that runs over ssh on other hosts alone: `ddplaunch plan` asks none of them; else None."""
-    hosts = [host.name for host in allocation.start]
+    hosts = [host.name for host in allocation.hosts_to_start_on]
     if spec.simulate or not hosts or allocation.task is not None or os.uname().nodename in allocation.hosts:
         return None
     return hosts[0]
@@ -76,7 +76,7 @@ def _plan_of_unknown_hosts(allocated: AllocatedJob, first: str) -> Plan:
     """
     spec, allocation = allocated.spec, allocated.allocation
     unknown = f"{plan_view.UNKNOWN}{first} is reached"
-    is_number_given = isinstance(spec.nproc_per_node, int) or all(host.slots for host in allocation.start)
+    is_number_given = isinstance(spec.nproc_per_node, int) or all(host.slots for host in allocation.hosts_to_start_on)
     # one worker of each host stands for those to come; the devices that it is to have are there, not here
     stand_in = replace(
         spec,
@@ -130,9 +130,8 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, `node`, and put all workers into one plan."""
     run_id, nnodes = run_id_of(spec), allocation.nnodes[1] - spec.spares
     nodes = [assign.simulated(node, node_rank, nnodes, spec.simulate) for node_rank in range(nnodes)]
-    slots = [host.slots for host in allocation.start[:nnodes]] or [
-        None
-    ] * nnodes  # workers, as given for each host; None: no number was given
+    # workers, as given for each host; None: no number was given
+    slots = [host.slots for host in allocation.hosts_to_start_on[:nnodes]] or [None] * nnodes
     specs = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
     here = make_plan(specs[0], allocation, nodes[0], run_id=run_id)
     if any(given is not None for given in slots):
@@ -178,6 +177,6 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
 def _assumption(allocation: Allocation, own: str) -> tuple[str, ...]:
     """Return a note about the hosts that are planned without having been asked; none if this is the only host."""
     others = [host for host in allocation.hosts or (("",) * allocation.nnodes[1]) if host != own]
-    if allocation.task is not None or (allocation.nnodes[1] == 1 and not (allocation.start and others)):
+    if allocation.task is not None or (allocation.nnodes[1] == 1 and not (allocation.hosts_to_start_on and others)):
         return ()
     return (f"no other host was asked: each is planned like this one, {own}, and finds its own devices at the start",)

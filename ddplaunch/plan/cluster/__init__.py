@@ -53,7 +53,9 @@ class Allocation(Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()  # by node rank; (): not known
     endpoint: Endpoint
     rendezvous: Rendezvous | None = None  # None: one node, or agents that we start ourselves
-    start: tuple[Host, ...] = ()  # hosts on which we start the agents ourselves, in rank order
+    hosts_to_start_on: tuple[
+        Host, ...
+    ] = ()  # in rank order; (): somebody else starts the agents, or there is but this one
     starter: str = ""  # how: "ssh", "blaunch", "srun", "simulate"
     is_here: bool = False  # the only one of them is this host, where the agent could be this command's own
     task: Task | None = None
@@ -71,7 +73,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     @property
     def has_one_screen(self) -> bool:
         """Whether the output of all nodes is shown in one place."""
-        return bool(self.start) or self.cluster in ("slurm", "mpi")
+        return bool(self.hosts_to_start_on) or self.cluster in ("slurm", "mpi")
 
     @property
     def is_elastic(self) -> bool:
@@ -82,7 +84,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     @property
     def nodes_leave(self) -> bool:
         """Whether SIGTERM to an agent has its node leave the job, which goes on: the user has started each agent alone."""
-        return self.is_elastic and not self.start and not self.has_front
+        return self.is_elastic and not self.hosts_to_start_on and not self.has_front
 
 
 class AllocatedJob(Struct, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ def simulated(spec: JobSpec) -> Allocation:
         nnodes=spec.nnodes,
         hosts=tuple(node.name for node in nodes),
         endpoint=of_workers(spec, address=(LOOPBACK, "all nodes are on this machine")),
-        start=nodes,
+        hosts_to_start_on=nodes,
         starter="simulate",
         notes=tuple(checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of simulated nodes")),
     )
@@ -151,7 +151,7 @@ def _at_endpoint(spec: JobSpec, rdzv_endpoint: str) -> Allocation:
         cluster="static",
         nnodes=spec.nnodes,
         node_rank=spec.node_rank,
-        endpoint=Endpoint(*endpoints.BY_NODE_0, *endpoints.RESERVED),
+        endpoint=Endpoint(*endpoints.ADDRESS_BY_NODE_0, *endpoints.PORT_AT_START),
         rendezvous=Rendezvous(
             addresses=(host,),
             ports=endpoints.ports_from(port or endpoints.C10D_PORT),

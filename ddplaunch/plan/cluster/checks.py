@@ -6,6 +6,7 @@ Nothing is guessed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -20,16 +21,27 @@ _LARGEST_NUMBER = 2**32  # what Slurm counts its special steps down from
 _DEEPEST = 1000  # processes one above the other: a pid may be another's by the time that it is read
 
 
+class Here(Protocol):
+    """The host where the command was started, which is asked beside the variables."""
+
+    def read(self, path: str) -> str:
+        """Return the text of a file; raise OSError, or UnicodeDecodeError."""
+
+    def doubt_about_job(self, nodes: Sequence[str]) -> str:
+        """Return why we may not be in the Slurm job that the variables name, with these nodes; "" if we surely are.
+
+        Raises LaunchError: we surely are not.
+        """
+
+
 class ClusterFacts(Struct, frozen=True, kw_only=True):
     """What discovery reads on the host where the command was started."""
 
     spec: JobSpec
     env: Mapping[str, str]
     hostname: str
-    read: Callable[[str], str]  # gives the text of a file; raises OSError
-    is_bad: Callable[[str], bool] = lambda _: False  # whether a host is to be left out, if others are enough
-    # of the nodes of a Slurm job that the variables name: raises LaunchError if we are not in it, else gives a doubt, or ""
-    doubt_about_job: Callable[[Sequence[str]], str] = lambda _: ""
+    here: Here
+    avoided: tuple[str, ...] = ()  # hosts that --avoid-bad-nodes leaves out, if others are enough
 
     def value(self, *names: str) -> str | None:
         """The first of these variables that is set to something."""
@@ -62,7 +74,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     def text_of(self, path: str, origin: str) -> str:
         """The text of a file."""
         try:
-            return self.read(path)
+            return self.here.read(path)
         except OSError as error:
             raise LaunchError(f"{origin}: {why_failed(error)}") from None
         except UnicodeDecodeError:
@@ -128,7 +140,7 @@ def nnodes_as_typed(spec: JobSpec) -> str:
     return f"{asked} with {spec.typed('spares', spec.spares)}" if spec.spares else asked
 
 
-def all_of(spec: JobSpec, found: int) -> tuple[int, int]:
+def nnodes_of_all(spec: JobSpec, found: int) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes where all that were `found` take part, if only as spares."""
     return max(1, found - spec.spares), found
 
@@ -157,7 +169,7 @@ def check_spares(spec: JobSpec, found: int, *, is_per_rank: bool, is_commanded: 
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes, where `found` agents have been started."""
     if not has_nnodes_given(spec):
-        return all_of(spec, found)
+        return nnodes_of_all(spec, found)
     min_nodes, max_nodes = spec.nnodes
     if not min_nodes <= found <= max_nodes:
         raise LaunchError(f"{nnodes_as_typed(spec)}, but {source} has {count(found, 'node')}", hint=hint)

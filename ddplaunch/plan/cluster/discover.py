@@ -1,4 +1,4 @@
-"""Tries each kind of cluster in turn; the first that recognises its variables wins. Pure, except for `read`.
+"""Tries each kind of cluster in turn; the first that recognises its variables wins. Pure, except for what `Here` is asked.
 
 Flags come before what is found. Inside a worker only flags count: the variables there describe the job that the worker is
 part of, and a job started by it is another.
@@ -59,7 +59,7 @@ def discover(facts: ClusterFacts) -> Allocation:
     spec, found = facts.spec, _find(facts)
     checks.refuse_workers_of_all_nodes(spec, found.nnodes[1])
     if spec.spares:
-        is_commanded = bool(found.start) or found.has_front
+        is_commanded = bool(found.hosts_to_start_on) or found.has_front
         checks.check_spares(spec, found.nnodes[1], is_per_rank=found.task is not None, is_commanded=is_commanded)
     return _without_control(spec, found) if spec.no_control else found
 
@@ -85,10 +85,10 @@ def _find(facts: ClusterFacts) -> Allocation:
         hint = "leave --cluster out to see what is found"
         raise LaunchError(f"{spec.typed('cluster', spec.cluster)}: {missing}", hint=hint)
     found = by_flags.discover_local(spec, facts.hostname)
-    return replace(found, notes=(*found.notes, *_index_unused(facts)))
+    return replace(found, notes=(*found.notes, *_note_pod_index_unused(facts)))
 
 
-def _index_unused(facts: ClusterFacts) -> list[str]:
+def _note_pod_index_unused(facts: ClusterFacts) -> list[str]:
     """Note that an Indexed Job of Kubernetes is not taken for one job of all its pods, where the user may expect that."""
     index = facts.value("JOB_COMPLETION_INDEX")
     if index is None or checks.has_nnodes_given(facts.spec) or _is_inside_worker(facts):
@@ -126,7 +126,7 @@ def _recognise(facts: ClusterFacts, name: str) -> Allocation | None:
 def _without_control(spec: JobSpec, found: Allocation) -> Allocation:
     """Return the allocation without a control channel: all that the nodes would agree on has to be known before."""
     asked = spec.origin("no_control")
-    if found.start:
+    if found.hosts_to_start_on:
         raise LaunchError(
             f"{asked}: agents that ddplaunch starts on other hosts need a control channel to this one",
             hint="leave --no-control out",

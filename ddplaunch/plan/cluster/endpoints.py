@@ -15,8 +15,8 @@ C10D_PORT = 29400  # torchrun's defaults, of its two kinds of rendezvous
 STATIC_PORT = 29500
 
 # an address and a port that are decided later, and how
-BY_NODE_0 = (None, "chosen by node 0 when the nodes have joined")
-RESERVED = (None, "a free one is reserved at the start")
+ADDRESS_BY_NODE_0 = (None, "chosen by node 0 when the nodes have joined")
+PORT_AT_START = (None, "a free one is reserved at the start")
 
 _CANDIDATES = 8
 # below Linux's ephemeral ports (from 32768) and torchrun's defaults; a prime number of blocks of 8 ports
@@ -32,8 +32,8 @@ def of_workers(
     spec: JobSpec,
     *,
     asked: str | None = None,
-    address: tuple[str | None, str] = BY_NODE_0,
-    port: tuple[int | None, str] = RESERVED,
+    address: tuple[str | None, str] = ADDRESS_BY_NODE_0,
+    port: tuple[int | None, str] = PORT_AT_START,
 ) -> Endpoint:
     """Return the endpoint of the workers: what flags set, else `address` and `port`, each with its reason.
 
@@ -97,7 +97,7 @@ def of_agents(
     *,
     ports: tuple[int, ...],
     coordinator: bool,
-    port: tuple[int | None, str] = RESERVED,
+    port: tuple[int | None, str] = PORT_AT_START,
 ) -> tuple[Endpoint, Rendezvous]:
     """Return where workers meet, and where agents that a cluster has started meet.
 
@@ -105,7 +105,7 @@ def of_agents(
     --master-port win over both. Agents meet at one of `ports`; `coordinator` says whether this agent listens there.
     """
     # of several addresses node 0 chooses the one that the others reach
-    address = (addresses[0], reason) if len(addresses) == 1 else BY_NODE_0
+    address = (addresses[0], reason) if len(addresses) == 1 else ADDRESS_BY_NODE_0
     endpoint = of_workers(spec, address=address, port=port)
     from_flag = (spec.master_addr,) if spec.master_addr else ()
     tried = tuple(dict.fromkeys((*from_flag, *addresses)))
@@ -124,5 +124,5 @@ def job_name(spec: JobSpec, allocation: Allocation) -> str:
     Without a token only that distinguishes it from another with the same rendezvous host; agents that we start have one.
     """
     rendezvous = allocation.rendezvous
-    port = "" if allocation.start or rendezvous is None else str(rendezvous.ports[0])
+    port = "" if allocation.hosts_to_start_on or rendezvous is None else str(rendezvous.ports[0])
     return "\0".join((allocation.identity, spec.rdzv_id or "", port))

@@ -132,7 +132,7 @@ def expand_piece(piece: str, origin: str) -> list[str]:
     # nothing is expanded yet: a short text may name more hosts than there is memory for
     if math.prod(sum(len(part.numbers) for part in ranges) for ranges in brackets) > MAX_HOSTS:
         raise too_many(piece, origin)
-    # near enough: `checked` measures each name, and a number has some ten digits at most
+    # near enough, with the first range of each pair of brackets: `checked` measures each name, and a number has some ten digits
     if sum(map(len, turns[::2])) + sum(ranges[0].width for ranges in brackets) > MAX_NAME:
         raise wrong(piece, origin, f"a name has at most {MAX_NAME} characters")
     choices = [[f"{number:0{part.width}}" for part in ranges for number in part.numbers] for ranges in brackets]
@@ -158,7 +158,7 @@ def _ranges(content: str, piece: str, origin: str) -> list[_Range]:
         if high < low:
             hint = f"type {matched[2]}-{matched[1]}"
             raise wrong(piece, origin, f"the range {part.strip()} runs backwards", hint=hint)
-        found.append(_Range(range(low, high + 1), len(matched[1])))
+        found.append(_Range(range(low, high + 1), width=len(matched[1])))
     return found
 
 
@@ -333,7 +333,7 @@ def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
     """
     named = _named(hosts, text, origin)
     chosen = ((host, named[host.name]) for host in hosts if host.name in named)
-    return tuple(host if devices is None else _with(host, devices, text, origin) for host, devices in chosen)
+    return tuple(host if devices is None else _with_devices(host, devices, text, origin) for host, devices in chosen)
 
 
 def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
@@ -348,7 +348,7 @@ def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
             unwanted = frozenset(devices)
             rest = tuple(device for device in _all_devices(host, text, origin) if device not in unwanted)
             if rest:
-                found.append(_with(host, rest, text, origin))
+                found.append(_with_devices(host, rest, text, origin))
     if not found:
         raise wrong(text, origin, "no host is left")
     return tuple(found)
@@ -374,7 +374,7 @@ def _named(hosts: Sequence[Host], text: str, origin: str) -> dict[str, tuple[str
     return named
 
 
-def _with(host: Host, devices: tuple[str, ...], text: str, origin: str) -> Host:
+def _with_devices(host: Host, devices: tuple[str, ...], text: str, origin: str) -> Host:
     """Return this host with these devices alone; LaunchError if the host is known to lack one."""
     _check_devices(host, devices, text, origin)
     return replace(host, devices=devices, slots=None if host.slots is None else len(devices))

@@ -46,7 +46,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
         spec,
         (address,),
         reason,
-        port=(port, "MASTER_PORT") if port else endpoints.RESERVED,
+        port=(port, "MASTER_PORT") if port else endpoints.PORT_AT_START,
         ports=endpoints.ports_beside(spec.master_port or port or endpoints.STATIC_PORT),
         coordinator=node_rank == 0,
     )
@@ -54,7 +54,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     notes = () if checks.has_nnodes_given(spec) else (f"WORLD_SIZE={size} is taken as the number of pods",)
     return Allocation(
         cluster="kubernetes",
-        nnodes=spec.nnodes if checks.has_nnodes_given(spec) else checks.all_of(spec, nodes),
+        nnodes=spec.nnodes if checks.has_nnodes_given(spec) else checks.nnodes_of_all(spec, nodes),
         node_rank=node_rank,
         endpoint=endpoint,
         rendezvous=rendezvous,
@@ -75,7 +75,8 @@ def _node_rank(facts: ClusterFacts, rank: int | None, index: int | None, nodes: 
         # wins over the index: each Job of a JobSet counts its pods from 0, so that only flags can count all
         found, source = spec.node_rank, spec.origin("node_rank")
     else:
-        found, source = index or 0, "JOB_COMPLETION_INDEX"
+        assert index is not None, "without a rank of the controller there is an index"
+        found, source = index, "JOB_COMPLETION_INDEX"
     if found >= nodes:
         limit = checks.nnodes_as_typed(spec) if checks.has_nnodes_given(spec) else f"WORLD_SIZE={nodes}"
         raise LaunchError(f"{limit}, but {source} says that this is node {found}", hint=HOW_TO_IGNORE)
@@ -90,7 +91,8 @@ def _check_size(spec: JobSpec, size: int | None, nodes: int) -> None:
     is_elastic = least < most
     workers = spec.nproc_per_node
     counts_workers = size == nodes * workers if isinstance(workers, int) else size % nodes == 0
-    if (is_elastic and least <= size <= most) or counts_workers:
+    counts_pods_so_far = is_elastic and least <= size <= most
+    if counts_pods_so_far or counts_workers:
         return
     raise LaunchError(
         f"{checks.nnodes_as_typed(spec)}, but WORLD_SIZE={size} counts other pods",

@@ -13,7 +13,7 @@ from ddplaunch.spec.job import JobSpec
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count
 
-FAILED = "the machine has failed there in the last 7 days, as `ddplaunch doctor --nodes` shows"
+HAS_FAILED = "the machine has failed there in the last 7 days, as `ddplaunch doctor --nodes` shows"
 
 
 def allocate(
@@ -25,14 +25,14 @@ def allocate(
     source: str,
     resolvable: bool = True,
     here: str | None = None,
-    in_step: bool = False,
+    starts_here_too: bool = False,
     notes: Sequence[str] = (),
 ) -> Allocation:
     """Return the allocation of as many of `hosts` as the job asks for; for this host alone, no agent has to be started.
 
     `starter` is how agents are started, `source` what listed the hosts, for messages. `resolvable`: workers can resolve these
-    names, which ssh alone may know. `here`: the cluster's name for this host. `in_step`: the agent of this host is started, too,
-    in a step like all others, even if there is no other host.
+    names, which ssh alone may know. `here`: the cluster's name for this host. `starts_here_too`: the agent of this host is never
+    this command, but is started like all others, even if there is no other host.
     """
     spec = facts.spec
     if spec.node_rank is not None:
@@ -51,19 +51,19 @@ def allocate(
     has_user = first.name != first.address
     # this command can be the agent of this host, but not as another user, nor with some of its devices only
     is_here = is_alone and is_this_host and not has_user and first.devices is None
-    if is_here and not in_step:
+    if is_here and not starts_here_too:
         alone = by_flags.of_one_node(spec, first.address, cluster=cluster, nproc_per_node=first.slots, notes=remarks)
         return replace(alone, warnings=warnings)
     if is_alone:
         address: tuple[str | None, str] = endpoints.LOOPBACK, "a single node"
     else:
-        address = (first.address, f"the first node of {source}") if resolvable else endpoints.BY_NODE_0
+        address = (first.address, f"the first node of {source}") if resolvable else endpoints.ADDRESS_BY_NODE_0
     return Allocation(
         cluster=cluster,
         nnodes=(least, most),
         hosts=tuple(host.address for host in chosen),
         endpoint=endpoints.of_workers(spec, address=address),
-        start=chosen,
+        hosts_to_start_on=chosen,
         starter=starter,
         is_here=is_here,
         notes=(*remarks, *checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of agents that it starts")),
@@ -78,17 +78,17 @@ def _choose_hosts(facts: ClusterFacts, hosts: Sequence[Host], source: str) -> tu
         hosts = hostlist.include(hosts, spec.include, spec.origin("include"))
     elif spec.exclude:
         hosts = hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
-    good = tuple(host for host in hosts if not facts.is_bad(host.address))
-    bad = [host for host in hosts if host not in good]
+    bad = [host for host in hosts if any(endpoints.is_same_host(one, host.address) for one in facts.avoided)]
+    good = tuple(host for host in hosts if host not in bad)
     if not bad:
         return good, ()
     _check_enough_are_left(spec, good, bad, source)
-    return good, (f"{spec.origin('avoid_bad_nodes')} leaves out {_names(bad)}: {FAILED}",)
+    return good, (f"{spec.origin('avoid_bad_nodes')} leaves out {_names(bad)}: {HAS_FAILED}",)
 
 
 def _nnodes(spec: JobSpec, hosts: Sequence[Host], source: str) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes: as asked for, else all hosts."""
-    min_nodes, max_nodes = spec.nnodes if checks.has_nnodes_given(spec) else checks.all_of(spec, len(hosts))
+    min_nodes, max_nodes = spec.nnodes if checks.has_nnodes_given(spec) else checks.nnodes_of_all(spec, len(hosts))
     if min_nodes > len(hosts):
         raise LaunchError(
             f"{checks.nnodes_as_typed(spec)}, but {source} has {count(len(hosts), 'node')}: {_names(hosts)}",

@@ -25,20 +25,20 @@ class _Launcher(Struct, frozen=True, kw_only=True):
     """The variables of a launcher; several names where its versions differ."""
 
     name: str
-    rank: str
-    size: tuple[str, ...]
-    local_rank: tuple[str, ...]
-    local_size: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
+    rank_variable: str
+    size_variables: tuple[str, ...]
+    local_rank_variables: tuple[str, ...]
+    local_size_variables: tuple[str, ...] = ()
+    nodes_variables: tuple[str, ...] = ()
 
 
 def _of_prefix(name: str, prefix: str) -> _Launcher:
     return _Launcher(
         name=name,
-        rank=f"{prefix}_RANK",
-        size=(f"{prefix}_SIZE",),
-        local_rank=(f"{prefix}_LOCAL_RANK",),
-        local_size=(f"{prefix}_LOCAL_SIZE",),
+        rank_variable=f"{prefix}_RANK",
+        size_variables=(f"{prefix}_SIZE",),
+        local_rank_variables=(f"{prefix}_LOCAL_RANK",),
+        local_size_variables=(f"{prefix}_LOCAL_SIZE",),
     )
 
 
@@ -49,24 +49,24 @@ _LAUNCHERS = (
     _of_prefix("jsrun", "JSM_NAMESPACE"),
     _Launcher(  # flux-core, src/shell/task.c
         name="Flux",
-        rank="FLUX_TASK_RANK",
-        size=("FLUX_JOB_SIZE",),
-        local_rank=("FLUX_TASK_LOCAL_ID",),
-        nodes=("FLUX_JOB_NNODES",),
+        rank_variable="FLUX_TASK_RANK",
+        size_variables=("FLUX_JOB_SIZE",),
+        local_rank_variables=("FLUX_TASK_LOCAL_ID",),
+        nodes_variables=("FLUX_JOB_NNODES",),
     ),
     _Launcher(
         name="PALS",
-        rank="PALS_RANKID",
-        size=("PALS_SIZE", "PMI_SIZE"),
-        local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
-        local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        rank_variable="PALS_RANKID",
+        size_variables=("PALS_SIZE", "PMI_SIZE"),
+        local_rank_variables=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        local_size_variables=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
     ),
     _Launcher(  # MPICH's Hydra and Intel MPI; Cray's PMI
         name="PMI",
-        rank="PMI_RANK",
-        size=("PMI_SIZE",),
-        local_rank=("PMI_LOCAL_RANK", "MPI_LOCALRANKID"),
-        local_size=("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+        rank_variable="PMI_RANK",
+        size_variables=("PMI_SIZE",),
+        local_rank_variables=("PMI_LOCAL_RANK", "MPI_LOCALRANKID"),
+        local_size_variables=("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"),
     ),
 )
 _JOB_NAMES = ("PMIX_NAMESPACE", "FLUX_JOB_ID", "PALS_APID", "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
@@ -92,7 +92,7 @@ def find_world(facts: ClusterFacts) -> World | None:
     if (started_on := facts.value("PMIX_HOSTNAME")) and not endpoints.is_same_host(started_on, facts.hostname):
         return None  # inherited, e.g. by a batch job from the shell that submitted it
     for launcher in _LAUNCHERS:
-        rank, size = facts.number(launcher.rank), facts.number(*launcher.size)
+        rank, size = facts.number(launcher.rank_variable), facts.number(*launcher.size_variables)
         if rank is not None and size is not None and rank < size and size > 1:
             return World(launcher=launcher, job=facts.value(*_JOB_NAMES), rank=rank, size=size)
     return None
@@ -105,7 +105,7 @@ _ANY_LAUNCHER = re.compile(
     r"mpi(run|exec)([._-].*)?|orte(run|d)|prte(run|d)?|prun|hydra_.*|pmi_proxy|mpispawn|slurmstepd|srun|flux.*|pals.*|jsrun|jsmd?"
     r"|aprun|apinit|apshepherd|pbs_.*|res|blaunch|sge_.*"
 )
-_NO_ID = "this job has no id: two such jobs on the same hosts at a time need a --rdzv-id each"
+_NOTE_WITHOUT_ID = "this job has no id: two such jobs on the same hosts at a time need a --rdzv-id each"
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
@@ -116,12 +116,12 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     found = find_world(facts)
     if found is None:
         return None
-    doubt = _doubt(facts, found)
+    why_left_over = _why_left_over(facts, found)
     try:
-        return replace(_allocation(facts, found), doubt=doubt)
+        return replace(_allocation(facts, found), doubt=why_left_over)
     except LaunchError as error:
-        if doubt:
-            error.hint = f"{error.hint}\n{doubt}"
+        if why_left_over:
+            error.hint = f"{error.hint}\n{why_left_over}"
         raise
 
 
@@ -131,14 +131,14 @@ def may_be_below_launcher(read: Callable[[str], str]) -> bool:
     return above is None or any(map(_ANY_LAUNCHER.fullmatch, above))
 
 
-def _doubt(facts: ClusterFacts, found: World) -> str:
+def _why_left_over(facts: ClusterFacts, found: World) -> str:
     """Return why the variables of the launcher may be left over in a shell or a container; "" if they are not.
 
     In a container the launcher may run outside and not be seen, so this is no reason to refuse.
     """
-    if may_be_below_launcher(facts.read):
+    if may_be_below_launcher(facts.here.read):
         return ""
-    size = next(name for name in found.launcher.size if facts.value(name))
+    size = next(name for name in found.launcher.size_variables if facts.value(name))
     return (
         f"{size}={found.size} is set, but no launcher of MPI is seen above this process: "
         "if none has started it, add --cluster local"
@@ -158,15 +158,16 @@ def _allocation(facts: ClusterFacts, found: World) -> Allocation:
         checks.check_one_worker(spec, str(found), hint=hint)
     hint = f"leave --nnodes out, or start it on as many nodes: mpirun -np {spec.nnodes[1]} -N 1 ddplaunch ..."
     nnodes = checks.nnodes(spec, task.nnodes, str(found), hint=hint)
-    node_rank = checks.node_rank(spec, task.node_rank, found.launcher.rank)
+    node_rank = checks.node_rank(spec, task.node_rank, found.launcher.rank_variable)
     checks.refuse_host_filters(spec, f"{found.launcher.name} has started the processes")
     # all agents have to find the same ports: from the id of their job, if the launcher has given one, else fixed ones, which
     # two jobs on one host share, unless a --rdzv-id tells the two apart
     ports = endpoints.ports_of_name(found.job) if found.job else endpoints.ports_beside(endpoints.STATIC_PORT)
     endpoint, rendezvous = endpoints.of_agents(spec, *_addresses(facts, task), ports=ports, coordinator=found.rank == 0)
-    notes = () if found.job or spec.rdzv_id else (_NO_ID,)
+    notes = () if found.job or spec.rdzv_id else (_NOTE_WITHOUT_ID,)
     return Allocation(
         cluster="mpi",
+        # with a process for each worker the number of nodes is fixed
         nnodes=nnodes if once_per_node else (task.nnodes, task.nnodes),
         node_rank=node_rank,
         endpoint=endpoint,
@@ -182,11 +183,12 @@ def _task(facts: ClusterFacts, world: World) -> Task:
 
     Raises LaunchError: nodes have different numbers of processes, or it is not known how many this one has.
     """
-    local_rank, size = facts.number(*world.launcher.local_rank), facts.number(*world.launcher.local_size)
-    nodes = facts.number(*world.launcher.nodes)
+    local_rank = facts.number(*world.launcher.local_rank_variables)
+    size = facts.number(*world.launcher.local_size_variables)
+    nodes = facts.number(*world.launcher.nodes_variables)
     if nodes and world.size % nodes == 0:  # Flux says how many nodes there are, not how many processes a node has
         size = world.size // nodes
-    process = f"{world.launcher.rank} says that this is one of {world.size} processes"
+    process = f"{world.launcher.rank_variable} says that this is one of {world.size} processes"
     if local_rank is None or not size or local_rank >= size:
         raise LaunchError(f"{process}, but not how many of them are on this node", hint=HOW_TO_IGNORE)
     if world.size % size:
@@ -256,10 +258,11 @@ def _manager_host(facts: ClusterFacts) -> _HostOfRank0 | None:
     uri = facts.env.get("OMPI_MCA_orte_hnp_uri", "")
     if found := re.search(r";tcp://([\d.,]+):", uri):
         is_here = facts.env.get("OMPI_MCA_orte_local_daemon_uri") == uri
-        return _HostOfRank0(tuple(found[1].split(",")), "the host of mpirun", is_here)
+        return _HostOfRank0(tuple(found[1].split(",")), "the host of mpirun", is_here=is_here)
     # Open MPI 5: the job is called "prterun-HOST-PID@1"
     if found := re.fullmatch(r"prterun-(.+)-\d+@\d+", facts.env.get("PMIX_NAMESPACE", "")):
-        return _HostOfRank0((found[1],), "the host of mpirun", endpoints.is_same_host(found[1], facts.hostname))
+        is_here = endpoints.is_same_host(found[1], facts.hostname)
+        return _HostOfRank0((found[1],), "the host of mpirun", is_here=is_here)
     return None
 
 
@@ -276,4 +279,4 @@ def _scheduler_host(facts: ClusterFacts) -> _HostOfRank0 | None:
         host, source = of_lsf[0].address, "the first host of the LSF job"
     else:
         return None
-    return _HostOfRank0((host,), source, endpoints.is_same_host(host, facts.hostname))
+    return _HostOfRank0((host,), source, is_here=endpoints.is_same_host(host, facts.hostname))

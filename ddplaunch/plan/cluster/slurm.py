@@ -28,7 +28,7 @@ from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import count
 
 # at the start of the grace time of a preemption and at its end: slurm.conf(5), GraceTime
-_SENT_AGAIN = frozenset({SIGTERM})
+_STOP_SIGNALS_SENT_TWICE = frozenset({SIGTERM})
 
 # slurm.h gives these ids to what is not a step: the batch script, and the shell of an interactive salloc
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -53,13 +53,13 @@ def discover(facts: ClusterFacts) -> Allocation | None:
     if job is None:
         return None
     step = step_id(facts)
-    if step is not None and facts.value("SLURM_PTY_PORT") and checks.is_typed_in_shell(facts.read):
+    if step is not None and facts.value("SLURM_PTY_PORT") and checks.is_typed_in_shell(facts.here.read):
         step = None  # the other tasks of the step are shells too: none of them runs ddplaunch
     found = _outside(facts, job) if step is None else _inside(facts, job, step)
     # in a step that ddplaunch has started, Slurm's variable counts the tasks of the step: one agent on each node
     tasks = facts.number("SLURM_NTASKS_PER_NODE" if step is None else TASKS_PER_NODE)
     requeues = facts.number("SLURM_RESTART_COUNT") or 0
-    return replace(found, tasks_per_node=tasks or None, requeues=requeues, sent_again=_SENT_AGAIN)
+    return replace(found, tasks_per_node=tasks or None, requeues=requeues, sent_again=_STOP_SIGNALS_SENT_TWICE)
 
 
 def step_id(facts: ClusterFacts) -> int | None:
@@ -102,7 +102,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
     all that the script has started is killed without a signal before. The tasks of a step get SIGTERM, and time.
     """
     hosts = job_hosts(facts.env)
-    doubt = facts.doubt_about_job(hosts)
+    doubt = facts.here.doubt_about_job(hosts)
     found = allocate(
         facts,
         "slurm",
@@ -110,7 +110,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
         starter="srun",
         source=f"Slurm job {job}",
         here=facts.value("SLURMD_NODENAME"),
-        in_step=not facts.spec.no_control,  # an agent in a step needs the control channel to this command
+        starts_here_too=not facts.spec.no_control,  # an agent in a step needs the control channel to this command
         notes=_tasks_unused(facts),
     )
     return replace(found, doubt=doubt)
@@ -118,7 +118,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
 
 def without_step(spec: JobSpec, found: Allocation) -> Allocation:
     """Return the allocation of a job of this node alone, whose agent is this command's own, for one that was to be started."""
-    alone = by_flags.of_one_node(spec, found.start[0].address, cluster="slurm", notes=found.notes)
+    alone = by_flags.of_one_node(spec, found.hosts_to_start_on[0].address, cluster="slurm", notes=found.notes)
     kept = {name: getattr(found, name) for name in ("tasks_per_node", "requeues", "sent_again", "doubt")}
     return replace(alone, **kept)
 
@@ -144,7 +144,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     port = facts.number(RDZV_PORT)  # the ddplaunch command that has started the step, if one has, coordinates it there
     is_ours, is_alone = port is not None, step.task.world_size == 1
     # variables left over from another job do no harm where no other task is waited for; those of a step of ours are new
-    doubt = "" if is_ours or is_alone else facts.doubt_about_job(step.hosts)
+    doubt = "" if is_ours or is_alone else facts.here.doubt_about_job(step.hosts)
     number_of_nodes = len(step.hosts)
     checks.refuse_host_filters(spec, f"{step.name} is running already")
     hint = f"leave --nnodes out, or start as many: srun --nodes {spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
@@ -174,6 +174,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         )
     return Allocation(
         cluster="slurm",
+        # with a task for each worker the number of nodes is fixed
         nnodes=nnodes if step.once_per_node else (number_of_nodes, number_of_nodes),
         node_rank=node_rank,
         hosts=step.hosts,
@@ -193,6 +194,7 @@ def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
     tasks = facts.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     layout = facts.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"  # or "4(x2),3"
     counts = hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE")
+    # in a heterogeneous job SLURM_NODEID counts the nodes of one component after the other
     hosts, per_node = _in_nodeid_order(components(facts.env), named, counts)
     node, rank, local_rank = (facts.needed(name) for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"))
     name = f"step {number} of Slurm job {job}"

@@ -34,7 +34,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
             continue
         visible = listed(value, [(device.uuid,) if device.uuid else () for device in devices], len(devices))
         devices = [devices[position] for position in visible.positions]
-        source = variable if devices else f"{variable}={value}"
+        source = variable if devices else f"{variable}={value}"  # the value shows why there is none
         if variable == _OUTER:
             # the inner variable counts anew in what this left
             devices = [replace(device, token=str(index)) for index, device in enumerate(devices)]

@@ -80,8 +80,8 @@ class Listed(NamedTuple):
     problem: str | None = None  # why there are fewer than the variable names; None: there are not
 
 
-def listed(value: str, names: Sequence[tuple[str, ...]], count: int) -> Listed:
-    """Return what `value` makes visible; `names[i]` are the UUIDs of device i, the first `count` have an index too.
+def listed(value: str, uuids: Sequence[tuple[str, ...]], count: int) -> Listed:
+    """Return what `value` makes visible; `uuids[i]` are those of device i, and the first `count` devices have an index, too.
 
     Rules: an entry that names no device, or several, ends the list; a device named twice hides them all; a UUID
     may be cut short; an index may have letters behind it; the first entry says whether the list is of indices or
@@ -89,7 +89,7 @@ def listed(value: str, names: Sequence[tuple[str, ...]], count: int) -> Listed:
     Source: the CUDA programming guide, "CUDA environment variables"; torch/cuda/__init__.py, _parse_visible_devices.
     """
     if value.strip() in HIDES_ALL:
-        return Listed((), ())
+        return Listed(positions=(), entries=())
     entries = [entry.strip() for entry in value.split(",")]
     by_uuid = entries[0].startswith(_UUID_PREFIXES)
     positions: list[int] = []
@@ -100,13 +100,13 @@ def listed(value: str, names: Sequence[tuple[str, ...]], count: int) -> Listed:
             matches = [int(digits[1])] if digits and int(digits[1]) < count else []
         elif entry.startswith(_UUID_PREFIXES):
             # a whole UUID, else the beginning of one
-            matches = [position for position, own in enumerate(names) if entry in own] or [
-                position for position, own in enumerate(names) if any(name.startswith(entry) for name in own)
+            matches = [position for position, own in enumerate(uuids) if entry in own] or [
+                position for position, own in enumerate(uuids) if any(uuid.startswith(entry) for uuid in own)
             ]
         if len(matches) != 1:
             return Listed(tuple(positions), tuple(entries[: len(positions)]), _why(entry, len(matches)))
         if matches[0] in positions:
-            return Listed((), (), f"it names {entry} twice, which hides every device")
+            return Listed(positions=(), entries=(), problem=f"it names {entry} twice, which hides every device")
         positions += matches
     return Listed(tuple(positions), tuple(entries))
 

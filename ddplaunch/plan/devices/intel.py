@@ -43,7 +43,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
             left_out.append(entry)
     return Hardware(
         devices=tuple(chosen),
-        device_source=VARIABLE if chosen else f"{VARIABLE}={value}",
+        device_source=VARIABLE if chosen else f"{VARIABLE}={value}",  # the value shows why there is none
         visible_variable=VARIABLE,
         notes=(f"{VARIABLE}={value}: there is no device {', '.join(left_out)} here",) if left_out else (),
     )

@@ -18,7 +18,7 @@ from ddplaunch.plan.devices.sysfs import names, read
 from ddplaunch.spec.job import Given, JobSpec, ProgramKind
 
 # a file in the prefix of an environment that one of these made for a tool (uv 0.4 and later, pipx 0.14 and later)
-_RECEIPTS = {"uv-receipt.toml": "uv", "pipx_metadata.json": "pipx"}
+_RECEIPTS_OF_TOOLS = {"uv-receipt.toml": "uv", "pipx_metadata.json": "pipx"}
 
 
 def with_chosen_interpreter(
@@ -33,25 +33,25 @@ def with_chosen_interpreter(
     """
     if spec.program.python is not None or spec.program.kind is ProgramKind.COMMAND:
         return spec
-    tool = next((tool for name, tool in _RECEIPTS.items() if os.path.exists(os.path.join(prefix, name))), None)
+    tool = next((tool for name, tool in _RECEIPTS_OF_TOOLS.items() if os.path.exists(os.path.join(prefix, name))), None)
     if tool is None and find_torch(own) is not None:
         return spec
     why_own = ""
-    for python, found in _activated(env):
+    for python, where in _activated(env):
         if os.path.abspath(python) == os.path.abspath(own):
             break
         has_torch = find_torch(python) is not None
         # an activated environment is meant where ddplaunch is a tool of its own environment; any python on PATH is not
-        is_meant = tool is not None and found != "PATH"
+        is_meant = tool is not None and where != "PATH"
         if has_torch or is_meant:
-            origin = f"{found}, since " + (f"ddplaunch is a tool of {tool}" if tool else f"{own} has no torch")
+            origin = f"{where}, since " + (f"ddplaunch is a tool of {tool}" if tool else f"{own} has no torch")
             return replace(
                 spec,
                 program=replace(spec.program, python=python),
                 origins={**spec.origins, "python": origin},
                 given=(*spec.given, Given.chosen("python", python, origin)),
             )
-        why_own = why_own or f"ddplaunch's own; neither it nor {python} ({found}) has torch"
+        why_own = why_own or f"ddplaunch's own; neither it nor {python} ({where}) has torch"
     return replace(spec, origins={**spec.origins, "python": why_own}) if why_own and tool is None else spec
 
 
@@ -127,11 +127,11 @@ def _torch_build(package: str) -> TorchBuild | None:
         cuda=cuda,
         hip=hip,
         xpu=assigned.get("xpu"),
-        nccl=bool(cuda or hip) and (_nccl_beside(package) or _nccl_inside(package)),
+        nccl=bool(cuda or hip) and (_has_nccl_library(package) or _has_nccl_linked_in(package)),
     )
 
 
-def _nccl_beside(package: str) -> bool:
+def _has_nccl_library(package: str) -> bool:
     """Whether the library lies where wheels (nvidia-nccl-cuNN), ROCm's wheels and conda put it."""
     site = os.path.dirname(package)
     folders = (
@@ -142,7 +142,7 @@ def _nccl_beside(package: str) -> bool:
     return any(name.startswith(("libnccl.so", "librccl.so")) for folder in folders for name in names("/", folder))
 
 
-def _nccl_inside(package: str) -> bool:
+def _has_nccl_linked_in(package: str) -> bool:
     """Whether torch's own library has the NCCL back end, as where NCCL is linked in or belongs to the system."""
     import mmap
 

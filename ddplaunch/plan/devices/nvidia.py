@@ -126,7 +126,7 @@ def narrowed_by_variable(
         notes += left_out
     else:
         devices, problem = _named_devices(value, gpus, index_is_certain=index_is_certain)
-        source = VARIABLE if devices else f"{VARIABLE}={value}"
+        source = VARIABLE if devices else f"{VARIABLE}={value}"  # the value shows why there is none
         notes += (f"{VARIABLE}={value}: {problem}",) if problem else ()
     if len(devices) > 1 and not same_order:
         notes += (
@@ -144,7 +144,7 @@ def _all_devices(gpus: Sequence[Gpu], *, by_index: bool) -> tuple[list[Device], 
     for index, gpu in enumerate(gpus):
         if gpu.lost:
             notes.append(f"GPU {index} is left out: NVML reports it as lost (nvidia-smi --gpu-reset, or reboot)")
-        elif gpu.instances == ():
+        elif gpu.instances == ():  # None: MIG is off
             notes.append(f"GPU {index} is left out: it is in MIG mode and has no instance")
         elif gpu.instances is not None:
             found += (_of_instance(gpu, instance) for instance in gpu.instances)

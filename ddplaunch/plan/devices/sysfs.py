@@ -246,7 +246,9 @@ def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:
         # -1: the firmware does not tell
         package = max(0, number(read(root, f"{topology}/physical_package_id"), 0))
         if cpu not in caches:
-            sharing = _sharing_cache(root, cpu) or (first_of_package.setdefault(package, cpu), cpu)
+            sharing = _sharing_cache(root, cpu)
+            if not sharing:  # not known: the package counts as one cache
+                sharing = first_of_package.setdefault(package, cpu), cpu
             caches.update(dict.fromkeys(sharing, sharing[0]))
         found.append(Core(cpus=threads, numa_node=numa_nodes.get(cpu, 0), package=package, cache=caches[cpu]))
     return tuple(found)

@@ -21,8 +21,8 @@ _ENOUGH = 3.0  # seconds for a group of two that has met: an all_reduce that tak
 _SLOW_GLOO, _SLOW_NCCL = 50 << 20, 1 << 30  # bytes per second
 _SLOW_LATENCY = 0.02  # seconds for an all_reduce of one number: a busy machine or a bad kernel setting
 # a job of its own: none of another launcher's ranks, and none of the options that are set for the user's jobs
-_DROPPED_BEGINNINGS = ("PET_", "DDPLAUNCH_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
-_DROPPED_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BEGINNINGS_OF_OTHERS = ("PET_", "DDPLAUNCH_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
+_NAMES_OF_OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -46,10 +46,10 @@ class Trial(Struct, frozen=True, kw_only=True):
 def read(subject: Subject) -> Trial:
     """Run the job with the workers' interpreter and variables; it writes no log and no run folder."""
     script = worker_program("all_reduce.py")
-    env = {
+    env = {  # without what other launchers, or the options of the user's jobs, have set
         name: value
         for name, value in subject.env.items()
-        if not name.startswith(_DROPPED_BEGINNINGS) and name not in _DROPPED_NAMES
+        if not name.startswith(_BEGINNINGS_OF_OTHERS) and name not in _NAMES_OF_OTHERS
     }
     words = ["--cluster", "local", "--nproc-per-node", "2", "--python", subject.python, "--output", "raw", "-q"]
     # torch is imported once, and both workers are forked from there: on two cores two imports take twice as long
@@ -88,14 +88,14 @@ def judge(trial: Trial) -> Verdict:
         came_so_far_after = max((step.seconds for step in trial.steps), default=0.0)
         return Verdict(facts or "not measured", (_late(last, came_so_far_after),))
     finding = broken(
-        f"a job of two workers fails on this machine {_WHAT_FOLLOWS[last]}",
+        f"a job of two workers fails on this machine {_WHAT_IT_DOES_AFTER[last]}",
         _report(trial.err) or f"exit status {trial.status}",
     )
     return Verdict(facts or "not measured", (finding,))
 
 
 # where a job is that has done this step last
-_WHAT_FOLLOWS = {
+_WHAT_IT_DOES_AFTER = {
     "started": "while it imports torch",
     "imported": "as its workers use their device or meet",
     "gpu": "as its workers meet",
@@ -111,7 +111,7 @@ def _late(last: str, seconds: float) -> Finding:
     hangs = last in ("joined", "gloo") and seconds < _JOB_TIMEOUT - _ENOUGH
     return Finding(
         severity="broken" if hangs else "slow",
-        title=f"a job of two workers {'hangs' if hangs else f'did not end in {_JOB_TIMEOUT:g} s'} {_WHAT_FOLLOWS[last]}",
+        title=f"a job of two workers {'hangs' if hangs else f'did not end in {_JOB_TIMEOUT:g} s'} {_WHAT_IT_DOES_AFTER[last]}",
         evidence=f"its workers had come so far after {duration(seconds)}" if seconds else "",
         hint="if the machine is busy (`uptime`), try again: `ddplaunch doctor --only all-reduce`",
     )

@@ -46,7 +46,7 @@ _MODULES = (interpreter, gpus, all_reduce, limits, shared_memory, files, network
 # in the order in which -v shows them
 ALL_CHECKS: tuple[Check, ...] = tuple(chain.from_iterable(module.CHECKS for module in _MODULES))
 
-_MARGIN = 0.2  # seconds in which the kernel ends a late check, before its process is left behind
+_KILL_MARGIN = 0.2  # seconds in which the kernel ends a late check, before its process is left behind
 
 R = TypeVar("R", bound=Report)
 
@@ -108,7 +108,7 @@ def examine(checks: Sequence[Check], subject: Subject) -> Report:
             partial(_answer, check, subject), otherwise=None, answered=partial(on_answer, check), within=check.within
         )
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
-        loop.timer(began + check.within + _MARGIN, asked.give_up)
+        loop.timer(began + check.within + _KILL_MARGIN, asked.give_up)
     while len(ended) < len(checks):
         loop.run_once()
     seconds = loop.now() - began
@@ -168,7 +168,7 @@ def presentable(report: R, home: str) -> R:
     """Return the report as it may be shown to others: home as ~, nothing that a terminal obeys, no text without end."""
 
     def shown(text: str) -> str:
-        text = visible(piece(text, LONGEST))
+        text = visible(piece(text, LONGEST))  # `piece` cuts, and replaces what no JSON can carry
         text = "\n".join(text.splitlines()[:MOST_LINES])
         text = text.replace(f"{home.rstrip('/')}/", "~/") if home.rstrip("/") else text
         return text[:LONGEST]

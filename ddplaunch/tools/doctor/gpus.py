@@ -50,7 +50,7 @@ class Gpus(Struct, frozen=True, kw_only=True):
     hardware: Hardware  # what a job would use
     machine: Machine | None = None  # what NVML says of all GPUs
     problem: str = ""  # why NVML does not answer, though a driver is there
-    refusal: Refusal | None = None  # a job would be refused here; None: it would start
+    job_refusal: Refusal | None = None  # a job would be refused here; None: it would start
     build: TorchBuild | None = None  # the torch of the workers
     processes: Mapping[int, UsingProcess] = {}  # that use a GPU, by pid, as far as /proc shows them
     far_from_cpus: tuple[int, ...] = ()  # indices of GPUs near none of the CPUs that this process may use
@@ -62,7 +62,7 @@ def read(subject: Subject) -> Gpus:
         # first: it asks NVML in a child, which the driver refuses where its parent has it open
         hardware = probe(subject.env, root=subject.root)
     except LaunchError as error:
-        return Gpus(hardware=Hardware(), refusal=Refusal(error.message, error.hint or ""))
+        return Gpus(hardware=Hardware(), job_refusal=Refusal(error.message, error.hint or ""))
     machine, problem = None, ""
     if has_nvidia(subject.env, subject.root):
         try:
@@ -111,8 +111,8 @@ def _using_process(pid: int) -> UsingProcess | None:
 
 def judge(gpus: Gpus) -> Verdict:
     """Judge the accelerators that a job would use; a GPU that the job would not get is no finding."""
-    if gpus.refusal is not None:
-        return Verdict(gpus.refusal.error, (broken(gpus.refusal.error, hint=gpus.refusal.hint),))
+    if gpus.job_refusal is not None:
+        return Verdict(gpus.job_refusal.error, (broken(gpus.job_refusal.error, hint=gpus.job_refusal.hint),))
     if gpus.problem:
         finding = broken(
             f"the NVIDIA driver does not work: {gpus.problem}",
@@ -121,7 +121,7 @@ def judge(gpus: Gpus) -> Verdict:
         )
         return Verdict(gpus.problem, (finding,))
     devices, machine = gpus.hardware.devices, gpus.machine
-    if machine is None:
+    if machine is None:  # there is no NVIDIA driver; of other devices no more is known than their names
         named = some(sorted({device.name or device.kind for device in devices}))
         why_none = gpus.hardware.device_source
         facts = f"{count(len(devices), 'device')}: {named}" if devices else why_none
@@ -173,7 +173,8 @@ def _is_visible(gpu: Health, hardware: Hardware) -> bool:
     pcis = {device.pci for device in hardware.devices}
     if gpu.lost:
         return not hardware.granted
-    return gpu.uuid in uuids or (gpu.pci is not None and gpu.pci in pcis) or None in uuids
+    may_be_any = None in uuids  # a device of which only an index is known
+    return gpu.uuid in uuids or (gpu.pci is not None and gpu.pci in pcis) or may_be_any
 
 
 def _driver_hint(problem: str) -> str:
@@ -262,7 +263,7 @@ def _health_findings(gpu: Health) -> Iterator[Finding]:
             "some boards and clouds have no more\nelse reseat the card",
         )
     up, links = gpu.links or (0, 0)
-    if 0 < up < links:
+    if 0 < up < links:  # none is up where there is no bridge
         yield slow(
             f"{up} of the {links} NVLinks of {name} are up",
             hint=f"`nvidia-smi nvlink -s -i {gpu.index}` shows which; {reset}",

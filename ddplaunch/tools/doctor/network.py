@@ -33,7 +33,7 @@ class Name(Struct, frozen=True, kw_only=True):
     resolved: tuple[str, ...] = ()  # addresses
     problem: str = ""  # why it does not resolve; "" if it does
     seconds: float = 0.0  # that the lookup took
-    own_addresses: tuple[str, ...] = ()  # those of `resolved` that this host has; loopback counts
+    own_among_resolved: tuple[str, ...] = ()  # those of `resolved` that this host has; loopback counts
     reachable_at: tuple[str, ...] = ()  # addresses by which others may reach this host, the likeliest first
 
 
@@ -52,7 +52,7 @@ def read_name(_subject: Subject) -> Name:
         resolved=resolved,
         problem=problem,
         seconds=time.monotonic() - began,
-        own_addresses=tuple(filter(addresses.is_own, resolved)),
+        own_among_resolved=tuple(filter(addresses.is_own, resolved)),
         reachable_at=addresses.usable_addresses(),
     )
 
@@ -83,7 +83,7 @@ def _name_findings(name: Name) -> Iterator[Finding]:
             "and NCCL_SOCKET_IFNAME for its workers",
             f"{hint}; or {in_hosts}",
         )
-    elif not name.own_addresses:
+    elif not name.own_among_resolved:
         yield note(
             f"the name of this host, {name.name}, resolves to the address of another one: {some(name.resolved)}",
             f"its own are {some(name.reachable_at)}" if name.reachable_at else "it has no address but loopback",

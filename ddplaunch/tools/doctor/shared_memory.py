@@ -142,9 +142,10 @@ def _space_findings(shm: SharedMemory) -> Iterator[Finding]:
         )
     with_random_names = [one for one in shm.unused if not one.is_named_by_program]
     taken = sum(one.size for one in with_random_names)
+    takes_a_third = 3 * taken > shm.size
     if taken >= _NOTABLE_SIZE:
         yield Finding(
-            severity="slow" if taken > (shm.size - taken) // 2 else "note",
+            severity="slow" if takes_a_third else "note",
             title=f"{size(taken)} of {SHM} belong to files of yours that a program has left",
             evidence=_evidence(with_random_names, shm),
             hint=_remedy(with_random_names),

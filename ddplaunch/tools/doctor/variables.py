@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -27,47 +27,33 @@ _LONGEST = 60  # characters of a value that are shown
 class Setting(Struct, frozen=True):
     """A variable that matters, and what it does."""
 
-    applies: Callable[[str], bool]
+    values: str  # those with which it matters: a pattern, in which capital letters stand for small ones too
     severity: Severity
     does: str
     of_gpus: bool = True  # it does nothing on a machine without accelerators
 
 
-def _on(value: str) -> bool:
-    return value.strip().lower() not in ("", "0", "false", "no", "off")
-
-
-def _is(*values: str) -> Callable[[str], bool]:
-    return lambda value: value.strip().upper() in values
-
-
-_SERIAL = Setting(_on, "slow", "each kernel waits for the last")
+_ON = r"(?!(0|FALSE|NO|OFF|)$).*"  # any value but these
+_SERIAL = Setting(_ON, "slow", "each kernel waits for the last")
 _SETTINGS = {
     "CUDA_LAUNCH_BLOCKING": _SERIAL,
     "HIP_LAUNCH_BLOCKING": _SERIAL,
     "AMD_SERIALIZE_KERNEL": _SERIAL,
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": Setting(_on, "slow", "torch asks the driver for memory for each tensor"),
-    "NCCL_DEBUG": Setting(_is("TRACE"), "slow", "NCCL writes a line for each call"),
-    "NCCL_P2P_DISABLE": Setting(_on, "slow", "GPUs of one node copy through main memory, not over NVLink or PCI"),
-    "NCCL_SHM_DISABLE": Setting(_on, "slow", "GPUs of one node without peer-to-peer talk over the network"),
-    "NCCL_IB_DISABLE": Setting(_on, "note", "NCCL uses TCP between nodes, not InfiniBand"),
-    "NCCL_NVLS_ENABLE": Setting(_is("0"), "note", "NCCL does not reduce in the NVSwitch"),
-    "NCCL_ALGO": Setting(_on, "note", "NCCL does not choose its algorithm by itself"),
-    "NCCL_PROTO": Setting(_on, "note", "NCCL does not choose its protocol by itself"),
-    "CUDA_DEVICE_ORDER": Setting(_is("FASTEST_FIRST"), "note", "CUDA may number GPUs in another order than nvidia-smi"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": Setting(_ON, "slow", "torch asks the driver for memory for each tensor"),
+    "NCCL_DEBUG": Setting("TRACE", "slow", "NCCL writes a line for each call"),
+    "NCCL_P2P_DISABLE": Setting(_ON, "slow", "GPUs of one node copy through main memory, not over NVLink or PCI"),
+    "NCCL_SHM_DISABLE": Setting(_ON, "slow", "GPUs of one node without peer-to-peer talk over the network"),
+    "NCCL_IB_DISABLE": Setting(_ON, "note", "NCCL uses TCP between nodes, not InfiniBand"),
+    "NCCL_NVLS_ENABLE": Setting("0", "note", "NCCL does not reduce in the NVSwitch"),
+    "NCCL_ALGO": Setting(_ON, "note", "NCCL does not choose its algorithm by itself"),
+    "NCCL_PROTO": Setting(_ON, "note", "NCCL does not choose its protocol by itself"),
+    "CUDA_DEVICE_ORDER": Setting("FASTEST_FIRST", "note", "CUDA may number GPUs in another order than nvidia-smi"),
     "TORCH_DISTRIBUTED_DEBUG": Setting(
-        _is("DETAIL"), "slow", "torch compares each collective among all ranks before it runs", of_gpus=False
+        "DETAIL", "slow", "torch compares each collective among all ranks before it runs", of_gpus=False
     ),
-    "PYTHONDEVMODE": Setting(_on, "slow", "Python checks memory and warns", of_gpus=False),
-    "PYTHONMALLOC": Setting(
-        _is("DEBUG", "MALLOC_DEBUG", "PYMALLOC_DEBUG"), "slow", "Python checks each allocation", of_gpus=False
-    ),
-    "LD_PRELOAD": Setting(
-        lambda value: bool(re.search(r"lib[altu]san", value)),
-        "slow",
-        "a sanitizer checks each access to memory",
-        of_gpus=False,
-    ),
+    "PYTHONDEVMODE": Setting(_ON, "slow", "Python checks memory and warns", of_gpus=False),
+    "PYTHONMALLOC": Setting("(PYMALLOC_|MALLOC_)?DEBUG", "slow", "Python checks each allocation", of_gpus=False),
+    "LD_PRELOAD": Setting(".*LIB[ALTU]SAN.*", "slow", "a sanitizer checks each access to memory", of_gpus=False),
 }
 
 
@@ -105,7 +91,7 @@ def judge(surroundings: Surroundings) -> Verdict:
         *_thread_findings(surroundings),
         *_hidden_device_findings(surroundings),
     ]
-    own = without_service_links(surroundings.env)
+    own = without_service_links(surroundings.env)  # Kubernetes sets variables for each Service, such as NCCL_PORT
     named = sorted(name for name in own if name.startswith(("NCCL_", "GLOO_", "CUDA_VISIBLE", "OMP_", "DDPLAUNCH_")))
     return Verdict(f"set: {some(named, 20)}" if named else "none that matters is set", tuple(findings))
 
@@ -143,8 +129,9 @@ def _shown(variables: Mapping[str, str]) -> str:
 def _setting_findings(surroundings: Surroundings) -> Iterator[Finding]:
     """Yield which variables are set that make a job slow."""
     for name, setting in _SETTINGS.items():
-        value = surroundings.env.get(name)
-        if value is not None and setting.applies(value) and (surroundings.has_accelerators or not setting.of_gpus):
+        value = surroundings.env.get(name, "")
+        matters = re.fullmatch(setting.values, value.strip(), re.IGNORECASE | re.DOTALL)
+        if matters and (surroundings.has_accelerators or not setting.of_gpus):
             yield Finding(
                 severity=setting.severity, title=f"{name}={value[:_LONGEST]}: {setting.does}", hint=f"`unset {name}`"
             )

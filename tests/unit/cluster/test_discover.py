@@ -160,11 +160,11 @@ def test_any_variables_and_flags_give_an_allocation_or_an_error(base, env, field
         return
     least, most = job.nnodes
     assert 1 <= least <= most
-    assert not (job.rendezvous and job.start)
-    assert bool(job.start) == bool(job.starter)
+    assert not (job.rendezvous and job.hosts_to_start_on)
+    assert bool(job.hosts_to_start_on) == bool(job.starter)
     assert len(job.hosts) in (0, most)
     assert job.node_rank is None or 0 <= job.node_rank < most
-    assert most == 1 or job.start or job.rendezvous or (job.endpoint.address and job.endpoint.port)
+    assert most == 1 or job.hosts_to_start_on or job.rendezvous or (job.endpoint.address and job.endpoint.port)
     if job.rendezvous:
         assert job.rendezvous.addresses
         assert job.rendezvous.ports

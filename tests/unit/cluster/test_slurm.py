@@ -22,7 +22,7 @@ def test_a_task_on_each_node_is_an_agent(rank: int) -> None:
     node = found(captured(f"slurm-node-{rank}"))
     assert (node.cluster, node.nnodes, node.node_rank, node.hosts) == ("slurm", (3, 3), rank, NODES)
     assert (node.endpoint.address, node.endpoint.address_reason) == FIRST_NODE
-    assert (node.endpoint.port, node.start, node.task, node.notes) == (None, (), None, ())
+    assert (node.endpoint.port, node.hosts_to_start_on, node.task, node.notes) == (None, (), None, ())
     assert node.identity == "slurm 1.0"
     assert node.rendezvous is not None
     assert (node.rendezvous.addresses, node.rendezvous.coordinator) == (("node1",), rank == 0)
@@ -73,8 +73,10 @@ OF_NO_TERMINAL = "72 (ddplaunch) R 60 72 60 0 -1 4194304"
 def test_what_is_typed_in_the_shell_of_a_step_is_no_task_of_it(name, stat, shell, is_typed) -> None:
     env = {**captured(name), "SLURM_PTY_PORT": "40000"}
     typed = found(env, files={"/proc/self/stat": stat, "/proc/60/cmdline": shell})
-    assert ([host.address for host in typed.start], typed.starter) == ((list(NODES), "srun") if is_typed else ([], ""))
-    assert found(env, files={}).start == ()  # /proc hides it
+    assert ([host.address for host in typed.hosts_to_start_on], typed.starter) == (
+        (list(NODES), "srun") if is_typed else ([], "")
+    )
+    assert found(env, files={}).hosts_to_start_on == ()  # /proc hides it
 
 
 @pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc", "slurm-node-1", "slurm-rank-5"])
@@ -117,7 +119,7 @@ def test_a_step_of_one_task_is_one_node() -> None:
     one = {"SLURM_STEP_NODELIST": "node3", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
     node = found(captured("slurm-node-0", **one))
     assert (node.cluster, node.nnodes, node.hosts, node.node_rank) == ("slurm", (1, 1), ("node3",), 0)
-    assert (node.endpoint.address, node.rendezvous, node.start) == ("127.0.0.1", None, ())
+    assert (node.endpoint.address, node.rendezvous, node.hosts_to_start_on) == ("127.0.0.1", None, ())
 
 
 @pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc"])
@@ -125,7 +127,7 @@ def test_an_allocation_is_used_as_a_whole(name: str) -> None:
     hosts = NODES if name == "slurm-batch" else NODES[:2]
     job = found(captured(name), hostname="node1" if name == "slurm-batch" else "ctl")
     assert (job.cluster, job.nnodes, job.hosts) == ("slurm", (len(hosts), len(hosts)), hosts)
-    assert (job.starter, job.start) == ("srun", tuple(Host(name=host) for host in hosts))
+    assert (job.starter, job.hosts_to_start_on) == ("srun", tuple(Host(name=host) for host in hosts))
     assert (job.endpoint.address, job.task, job.rendezvous, job.notes) == ("node1", None, None, ())
 
 
@@ -138,7 +140,7 @@ def test_the_shell_of_an_interactive_allocation_is_no_task() -> None:
 def test_one_node_of_an_allocation_that_is_this_one_is_started_too() -> None:
     asked = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))
     job = found(captured("slurm-batch", SLURM_RESTART_COUNT="2"), nnodes=(1, 1))
-    assert (job.start, job.starter, job.is_here, job.endpoint.address) == (
+    assert (job.hosts_to_start_on, job.starter, job.is_here, job.endpoint.address) == (
         (Host(name="node1"),),
         "srun",
         True,
@@ -146,13 +148,18 @@ def test_one_node_of_an_allocation_that_is_this_one_is_started_too() -> None:
     )
     assert job.notes == ("node[2-3] of Slurm job 1 is not used: --nnodes asks for fewer",)
     alone = without_step(asked, job)
-    assert (alone.hosts, alone.start, alone.endpoint.address, alone.nnodes) == (("node1",), (), "127.0.0.1", (1, 1))
+    assert (alone.hosts, alone.hosts_to_start_on, alone.endpoint.address, alone.nnodes) == (
+        ("node1",),
+        (),
+        "127.0.0.1",
+        (1, 1),
+    )
     assert (alone.cluster, alone.requeues, alone.sent_again) == ("slurm", 2, frozenset({SIGTERM}))
     assert alone.notes == job.notes
 
 
 def test_without_a_control_channel_there_is_no_step() -> None:
-    assert found(captured("slurm-batch"), nnodes=(1, 1), no_control=True).start == ()
+    assert found(captured("slurm-batch"), nnodes=(1, 1), no_control=True).hosts_to_start_on == ()
 
 
 def test_the_agent_of_a_step_on_one_node_looks_for_the_command_that_has_started_it() -> None:
@@ -167,8 +174,8 @@ def test_the_agent_of_a_step_on_one_node_looks_for_the_command_that_has_started_
 
 def test_one_node_of_an_allocation_that_is_not_this_one_is_started() -> None:
     job = found(captured("slurm-salloc"), hostname="ctl", nnodes=(1, 1))
-    assert (job.start, job.starter, job.endpoint.address) == ((Host(name="node1"),), "srun", "127.0.0.1")
-    assert found(captured("slurm-batch"), include="node2").start == (Host(name="node2"),)
+    assert (job.hosts_to_start_on, job.starter, job.endpoint.address) == ((Host(name="node1"),), "srun", "127.0.0.1")
+    assert found(captured("slurm-batch"), include="node2").hosts_to_start_on == (Host(name="node2"),)
 
 
 def test_some_nodes_of_an_allocation_may_be_used() -> None:

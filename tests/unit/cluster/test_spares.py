@@ -7,12 +7,13 @@ from ddplaunch.plan.cluster.discover import discover
 from ddplaunch.spec.job import Given
 from ddplaunch.spec.options.resolve import job_spec
 from ddplaunch.system.errors import LaunchError
+from tests.unit.builders import Host
 
 
 def nodes(*options: str) -> tuple[int, int]:
     given = [Given.typed(*option.split("=")) for option in options]
     asked = job_spec(given, ["train.py"])
-    return discover(ClusterFacts(spec=asked, env={}, hostname="here", read=lambda _path: "")).nnodes
+    return discover(ClusterFacts(spec=asked, env={}, hostname="here", here=Host())).nnodes
 
 
 @pytest.mark.parametrize(

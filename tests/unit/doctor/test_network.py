@@ -27,13 +27,13 @@ HERE = Subject(env={}, python="python")
 @pytest.mark.parametrize(
     ("name", "finding"),
     [
-        (Name(name="a", resolved=("10.0.0.5",), own_addresses=("10.0.0.5",), reachable_at=("10.0.0.5",)), None),
+        (Name(name="a", resolved=("10.0.0.5",), own_among_resolved=("10.0.0.5",), reachable_at=("10.0.0.5",)), None),
         (
-            Name(name="a", resolved=("127.0.1.1",), own_addresses=("127.0.1.1",)),
+            Name(name="a", resolved=("127.0.1.1",), own_among_resolved=("127.0.1.1",)),
             None,
         ),  # no other host can reach this one anyway
         (
-            Name(name="a", resolved=("127.0.1.1",), own_addresses=("127.0.1.1",), reachable_at=("10.0.0.5",)),
+            Name(name="a", resolved=("127.0.1.1",), own_among_resolved=("127.0.1.1",), reachable_at=("10.0.0.5",)),
             ("note", "the name of this host, a, resolves to loopback: 127.0.1.1"),
         ),
         (
@@ -45,7 +45,7 @@ HERE = Subject(env={}, python="python")
             ("note", "the name of this host, a, does not resolve: name or service not known"),
         ),
         (
-            Name(name="a", resolved=("::1",), own_addresses=("::1",), seconds=5.0),
+            Name(name="a", resolved=("::1",), own_among_resolved=("::1",), seconds=5.0),
             ("slow", "to look up the name of this host takes 5 s"),
         ),
     ],

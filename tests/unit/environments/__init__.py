@@ -11,7 +11,7 @@ from typing import Any
 from ddplaunch.plan.cluster import Allocation
 from ddplaunch.plan.cluster.checks import ClusterFacts
 from ddplaunch.plan.cluster.discover import discover
-from tests.unit.builders import spec
+from tests.unit.builders import Host, spec
 
 
 def captured(name: str, **changes: str) -> dict[str, str]:
@@ -31,12 +31,5 @@ def found(
     **fields: Any,
 ) -> Allocation:
     """Return what is discovered for a job with these fields, which leaves out `bad` hosts."""
-
-    def read(path: str) -> str:
-        try:
-            return (files or {})[path]
-        except KeyError:
-            raise FileNotFoundError(2, "No such file or directory", path) from None
-
     asked = spec(origins=origins, **fields)
-    return discover(ClusterFacts(spec=asked, env=env or {}, hostname=hostname, read=read, is_bad=bad.__contains__))
+    return discover(ClusterFacts(spec=asked, env=env or {}, hostname=hostname, here=Host(files), avoided=tuple(bad)))

@@ -17,6 +17,7 @@ from ddplaunch.plan.make import make_plan
 from ddplaunch.record.folders import run_id_of
 from ddplaunch.spec.job import JobSpec, StreamChoice, Streams
 from ddplaunch.system.errors import LaunchError
+from tests.unit.builders import Host
 from tests.unit.plan.test_make import node
 
 SHIM = {"PET_NPROC_PER_NODE": "1"}  # as torchrun's default
@@ -31,7 +32,7 @@ COMMAND = ("/bin/sh", "train.sh", "d")
 def asked(line: str, variables: Mapping[str, str]) -> tuple[JobSpec, Allocation]:
     """The job of a command line, and where it runs."""
     spec = resolve(parse(line.split()), {**SHIM, **variables}, None)
-    return spec, discover(ClusterFacts(spec=spec, env={}, hostname=socket.gethostname(), read=str))
+    return spec, discover(ClusterFacts(spec=spec, env={}, hostname=socket.gethostname(), here=Host()))
 
 
 def planned(line: str, variables: Mapping[str, str] | None = None, gpus: int = 0) -> Plan:

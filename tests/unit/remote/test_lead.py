@@ -40,7 +40,7 @@ ALLOCATION = Allocation(
     nnodes=(1, 2),
     hosts=HOSTS,
     endpoint=Endpoint(None, "", None, ""),
-    start=tuple(Host(name=host) for host in HOSTS),
+    hosts_to_start_on=tuple(Host(name=host) for host in HOSTS),
     starter="ssh",
 )
 KEY = Key(b"key")

@@ -29,7 +29,7 @@ def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, st
         nnodes=(1, len(hosts)),
         hosts=tuple(host.address for host in hosts),
         endpoint=Endpoint(None, "node 0 says", spec.master_port, ""),
-        start=tuple(hosts),
+        hosts_to_start_on=tuple(hosts),
         starter="ssh",
     )
     written = orders.Orders(

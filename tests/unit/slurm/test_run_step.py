@@ -170,7 +170,7 @@ def place(*names: str) -> Allocation:
         cluster="slurm",
         hosts=names,
         endpoint=Endpoint(names[0], "the first node", None, "a free one"),
-        start=tuple(Host(name=name) for name in names),
+        hosts_to_start_on=tuple(Host(name=name) for name in names),
     )
 
 

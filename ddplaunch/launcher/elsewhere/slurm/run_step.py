@@ -82,7 +82,7 @@ def _read_by_watcher(spec: JobSpec, allocation: Allocation) -> tuple[int, ...]:
     """Return which streams of srun the watcher reads: its stderr, where it says which tasks have ended, if there are several."""
     if spec.live:
         return (1, 2)
-    return (2,) if len(allocation.start) > 1 else ()
+    return (2,) if len(allocation.hosts_to_start_on) > 1 else ()
 
 
 def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, port: int) -> LeadJob:
@@ -108,7 +108,7 @@ def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:
 
     That node has ranks 0 to --nproc-per-node - 1; without a number, only of rank 0 it is certain.
     """
-    asked, nodes = spec.terminal_option, len(allocation.start)
+    asked, nodes = spec.terminal_option, len(allocation.hosts_to_start_on)
     each, rank = spec.nproc_per_node, spec.debug_rank  # None: no rank is named, as with --debug-on-error
     is_on_first = rank == 0 or (rank is not None and isinstance(each, int) and rank < each)
     pty = "srun --pty --ntasks-per-node=1"
@@ -148,7 +148,7 @@ def argv(
     kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step waits
     for no other of the job, unless its nodes have different numbers of GPUs.
     """
-    hosts = [host.address for host in allocation.start]
+    hosts = [host.address for host in allocation.hosts_to_start_on]
     agent = (python, "-P", "-m", "ddplaunch.launcher.start.task")
     # an agent on this host is handed our stdin, see `reach/slurm/srun.py`; on others no worker reads
     no_input = "--input=none"

@@ -121,7 +121,7 @@ class Watcher(Lead):
         Only srun tells of a task that could not begin: nobody else knows its node. An agent that has joined, or has said why it
         does not, is heard by the coordinator.
         """
-        ranks = {host.address: rank for rank, host in enumerate(self._context.inputs.allocation.start)}
+        ranks = {host.address: rank for rank, host in enumerate(self._context.inputs.allocation.hosts_to_start_on)}
         hint = f"Slurm says above why it ended. Each node needs {self._job.python}, and ddplaunch in it"
         for host in end.nodes:
             state, node_rank = self.coordinator.state, ranks.get(host)

@@ -8,8 +8,8 @@ from ddplaunch.tools.doctor import Finding
 
 
 class Concern(Struct, frozen=True, kw_only=True):
-    """A finding, and the nodes that it is about; with `is_link` what is wrong lies between them."""
+    """A finding, and the nodes that it is about; with `blames_link` the link between the two is at fault, not they."""
 
     finding: Finding
     nodes: tuple[int, ...]  # node ranks
-    is_link: bool = False
+    blames_link: bool = False

@@ -85,7 +85,7 @@ def _judge_script(names: Sequence[str], facts: Mapping[int, Facts]) -> Iterator[
         title = f"{_named(names, nodes)}: the script cannot be read: {reason}"
         hint = "copy it there, or keep it on a file system that all nodes share"
         yield _concern("files", "broken", title, nodes, hint=hint)
-    digests = {node: one.script for node, one in facts.items() if one.script}
+    digests = {node: one.script_digest for node, one in facts.items() if one.script_digest}
     hint = "ranks that run different code may wait for each other forever: copy the script to all nodes again"
     yield from _differing(names, "files", "broken", "script", digests, hint)
 
@@ -193,12 +193,14 @@ def faulty_nodes(
     Empty if more than half of all are so or lost: the fault then lies with this host or the network.
     """
     found: dict[int, tuple[Literal["slow", "unreachable"], str]] = {
-        node: ("unreachable", why.message.partition("\n")[0]) for node, why in lost.items() if why.may_be_the_machines
+        node: ("unreachable", why.message.partition("\n")[0])
+        for node, why in lost.items()
+        if why.may_be_fault_of_machine
     }
     for one in concerns:
         finding = one.finding
         # a bad link between two nodes may be the fault of either
-        if finding.check == "network" and finding.severity != "note" and not one.is_link:
+        if finding.check == "network" and finding.severity != "note" and not one.blames_link:
             kind: Literal["slow", "unreachable"] = "slow" if finding.severity == "slow" else "unreachable"
             for node in one.nodes:
                 found.setdefault(node, (kind, finding.title))
@@ -210,10 +212,12 @@ def good_nodes(number: int, concerns: Sequence[Concern]) -> list[int]:
     bad = {node for one in concerns if one.finding.check == "nodes" for node in one.nodes}  # lost, be it only a note
     matter = [one for one in concerns if one.finding.severity != "note"]
     for one in matter:
-        if not one.is_link:
+        if not one.blames_link:
             bad.update(one.nodes)
     for one in matter:
-        if one.is_link and bad.isdisjoint(one.nodes):  # both ends are good but for this link: one of them is left out
+        if one.blames_link and bad.isdisjoint(
+            one.nodes
+        ):  # both ends are good but for this link: one of them is left out
             bad.add(max(one.nodes))
     return [node for node in range(number) if node not in bad]
 

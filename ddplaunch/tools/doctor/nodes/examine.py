@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,11 +32,12 @@ from ddplaunch.system.net.addresses import is_loopback
 from ddplaunch.system.process.files import replaced
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration, some, why_failed
-from ddplaunch.tools.doctor import SEVERITIES, CheckResult, NodesReport
+from ddplaunch.tools.doctor import SEVERITIES, CheckResult, NodesReport, Report
 from ddplaunch.tools.doctor.examine import ALL_CHECKS, presentable
 from ddplaunch.tools.doctor.nodes import Concern, agreement, joined, messages, network
 from ddplaunch.tools.doctor.nodes.agreement import Clock
-from ddplaunch.tools.doctor.nodes.network import Direction, Pair, doubtful, halves
+from ddplaunch.tools.doctor.nodes.messages import R
+from ddplaunch.tools.doctor.nodes.network import Direction, Pair, deciding_pairs, rounds_of_halves
 from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes
 
 _MODULE = "ddplaunch.tools.doctor.nodes.host"
@@ -49,11 +49,9 @@ _CHECKS_WITHIN = 20.0  # the checks of one machine end within 10 by themselves
 _QUICK_WITHIN = 5.0  # for what takes milliseconds
 _MEASURE_WITHIN = 8.0  # a way on which everything is lost takes 7
 _CLOCK_ROUNDS = 3  # the quickest answer tells most about a clock
-_DOUBTFUL_ROUNDS = 2  # see `doubtful`
+_DECIDING_ROUNDS = 2  # see `deciding_pairs`
 # seconds in which data are sent; most networks are at full speed after a few ms, and this machine's speed says nothing
 _SEND_SECONDS, _SEND_SECONDS_HERE = 0.15, 0.01
-
-R = TypeVar("R", bound=messages.Reply)
 
 
 def examine_nodes(
@@ -66,7 +64,7 @@ def examine_nodes(
     """
     variables: Mapping[str, str]
     named = _with_hosts(allocation)  # with a name for each node
-    if allocation.start:
+    if allocation.hosts_to_start_on:
         agents, variables = _agents(spec, env, allocation)
     else:  # somebody else has started the doctor on all nodes: the others will join
         agents, variables = _agent_of_this_node(spec, env, named), token.public(env)
@@ -78,9 +76,11 @@ def examine_nodes(
             gathering = joined.Gathering(loop, spec, env, allocation, nodes)
             stack.callback(gathering.close)
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
-    cluster_names_nodes = len(allocation.hosts) == len(named.start)  # else, of nodes that join, each says its own name
+    cluster_names_nodes = len(allocation.hosts) == len(
+        named.hosts_to_start_on
+    )  # else, of nodes that join, each says its own name
     if allocation.rendezvous is None or cluster_names_nodes:
-        return report, [named.start[node] for node in good]
+        return report, [named.hosts_to_start_on[node] for node in good]
     # its own name may be another host's, and later jobs would run there: the address from which the node has joined is safe
     addresses = {node: one.address for node, one in nodes.joining.items()}
     return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
@@ -88,18 +88,20 @@ def examine_nodes(
 
 def _with_hosts(allocation: Allocation) -> Allocation:
     """Return the allocation with names for its hosts, as far as they are known where somebody else has started the agents."""
-    if allocation.start:
+    if allocation.hosts_to_start_on:
         return allocation
-    number = joined.number_of(allocation)
+    number = joined.number_of_nodes(allocation)
     names = allocation.hosts if len(allocation.hosts) == number else [f"node-{rank}" for rank in range(number)]
-    return replace(allocation, start=tuple(Host(name=name) for name in names))
+    return replace(allocation, hosts_to_start_on=tuple(Host(name=name) for name in names))
 
 
 def _agent_of_this_node(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Sequence[AgentStart]:
     """Return what is started for this node; those of the others have no command, since they join."""
-    own = joined.rank_of(allocation) or 0
+    own = joined.node_rank_of(allocation) or 0
     here = replace(allocation, starter="simulate")  # as a process on this machine
-    agents = starting.agents(spec, env, here, sys.executable, "doctor", token=os.urandom(32).hex(), module=_MODULE)
+    agents = starting.agents(
+        spec, env, here, sys.executable, run_id="doctor", token=os.urandom(32).hex(), module=_MODULE
+    )
     return [agent if agent.node_rank == own else replace(agent, argv=()) for agent in agents]
 
 
@@ -108,14 +110,15 @@ def _agents(
 ) -> tuple[Sequence[AgentStart], Mapping[str, str]]:
     """Return what is started for each node by ssh, srun or as a simulated node, and the variables of that command."""
     python = spec.remote_python or sys.executable
-    agents = starting.agents(spec, env, allocation, python, "doctor", token=os.urandom(32).hex(), module=_MODULE)
+    agents = starting.agents(spec, env, allocation, python, run_id="doctor", token=os.urandom(32).hex(), module=_MODULE)
     if allocation.starter != "srun":
         return agents, token.public(env)
     # imported here, since few have Slurm
     from ddplaunch.plan.cluster.slurm import component_of
     from ddplaunch.reach.slurm import srun
 
-    # a step for each node: one that does not start keeps no other from it
+    # a step for each node: one that does not start keeps no other from it. A heterogeneous job has components, and srun has to be
+    # told which of them the node is in
     command = (python, "-P", "-m", _MODULE)
     steps = []
     for agent in agents:
@@ -132,7 +135,7 @@ class _Replies(Struct, frozen=True, kw_only=True):
     shared: Mapping[int, messages.Shared]
     met: Mapping[int, messages.Met]  # what the name of node 0 leads to
     ways: network.Ways
-    examined: Mapping[int, messages.Examined]
+    examined: Mapping[int, Report]  # what the checks of each machine say
 
 
 class _Examination:
@@ -148,7 +151,9 @@ class _Examination:
         self._env = env
         self._allocation = allocation
         self._only = only
-        self._names = [host.address for host in allocation.start]  # by node rank; nodes that join tell theirs later
+        self._names = [
+            host.address for host in allocation.hosts_to_start_on
+        ]  # by node rank; nodes that join tell theirs later
         self._have_joined = allocation.rendezvous is not None  # somebody else starts the nodes
         self._share_machine = bool(spec.simulate)  # all nodes do, so that clocks and speeds of the network tell nothing
         self._began = time.monotonic()
@@ -177,7 +182,7 @@ class _Examination:
         replies = _Replies(facts=facts, clocks=clocks, shared=shared, met=met, ways=ways, examined=examined)
         concerns = self._judge(replies)
         good = agreement.good_nodes(len(self._names), concerns)
-        # a node that has joined is called what it calls itself, which may be another host's name
+        # a node that has joined is called what it calls itself, which may be another host's name; simulated ones are no hosts
         if not self._share_machine and not self._have_joined:
             self._remember(agreement.faulty_nodes(len(self._names), self._nodes.lost, concerns), good)
         return self._report(replies, concerns), good
@@ -195,7 +200,7 @@ class _Examination:
         names, alive = self._names, set(self._nodes.alive)
         # what was measured with a node that is lost says nothing of the other one
         ways = {direction: way for direction, way in replies.ways.items() if alive.issuperset(direction)}
-        name = self._name_of_first()
+        name = self._name_of_node_0()
         # it was typed, as by --master-addr, so that workers get this name
         is_needed = self._allocation.endpoint.address == name
         least, _most = self._allocation.nnodes
@@ -207,7 +212,7 @@ class _Examination:
             *agreement.judge_clocks(names, {} if self._share_machine else replies.clocks),
             *agreement.judge_names(names, replies.met, replies.facts, name, is_needed=is_needed),
             *network.judge(names, replies.facts, ways, share_machine=self._share_machine),
-            *agreement.merged(names, {node: one.report for node, one in replies.examined.items()}),
+            *agreement.merged(names, replies.examined),
         ]
 
     def _as_connected(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Facts]:
@@ -220,7 +225,7 @@ class _Examination:
                 addresses[node] = (*own, one.address)[-messages.MAX_ADDRESSES :]
         return {node: replace(one, addresses=addresses.get(node, one.addresses)) for node, one in facts.items()}
 
-    def _name_of_first(self) -> str:
+    def _name_of_node_0(self) -> str:
         """Return the name by which the others look for node 0: as typed, else as it is listed, else that of the rendezvous."""
         rendezvous = self._allocation.rendezvous
         listed = self._names[0] if rendezvous is None else rendezvous.addresses[0]
@@ -234,14 +239,13 @@ class _Examination:
 
     def _ask(self, kind: type[R], check: str, requests: Mapping[int, messages.Request], within: float) -> dict[int, R]:
         """Send requests for a check, by node rank; return the replies, which are of this kind."""
-        return self._collect(kind, check, self._nodes.ask(requests, within))
+        return self._collect(check, self._nodes.ask(kind, requests, within))
 
-    def _collect(self, kind: type[R], check: str, replies: Mapping[int, messages.Reply]) -> dict[int, R]:
-        """Return the replies of this kind; where a node says instead why it has none, keep that as a finding of the check."""
-        failed = {node: one.why for node, one in replies.items() if isinstance(one, messages.Failed)}
-        for why, nodes in agreement.by_value(failed).items():
+    def _collect(self, check: str, batch: Batch[R]) -> dict[int, R]:
+        """Return the replies; where a node says instead why it has none, keep that as a finding of the check."""
+        for why, nodes in agreement.by_value(batch.failures).items():
             self._failed.append(agreement.failed(self._names, check, nodes, why))
-        return {node: one for node, one in replies.items() if isinstance(one, kind)}
+        return batch.replies
 
     def _ask_facts(self) -> dict[int, messages.Facts]:
         """Have each node say what it is, and listen for the others."""
@@ -249,9 +253,9 @@ class _Examination:
         facts = self._ask(messages.Facts, "nodes", dict.fromkeys(self._nodes.alive, introduce), _FACTS_WITHIN)
         return self._as_connected(facts)
 
-    def _wait_for_examined(self, posted: Batch) -> dict[int, messages.Examined]:
+    def _wait_for_examined(self, posted: Batch[Report]) -> dict[int, Report]:
         """Return what the checks of each machine say, which were posted before."""
-        return self._collect(messages.Examined, "nodes", self._nodes.wait(posted))
+        return self._collect("nodes", self._nodes.wait(posted))
 
     def _ports(self) -> tuple[int, ...]:
         """Return the fixed ports that a job here would use, apart from those that the kernel chooses."""
@@ -261,24 +265,24 @@ class _Examination:
             ports.append(endpoints.ports_of(int(job) if job.isdecimal() else 0)[0])
         return () if self._share_machine else tuple(port for port in ports if port)
 
-    def _post_examine(self) -> Batch:
+    def _post_examine(self) -> Batch[Report]:
         """Have the nodes examine themselves, but wait for none; of those that share a machine only the first."""
         chosen, only = self._nodes.alive, self._only
         if self._share_machine:
             # the job of two workers would be late beside all that starts here
             others = ",".join(check.id for check in ALL_CHECKS if check.id != "all-reduce")
             chosen, only = chosen[:1], only or others
-        return self._nodes.post(dict.fromkeys(chosen, messages.Examine(only)), _CHECKS_WITHIN)
+        return self._nodes.post(Report, dict.fromkeys(chosen, messages.Examine(only)), _CHECKS_WITHIN)
 
     def _ask_clocks(self) -> dict[int, Clock]:
         """Ask each node a few times what time it is; return the most certain reading of each clock."""
         clocks: dict[int, Clock] = {}
         for _ in range(_CLOCK_ROUNDS):
-            batch = self._nodes.post(dict.fromkeys(self._nodes.alive, messages.TellTime()), _QUICK_WITHIN)
-            for node, reply in self._nodes.wait(batch).items():
-                if isinstance(reply, messages.Time):
-                    now = agreement.clock_of(batch.sent_at, reply.seconds, batch.came_at[node])
-                    clocks[node] = min(clocks.get(node, now), now, key=lambda clock: clock.uncertain)
+            requests = dict.fromkeys(self._nodes.alive, messages.TellTime())
+            batch = self._nodes.ask(messages.Time, requests, _QUICK_WITHIN)
+            for node, reply in batch.replies.items():
+                now = agreement.clock_of(batch.sent_at, reply.seconds, batch.came_at[node])
+                clocks[node] = min(clocks.get(node, now), now, key=lambda clock: clock.uncertain)
         return clocks
 
     def _ask_shared(self) -> dict[int, messages.Shared]:
@@ -288,7 +292,7 @@ class _Examination:
         made = self._ask(messages.Shared, "files", {0: messages.HandleFile("make")}, _QUICK_WITHIN)
         if not made:
             return {}
-        look = messages.HandleFile("look", made[0].digits)
+        look = messages.HandleFile("look", made[0].name_digits)
         seen = self._ask(
             messages.Shared, "files", {node: look for node in self._nodes.alive if node != 0}, _QUICK_WITHIN
         )
@@ -297,19 +301,19 @@ class _Examination:
 
     def _ask_met(self, facts: Mapping[int, messages.Facts]) -> dict[int, messages.Met]:
         """Have all others look for node 0 under its name; a number is no name that could be wrong."""
-        if self._share_machine or 0 not in facts or is_numeric(self._name_of_first()):
+        if self._share_machine or 0 not in facts or is_numeric(self._name_of_node_0()):
             return {}
-        others = {node: messages.Meet(facts[0].port) for node in facts if node != 0}
+        others = {node: messages.Meet(facts[0].kernel_port) for node in facts if node != 0}
         return self._ask(messages.Met, "names", others, _QUICK_WITHIN)
 
     def _measure(self, facts: Mapping[int, messages.Facts]) -> network.Ways:
         """Have pairs of nodes measure the ways between them, round by round, then the doubtful ones again."""
         ways: dict[Direction, messages.Way] = {}
-        for pairs in halves([node for node in self._nodes.alive if node in facts]):
+        for pairs in rounds_of_halves([node for node in self._nodes.alive if node in facts]):
             self._measure_pairs(pairs, facts, ways)
-        for _ in range(_DOUBTFUL_ROUNDS):
+        for _ in range(_DECIDING_ROUNDS):
             speeds, bad = network.bad_pairs(ways, share_machine=self._share_machine)
-            self._measure_pairs(doubtful(speeds, bad), facts, ways)
+            self._measure_pairs(deciding_pairs(speeds, bad), facts, ways)
         return ways
 
     def _measure_pairs(
@@ -325,15 +329,14 @@ class _Examination:
             requests = {}
             for here, there in directions:
                 target = facts[there]
-                requests[here] = messages.Measure(there, target.addresses, (target.port, *target.ports), seconds)
-            for here, reply in self._nodes.ask(requests, _MEASURE_WITHIN).items():
+                requests[here] = messages.Measure(there, target.addresses, (target.kernel_port, *target.ports), seconds)
+            batch = self._nodes.ask(messages.Way, requests, _MEASURE_WITHIN)
+            measured = dict(batch.replies)
+            for here, why in batch.failures.items():  # as if the port that the kernel chose did not answer
+                port = facts[requests[here].node_rank].kernel_port
+                measured[here] = messages.Way(blocked=(messages.Blocked(port, why),))
+            for here, way in measured.items():
                 there = requests[here].node_rank
-                if isinstance(reply, messages.Way):
-                    way = reply
-                elif isinstance(reply, messages.Failed):  # as if the port that the kernel chose did not answer
-                    way = messages.Way(blocked=(messages.Blocked(facts[there].port, reply.why),))
-                else:
-                    continue
                 ways[here, there] = network.best_of(ways.get((here, there)), way)
 
     def _remember(self, faulty: Mapping[int, tuple[str, str]], good: Sequence[int]) -> None:
@@ -363,7 +366,7 @@ class _Examination:
             "nodes": f"{len(self._nodes.alive)} of {count(len(self._names), 'node')} answered to the end",
             "versions": ", ".join(sorted({f"torch {one.torch or 'missing'}" for one in facts.values()})),
             "clocks": _of_clocks(replies.clocks),
-            "files": ", ".join(sorted({f"script {one.script}" for one in facts.values() if one.script})),
+            "files": ", ".join(sorted({f"script {one.script_digest}" for one in facts.values() if one.script_digest})),
             "names": "",
             "network": network.summary(replies.ways),
         }
@@ -384,7 +387,7 @@ class _Examination:
             seconds=round(time.monotonic() - self._began, 3),
             checks=tuple(results),
             findings=tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))),
-            nodes=tuple(presentable(one.report, "") for _, one in sorted(replies.examined.items())),
+            nodes=tuple(presentable(one, "") for _, one in sorted(replies.examined.items())),
         )
         return presentable(report, self._env.get("HOME", ""))
 

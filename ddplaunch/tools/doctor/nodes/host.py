@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from ddplaunch.reach.pipes import CONTROL
-from ddplaunch.reach.protocol import ORDER, REQUEST, HostOrder, InputPipe, reserve_stdio
+from ddplaunch.reach.protocol import ORDER, REQUEST, HostOrder, InputPipe, OutputPipe, reserve_stdio
 from ddplaunch.reach.protocol import order as order_in
 from ddplaunch.spec.job import ProgramKind
 from ddplaunch.system.errors import LaunchError
@@ -31,30 +31,38 @@ from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.ask import FIRST
 from ddplaunch.system.words import duration, why_failed
+from ddplaunch.tools.doctor import Report
 from ddplaunch.tools.doctor.nodes import measure, messages
 
 _ORDER_TIMEOUT = 60.0  # seconds
 _MOST_UNANSWERED = 8  # requests; the doctor has two at a time
-_MARGIN = 0.2  # seconds in which the kernel ends a late child, before its process is left behind
+_KILL_MARGIN = 0.2  # seconds in which the kernel ends a late child, before its process is left behind
+
+
+class Asker(Protocol):
+    """The connection to the doctor, who asks."""
+
+    def send(self, payload: bytes) -> None:
+        """Send an answer."""
 
 
 class Examinee:
     """This node while the doctor, on node 0, examines it: answers each request in a child, which may hang."""
 
     def __init__(
-        self, loop: Loop, order: HostOrder, send: Callable[[bytes], None], *, may_listen: Collection[int] | None = None
+        self, loop: Loop, order: HostOrder, asker: Asker, *, may_listen: Collection[int] | None = None
     ) -> None:
-        """Prepare; `send` sends an answer to the doctor.
+        """Prepare.
 
         Of the ports at which the doctor asks this node to listen, it listens at those in `may_listen` alone; None: at all.
         """
         self._loop = loop
         self._order = order
-        self._send = send
+        self._asker = asker
         self._may_listen = may_listen
         self._is_listening = False
         self._unanswered = 0
-        self._own_digits = os.urandom(8).hex()  # in the name of the file that this node makes, if it is node 0
+        self._own_name_digits = os.urandom(8).hex()  # of the file that this node makes, if it is node 0
 
     def on_request(self, data: bytes) -> None:
         """Have a child answer a request; say that there is no answer if the child does not end in time.
@@ -64,22 +72,21 @@ class Examinee:
         """
         asked = messages.asked(data)
         assert isinstance(asked, messages.Asked)
-        request = asked.request
+        number, request = asked.number, asked.request
         if isinstance(request, messages.TellTime):  # at once: a child would be late
-            self._reply(asked.number, messages.Time(time.time()))
+            self._asker.send(messages.encode_reply(number, messages.Time(time.time())))
             return
         if self._unanswered == _MOST_UNANSWERED:
             raise Malformed("asks too much at once")
-        find_answer = partial(_answer_or_error, self._answering(request))
-        if_late: messages.Reply = messages.Failed(f"no answer in {duration(asked.within)}")
+        answer = partial(_answer, number, self._what_finds_reply_to(request))
+        if_late = messages.encode_failure(number, f"no answer in {duration(asked.within)}")
         self._unanswered += 1
-        on_answer = partial(self._on_answer, asked.number)
-        pending = self._loop.ask(find_answer, otherwise=if_late, answered=on_answer, within=asked.within)
+        pending = self._loop.ask(answer, otherwise=if_late, answered=self._on_answer, within=asked.within)
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
-        self._loop.timer(self._loop.now() + asked.within + _MARGIN, pending.give_up)
+        self._loop.timer(self._loop.now() + asked.within + _KILL_MARGIN, pending.give_up)
 
-    def _answering(self, request: messages.Request) -> Callable[[], messages.Reply]:
-        """Return what finds the answer in a child; listen for other nodes if that is requested.
+    def _what_finds_reply_to(self, request: messages.Request) -> Callable[[], messages.Reply]:
+        """Return what finds the reply in a child; listen for other nodes if that is requested.
 
         Raises:
             Malformed: the doctor does not request this here, or not again.
@@ -89,12 +96,12 @@ class Examinee:
                 if self._is_listening:
                     raise Malformed("asks twice to listen")
                 return partial(facts_of, self._order, *self._listen(request))
-            case messages.HandleFile("look", digits) if digits is not None:
-                return partial(handle_file, self._order, "look", digits)
+            case messages.HandleFile("look", name_digits) if name_digits is not None:
+                return partial(handle_file, self._order, "look", name_digits)
             case messages.HandleFile("make" | "remove" as step):
                 if self._order.node_rank != 0:
                     raise Malformed("has a node that is not node 0 make a file")
-                return partial(handle_file, self._order, step, self._own_digits)
+                return partial(handle_file, self._order, step, self._own_name_digits)
             case messages.Measure():
                 return partial(measure.measure, request, self._order.token)
             case messages.Meet(port):
@@ -104,13 +111,10 @@ class Examinee:
                 return partial(examine, request, self._order)
         raise Malformed("looks for a file without a name")
 
-    def _on_answer(self, number: int, reply: messages.Reply) -> None:
+    def _on_answer(self, answer: bytes) -> None:
         """Send what the child has found, or that it was too late. Called by the loop."""
         self._unanswered -= 1
-        self._reply(number, reply)
-
-    def _reply(self, number: int, reply: messages.Reply) -> None:
-        self._send(messages.encode(messages.Answered(number, reply)))
+        self._asker.send(answer)
 
     def _listen(self, request: messages.Introduce) -> tuple[int, tuple[int, ...]]:
         """Listen on a port that the kernel chooses, and on the request's ports, as far as allowed and free; return both.
@@ -137,27 +141,27 @@ def _serve(listeners: int, token: str, node_rank: int) -> None:
     measure.serve([socket.socket(fileno=FIRST + index) for index in range(listeners)], token, node_rank)
 
 
-def _answer_or_error(find_answer: Callable[[], messages.Reply]) -> messages.Reply:
-    """Answer, in the child; an error is an answer too, and says what it is."""
+def _answer(number: int, find_reply: Callable[[], messages.Reply]) -> bytes:
+    """Answer the request of this number, in the child: with the reply, or with what was raised in its place."""
     try:
-        return find_answer()
+        return messages.encode_reply(number, find_reply())
     except LaunchError as error:
-        return messages.Failed(line(error.message))
+        return messages.encode_failure(number, error.message)
     except Exception as error:  # noqa: BLE001 - the doctor names it, and goes on
-        return messages.Failed(line(f"{type(error).__name__}: {error}"))
+        return messages.encode_failure(number, f"{type(error).__name__}: {error}")
 
 
-# --- answers, each in a child
+# --- replies, each found in a child
 
 
-def facts_of(order: HostOrder, port: int, ports: tuple[int, ...]) -> messages.Facts:
-    """Return what this node is, and that it listens at the port that the kernel chose, and at `ports`."""
+def facts_of(order: HostOrder, kernel_port: int, ports: tuple[int, ...]) -> messages.Facts:
+    """Return what this node is, and that it listens at `kernel_port`, which the kernel chose, and at `ports`."""
     from ddplaunch.plan.devices.interpreter import find_torch
 
     spec = order.job.spec()
     build = find_torch(spec.program.python or sys.executable)
     digest, script_problem = "", ""
-    folder_problem = _enter_folder(order)
+    folder_problem = _enter_folder(order)  # "" once it is entered: the script's path leads from there
     has_script = spec.program.kind is ProgramKind.SCRIPT and spec.program.target != "-"
     if has_script and not folder_problem:
         try:
@@ -167,13 +171,13 @@ def facts_of(order: HostOrder, port: int, ports: tuple[int, ...]) -> messages.Fa
     return messages.Facts(
         host=host_name(os.uname().nodename),
         addresses=_addresses(order),
-        port=port,
+        kernel_port=kernel_port,
         ports=ports,
         python=line(sys.version.partition(" ")[0]),
         torch=line(build.version) if build is not None else "",
         nccl=build is not None and build.nccl,
         folder_problem=line(folder_problem),
-        script=digest,
+        script_digest=digest,
         script_problem=line(script_problem),
     )
 
@@ -208,21 +212,21 @@ def _digest(path: str) -> str:
 Step: TypeAlias = Literal["make", "look", "remove"]
 
 
-def handle_file(order: HostOrder, step: Step, digits: str) -> messages.Shared:
-    """Make the file with these digits in the run folder and the current one, look for it, or remove it."""
+def handle_file(order: HostOrder, step: Step, name_digits: str) -> messages.Shared:
+    """Make the file with these digits in its name, in the run folder and the current one; or look for it, or remove it."""
     from ddplaunch.record.folders import runs_folder
 
     runs = order.job.spec().log_dir or runs_folder(_variables(order))
     return messages.Shared(
-        runs=_handle_in(runs, step, digits) if runs else None,
-        current=_handle_in(os.fsdecode(order.cwd), step, digits),
-        digits=digits,
+        runs=_handle_in(runs, step, name_digits) if runs else None,
+        current=_handle_in(os.fsdecode(order.cwd), step, name_digits),
+        name_digits=name_digits,
     )
 
 
-def _handle_in(folder: str, step: Step, digits: str) -> bool | None:
+def _handle_in(folder: str, step: Step, name_digits: str) -> bool | None:
     """Make, look for, or remove the file in a folder; return whether it is there now, None if the folder fails."""
-    path = os.path.join(folder, f".ddplaunch-doctor-{digits}")
+    path = os.path.join(folder, f".ddplaunch-doctor-{name_digits}")
     try:
         if step == "make":
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -243,7 +247,7 @@ def _variables(order: HostOrder) -> Mapping[str, str]:
     return orders.variables_on_host(orders.variables(order), os.environ, os.path.isdir)
 
 
-def examine(request: messages.Examine, order: HostOrder) -> messages.Examined:
+def examine(request: messages.Examine, order: HostOrder) -> Report:
     """Run the checks of this machine.
 
     Raises:
@@ -254,7 +258,7 @@ def examine(request: messages.Examine, order: HostOrder) -> messages.Examined:
     _enter_folder(order)
     chosen = doctor.chosen(doctor.ALL_CHECKS, request.only)
     report = doctor.examine(chosen, doctor.subject_of(order.job.spec(), _variables(order)))
-    return messages.Examined(doctor.presentable(report, ""))  # no longer than the doctor takes
+    return doctor.presentable(report, "")  # no longer than the doctor takes
 
 
 # --- the process
@@ -272,32 +276,38 @@ def main() -> int:
     loop = Loop()
     replies.attach(loop)
     try:
-        examinee = Examinee(loop, order_in(order), partial(replies.put, CONTROL))
-        return _serve_doctor(loop, requests, examinee)
+        pipes = _DoctorPipes(loop, requests, replies, order_in(order))
+        while not pipes.have_ended:
+            loop.run_once()
+        return OK
     except (Malformed, FrameError):
         return NODE_LOST
     finally:
         loop.close()
 
 
-def _serve_doctor(loop: Loop, requests: InputPipe, examinee: Examinee) -> int:
-    """Pass the requests in the pipe to the examinee until the pipe ends; return the exit status."""
-    ended: list[bool] = []
+class _DoctorPipes:
+    """The pipes to the doctor: hands each request that comes by stdin to the examinee, and sends answers to stdout."""
 
-    def on_input() -> None:
-        has_ended = not requests.read()
-        if has_ended:
-            ended.append(True)
-        while (frame := requests.take()) is not None:
+    def __init__(self, loop: Loop, requests: InputPipe, answers: OutputPipe, order: HostOrder) -> None:
+        """Begin; the first requests may have been read with the order."""
+        self._requests = requests
+        self._answers = answers
+        self._examinee = Examinee(loop, order, self)
+        self.have_ended = False
+        loop.watch(requests, self._on_input)
+        self._on_input()
+
+    def send(self, payload: bytes) -> None:
+        """Send an answer."""
+        self._answers.put(CONTROL, payload)
+
+    def _on_input(self) -> None:
+        self.have_ended = not self._requests.read()
+        while (frame := self._requests.take()) is not None:
             tag, data = frame
             if tag == REQUEST:
-                examinee.on_request(data)
-
-    loop.watch(requests, on_input)
-    on_input()  # the first requests may have been read with the order
-    while not ended:
-        loop.run_once()
-    return OK
+                self._examinee.on_request(data)
 
 
 if __name__ == "__main__":

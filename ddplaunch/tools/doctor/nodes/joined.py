@@ -56,12 +56,12 @@ class _Hello(Struct, frozen=True):
 _hello = decoder(_Hello)
 
 
-def rank_of(allocation: Allocation) -> int | None:
+def node_rank_of(allocation: Allocation) -> int | None:
     """Return the rank of this node; None if the first node assigns it."""
     return allocation.node_rank if allocation.task is None else allocation.task.node_rank
 
 
-def number_of(allocation: Allocation) -> int:
+def number_of_nodes(allocation: Allocation) -> int:
     """Return how many nodes the job has."""
     _least, most = allocation.nnodes
     return most if allocation.task is None else allocation.task.nnodes
@@ -177,7 +177,7 @@ class Gathering:
         rendezvous = allocation.rendezvous
         assert rendezvous is not None
         self._doctor = doctor
-        self._cluster_names_nodes = len(allocation.hosts) == number_of(allocation)
+        self._cluster_names_nodes = len(allocation.hosts) == number_of_nodes(allocation)
         if not self._cluster_names_nodes:
             doctor.note_name(0, host_name(socket.gethostname()))
         self._missing = dict(doctor.joining)  # nodes that have not connected yet, by rank
@@ -256,7 +256,7 @@ def be_examined(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
 def _targets(rendezvous: Rendezvous) -> list[Target]:
     """Return all sockets at which node 0 may listen: each address of each of its names, at each port; raise if there is none."""
     with disk_watch_paused():
-        # nothing is said of a slow lookup
+        # a lookup may take long, without a hung disk, and nothing is said of that
         answers = [look_up(name, slow=lambda: None) for name in rendezvous.addresses]
     targets = []
     for family, sockaddr in (target for answer in answers for target in answer.targets):
@@ -308,7 +308,7 @@ class _Answering:
         self._idle = loop.timer(loop.now() + _IDLE_LIMIT, self._on_idle)
         peer.admit()  # take long messages, too
         peer.received, peer.closed = self._on_message, self._on_closed
-        hello = _Hello(line(__version__), host_name(socket.gethostname()), rank_of(allocation))
+        hello = _Hello(line(__version__), host_name(socket.gethostname()), node_rank_of(allocation))
         peer.send(msgspec.json.encode(hello))
 
     def run(self) -> int:
@@ -339,7 +339,7 @@ class _Answering:
             # whatever ports node 0 asks for, this node listens at the one that was typed here only
             typed_port = self._allocation.endpoint.port
             may_listen = () if typed_port is None else (typed_port,)
-            self._examinee = Examinee(self._loop, order, self._peer.send, may_listen=may_listen)
+            self._examinee = Examinee(self._loop, order, self._peer, may_listen=may_listen)
         except Malformed as error:
             self._set_fault(f"what it asks is refused: {error}")
 
@@ -367,7 +367,7 @@ def _own_order(order: HostOrder, spec: JobSpec, env: Mapping[str, str], allocati
     Raises:
         Malformed: it is for another node.
     """
-    own_rank, number = rank_of(allocation), number_of(allocation)
+    own_rank, number = node_rank_of(allocation), number_of_nodes(allocation)
     possible_ranks = range(1, number) if own_rank is None else (own_rank,)
     if order.node_rank not in possible_ranks:
         raise Malformed(f"its order is for node {order.node_rank}")
@@ -376,7 +376,7 @@ def _own_order(order: HostOrder, spec: JobSpec, env: Mapping[str, str], allocati
     hosts = [allocation.rendezvous.addresses[0], *(f"node-{other}" for other in range(1, number))]
     return Orders(
         spec=spec,
-        allocation=replace(allocation, start=tuple(HostOfList(name=name) for name in hosts)),
+        allocation=replace(allocation, hosts_to_start_on=tuple(HostOfList(name=name) for name in hosts)),
         env=token.public(env),
         cwd=os.getcwd(),
         run_id="doctor",

@@ -32,7 +32,7 @@ _MOST_CLIENTS = 512  # one node measures one other at a time, at all addresses a
 _SILENCE_LIMIT = 5.0  # seconds after which a client is dropped
 _BLOCK = 1 << 18  # bytes
 _SEED_SIZE, _PROOF_SIZE = 16, 32  # bytes
-_RANK_OF_CLIENT = -1  # in the proof of a client, in place of a node rank
+_AS_CLIENT = -1  # in the proof of a client, in place of a node rank
 _IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
 _TCP_INFO_SIZE, _TOTAL_RETRANS, _BYTES_ACKED, _DATA_SEGS_OUT = 160, 100, 120, 156  # offsets in linux/tcp.h
 
@@ -88,7 +88,7 @@ def _serve_client(client: socket.socket, token: str, node_rank: int) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hello = _receive(client, _SEED_SIZE + _PROOF_SIZE)
         seed, proof = hello[:_SEED_SIZE], hello[_SEED_SIZE:]
-        if not hmac.compare_digest(proof, _proof(token, seed, _RANK_OF_CLIENT)):
+        if not hmac.compare_digest(proof, _proof(token, seed, _AS_CLIENT)):
             return
         client.sendall(_proof(token, seed, node_rank))
         for _ in range(PINGS):
@@ -113,7 +113,7 @@ def _receive(sock: socket.socket, length: int) -> bytes:
 
 
 def _proof(token: str, seed: bytes, node_rank: int) -> bytes:
-    """Return what proves that the sender knows the token, a server with its node rank, a client with `_RANK_OF_CLIENT`."""
+    """Return what proves that the sender knows the token, a server with its node rank, a client with `_AS_CLIENT`."""
     return hmac.digest(token.encode(), b"ddplaunch doctor %d %s" % (node_rank, seed), hashlib.sha256)
 
 
@@ -126,7 +126,7 @@ Address = tuple[str, int]  # numeric, and a port
 def measure(request: Measure, token: str) -> Way:
     """Measure the way to a node: which of its addresses and ports answer, how soon, how fast."""
     targets = [(address, port) for address in request.addresses for port in request.ports]
-    answered, errors = connect(targets, token, request.node_rank)
+    answered, errors = connect(targets, token, request.node_rank)  # what answers has to prove that it is this node
     try:
         reached = [address for address in request.addresses if any(address == one for one, _ in answered)]
         if not reached:
@@ -162,7 +162,7 @@ def meet(name: str, port: int, token: str) -> Met:
     for sock in answered.values():
         sock.close()
     reached = next((address for address in addresses if (address, port) in answered), None)
-    return Met(
+    return Met(  # `host` and `line` make a text fit for a message
         addresses=tuple(map(host, addresses)),
         reached=None if reached is None else host(reached),
         error=", ".join(dict.fromkeys(errors.values())),
@@ -204,7 +204,7 @@ def connect(
     answered: dict[Address, socket.socket] = {}
     errors: dict[Address, str] = {}
     seed = os.urandom(_SEED_SIZE)
-    hello, expected = seed + _proof(token, seed, _RANK_OF_CLIENT), _proof(token, seed, node_rank)
+    hello, expected = seed + _proof(token, seed, _AS_CLIENT), _proof(token, seed, node_rank)
     until = time.monotonic() + CONNECT_TIMEOUT
 
     def drop(attempt: _Attempt, why: str) -> None:

@@ -1,17 +1,18 @@
 """The requests of the doctor (on node 0) to the program that examines each node, and the replies. Pure.
 
 The order of a job comes first, see `reach/protocol.py`. A node may be under another user's control: a reply that does not
-fit its type is refused, and what is shown of one is filtered where it is shown.
+fit the type which its request asks for is refused, and what is shown of one is filtered where it is shown.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
-from ddplaunch.system.fields import Duration, Host, Line, Number, Port, Seconds, decoder
+from ddplaunch.system.fields import Duration, Host, Line, Number, Port, Seconds, decoder, line
 from ddplaunch.tools.doctor import Report
 
 MAX_PORTS = 8
@@ -28,18 +29,20 @@ class Introduce(Struct, frozen=True, tag="introduce"):
     ports: Annotated[tuple[Port, ...], Meta(max_length=MAX_PORTS - 1)] = ()
 
 
-class Facts(Struct, frozen=True, kw_only=True, tag="facts"):
+class Facts(Struct, frozen=True, kw_only=True):
     """What a node is, and where it listens."""
 
     host: Host  # as the node calls itself
     addresses: _Addresses  # under which others may reach it
-    port: Port  # the kernel's choice
-    ports: Annotated[tuple[Port, ...], Meta(max_length=MAX_PORTS - 1)]  # of those asked for, the free ones
+    kernel_port: Port  # that the kernel has chosen
+    ports: Annotated[
+        tuple[Port, ...], Meta(max_length=MAX_PORTS - 1)
+    ]  # of those asked for, at which it listens as well
     python: Line
     torch: Line  # "" if there is none
     nccl: bool
     folder_problem: Line = ""  # why the folder of the command cannot be entered here; "" if it can
-    script: Line = ""  # its digest; "" if the command has none
+    script_digest: Line = ""  # "" if the command has no script
     script_problem: Line = ""  # why it cannot be read
 
 
@@ -47,7 +50,7 @@ class TellTime(Struct, frozen=True, tag="tell_time"):
     """Say what the clock of this node shows."""
 
 
-class Time(Struct, frozen=True, tag="time"):
+class Time(Struct, frozen=True):
     """The clock of a node."""
 
     seconds: Seconds  # since 1970
@@ -59,29 +62,23 @@ class Examine(Struct, frozen=True, tag="examine"):
     only: Line | None = None  # names of checks
 
 
-class Examined(Struct, frozen=True, tag="examined"):
-    """What the checks of one machine say."""
-
-    report: Report
-
-
-# of a file that node 0 has made; no message holds the name of a file
-Digits = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+# at the end of the name of a file that node 0 has made; no message holds the whole name
+NameDigits = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 
 
 class HandleFile(Struct, frozen=True, tag="handle_file"):
     """Make, look for or remove a file in the run folder and in the current one: nodes that see node 0's file share the folder."""
 
     step: Literal["make", "look", "remove"]
-    digits: Digits | None = None  # of the file to look for; None: node 0 makes and removes one with digits of its own
+    name_digits: NameDigits | None = None  # of the file to look for; None: node 0 makes and removes one of its own
 
 
-class Shared(Struct, frozen=True, kw_only=True, tag="shared"):
+class Shared(Struct, frozen=True, kw_only=True):
     """In which folders the file is now: of runs, the current one. None: it cannot be said."""
 
     runs: bool | None
     current: bool | None
-    digits: Digits
+    name_digits: NameDigits
 
 
 class Meet(Struct, frozen=True, tag="meet"):
@@ -90,7 +87,7 @@ class Meet(Struct, frozen=True, tag="meet"):
     port: Port
 
 
-class Met(Struct, frozen=True, kw_only=True, tag="met"):
+class Met(Struct, frozen=True, kw_only=True):
     """What a name of node 0 leads to."""
 
     addresses: _Addresses = ()
@@ -114,7 +111,7 @@ class Blocked(Struct, frozen=True):
     why: Line
 
 
-class Way(Struct, frozen=True, kw_only=True, tag="way"):
+class Way(Struct, frozen=True, kw_only=True):
     """The way from one node to another: what was reached, how fast."""
 
     address: Host | None = None  # where the other node has answered; None: nowhere
@@ -126,14 +123,9 @@ class Way(Struct, frozen=True, kw_only=True, tag="way"):
     mtu: Number = 0  # bytes of the largest packet on this way; 0: not known
 
 
-class Failed(Struct, frozen=True, tag="failed"):
-    """A request has no answer."""
-
-    why: Line
-
-
 Request: TypeAlias = Introduce | TellTime | Examine | HandleFile | Meet | Measure
-Reply: TypeAlias = Facts | Time | Examined | Shared | Met | Way | Failed
+Reply: TypeAlias = Facts | Time | Report | Shared | Met | Way  # to each kind of request, in the same order
+R = TypeVar("R", bound=Reply)
 
 
 class Asked(Struct, frozen=True):
@@ -145,16 +137,37 @@ class Asked(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """The reply to the request of this number."""
+    """The reply to the request of this number, or why there is none."""
 
     number: Number
-    reply: Reply
+    reply: Raw = Raw(b"null")  # JSON of the kind that was asked for, which the asker knows
+    why_none: Line | None = None
 
 
 asked = decoder(Asked)
 answered = decoder(Answered)
+_decoders: dict[type, Callable[[Raw], object]] = {
+    kind: decoder(kind) for kind in (Facts, Time, Report, Shared, Met, Way)
+}
 
 
-def encode(message: Asked | Answered) -> bytes:
-    """Encode a message."""
-    return msgspec.json.encode(message)
+def reply_in(answered: Answered, kind: type[R]) -> R:
+    """Return the reply, which was asked for as one of this kind; raise Malformed if it is none."""
+    reply = _decoders[kind](answered.reply)
+    assert isinstance(reply, kind)
+    return reply
+
+
+def encode_request(asked: Asked) -> bytes:
+    """Encode a request."""
+    return msgspec.json.encode(asked)
+
+
+def encode_reply(number: int, reply: Reply) -> bytes:
+    """Encode the reply to the request of this number."""
+    return msgspec.json.encode(Answered(number, Raw(msgspec.json.encode(reply))))
+
+
+def encode_failure(number: int, why: str) -> bytes:
+    """Encode why the request of this number has no reply."""
+    return msgspec.json.encode(Answered(number, why_none=line(why)))

@@ -43,7 +43,7 @@ def pair_of(one: int, other: int) -> Pair:
     return (one, other) if one < other else (other, one)
 
 
-def halves(nodes: Sequence[int]) -> list[list[Pair]]:
+def rounds_of_halves(nodes: Sequence[int]) -> list[list[Pair]]:
     """Return the rounds: each node of one half with one of the other half, then the same within each half, and so on.
 
     Of three nodes all pairs meet: of two pairs alone the usual could not be told from the slow.
@@ -60,8 +60,8 @@ def halves(nodes: Sequence[int]) -> list[list[Pair]]:
     return rounds
 
 
-def doubtful(speeds: Mapping[Pair, float], bad: Collection[Pair]) -> list[Pair]:
-    """Return one more round of pairs, which shows whether a node or a link is at fault for the `bad` pairs so far.
+def deciding_pairs(speeds: Mapping[Pair, float], bad: Collection[Pair]) -> list[Pair]:
+    """Return one more round of pairs to measure, which decides whether a node or a link is at fault for the `bad` pairs so far.
 
     A node without any good pair meets the fastest node that it has not met, or one in doubt as well: if that pair is bad too, the
     node is at fault, else the link was. Two such rounds leave no node with one bad pair alone, where there are nodes to meet.
@@ -81,10 +81,10 @@ def doubtful(speeds: Mapping[Pair, float], bad: Collection[Pair]) -> list[Pair]:
     for suspect in suspects:
         if suspect in busy:
             continue
-        not_met = (
+        free_and_not_met = (
             node for node in partners if node not in busy and node != suspect and pair_of(suspect, node) not in speeds
         )
-        partner = next(not_met, None)
+        partner = next(free_and_not_met, None)
         if partner is not None:
             busy |= {suspect, partner}
             chosen.append(pair_of(suspect, partner))
@@ -239,7 +239,7 @@ def _attribute(
     """
     nodes = {node for direction in measured for node in direction}
 
-    def concern(title: str, about: Collection[int], directions: Collection[Direction], *, is_link: bool) -> Concern:
+    def concern(title: str, about: Collection[int], directions: Collection[Direction], *, blames_link: bool) -> Concern:
         """Return the finding that these nodes, named in the title, have the fault; its evidence are some of these directions."""
         shown = [f"{names[here]} to {names[there]}: {faulty[here, there]}" for here, there in sorted(directions)]
         more = [f"and {len(shown) - _MOST_SHOWN} more ways"] if len(shown) > _MOST_SHOWN else []
@@ -250,23 +250,23 @@ def _attribute(
             evidence="\n".join([*shown[:_MOST_SHOWN], *more]),
             hint=fault.hint,
         )
-        return Concern(finding=finding, nodes=tuple(about), is_link=is_link)
+        return Concern(finding=finding, nodes=tuple(about), blames_link=blames_link)
 
     are_all_faulty = faulty and len(faulty) == len(measured)
     if are_all_faulty and len(nodes) > 2:
-        yield concern(fault.everywhere, sorted(nodes), faulty, is_link=False)
+        yield concern(fault.everywhere, sorted(nodes), faulty, blames_link=False)
         return
     unexplained = set(faulty)
     for title, ends in ((fault.node, (_FROM, _TO)), (fault.to_node, (_TO,)), (fault.from_node, (_FROM,))):
         guilty = [node for node in sorted(nodes) if _is_guilty(node, ends, measured, unexplained)]
         for node in guilty:
-            yield concern(title, (node,), _ways_of(node, ends, unexplained), is_link=False)
+            yield concern(title, (node,), _ways_of(node, ends, unexplained), blames_link=False)
         for node in guilty:  # afterwards, since a way between two of them tells of both
             unexplained -= _ways_of(node, ends, unexplained)
     for pair in sorted({pair_of(*way) for way in unexplained}):
         both = {way for way in unexplained if pair_of(*way) == pair}
         here, there = min(both)
-        yield concern(fault.link, (here, there), both, is_link=True)
+        yield concern(fault.link, (here, there), both, blames_link=True)
 
 
 def _ways_of(node: int, ends: Sequence[int], ways: Collection[Direction]) -> set[Direction]:
@@ -298,7 +298,7 @@ def _judge_ports(names: Sequence[str], facts: Mapping[int, Facts], reached: Ways
     closed: dict[str, dict[Direction, str]] = {}  # by what the port is called: the ways on which it is closed, and why
     for (here, there), way in reached.items():
         for one in way.blocked:
-            is_ephemeral = there in facts and one.port == facts[there].port
+            is_ephemeral = there in facts and one.port == facts[there].kernel_port
             called = EPHEMERAL if is_ephemeral else f"port {one.port}"
             closed.setdefault(called, {})[here, there] = f"port {one.port}: {one.why}"
     for called, faulty in closed.items():
@@ -331,7 +331,7 @@ def _judge_mtu(names: Sequence[str], moving: Ways) -> Iterator[Concern]:
     """Yield nodes whose packets are of another size than those of most."""
     mtus: dict[int, int] = {}
     for (here, _), way in moving.items():
-        mtus[here] = max(way.mtu, mtus.get(here, 0))
+        mtus[here] = max(way.mtu, mtus.get(here, 0))  # a way may have less than the interface of its node
     counts = Counter(mtus.values())
     if len(counts) > 1:
         common = counts.most_common(1)[0][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from time import time
+from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
@@ -22,7 +23,7 @@ from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import some
 from ddplaunch.tools.doctor.nodes import messages
 from ddplaunch.tools.doctor.nodes.joined import JoinedNode
-from ddplaunch.tools.doctor.nodes.messages import Asked, Reply, Request
+from ddplaunch.tools.doctor.nodes.messages import Answered, Asked, R, Reply, Request
 
 _TRAVEL_TIME = 2.0  # seconds for an answer to arrive, beyond those that the node has for it
 _END_WITHIN = 2.0  # seconds in which the programs on the nodes have to end
@@ -36,14 +37,30 @@ def _not_joined(within: float) -> HostError:
     return HostError(f"it has not joined within {within:g} s", hint)
 
 
-class Batch(Struct, kw_only=True):
-    """Requests that were sent together, and the replies as they come."""
+R_co = TypeVar("R_co", bound=Reply, covariant=True)
 
+
+class Batch(Struct, Generic[R_co], kw_only=True):
+    """Requests that were sent together, and the replies, all of one kind, as they come."""
+
+    kind: type[R_co]
     sent_at: float  # seconds since 1970
     until: float  # of the loop's clock
-    pending: dict[int, int] = field(default_factory=dict)  # ranks of the nodes that have not replied, by request number
-    replies: dict[int, Reply] = field(default_factory=dict)  # by node rank
+    pending: dict[int, int] = field(
+        default_factory=dict
+    )  # ranks of the nodes that have not answered, by request number
+    replies: dict[int, R_co] = field(default_factory=dict)  # by node rank
+    failures: dict[int, str] = field(default_factory=dict)  # why a node has no reply, by node rank
     came_at: dict[int, float] = field(default_factory=dict)  # seconds since 1970, by node rank
+
+    def take(self, answered: Answered) -> None:
+        """Take the answer of a node that is pending; raise Malformed if it is of another kind."""
+        rank = self.pending.pop(answered.number)
+        self.came_at[rank] = time()
+        if answered.why_none is None:
+            self.replies[rank] = messages.reply_in(answered, self.kind)
+        else:
+            self.failures[rank] = answered.why_none
 
 
 class Nodes:
@@ -69,7 +86,7 @@ class Nodes:
         self._calls = Calls(loop, called, env, open_files_before, self)
         self.names = [agent.host for agent in agents]  # by node rank
         self._request_numbers = count(1)
-        self._batches: list[Batch] = []  # that are waited for
+        self._batches: list[Batch[Reply]] = []  # that are waited for
         self.lost: dict[int, HostError] = {}  # why, by node rank
 
     @property
@@ -114,28 +131,28 @@ class Nodes:
 
     # --- requests
 
-    def post(self, requests: Mapping[int, Request], within: float) -> Batch:
-        """Send each node its request, by node rank, to be answered `within` so many seconds; `wait` returns the replies."""
-        batch = Batch(sent_at=time(), until=self._loop.now() + within + _TRAVEL_TIME)
+    def post(self, kind: type[R], requests: Mapping[int, Request], within: float) -> Batch[R]:
+        """Send each node its request, by node rank, to be answered `within` so many seconds by a reply of this kind."""
+        batch = Batch(kind=kind, sent_at=time(), until=self._loop.now() + within + _TRAVEL_TIME)
         for rank in self.alive:
             if rank in requests:
                 number = next(self._request_numbers)
                 batch.pending[number] = rank
-                self._hosts[rank].send(REQUEST, messages.encode(Asked(number, requests[rank], within)))
+                self._hosts[rank].send(REQUEST, messages.encode_request(Asked(number, requests[rank], within)))
         self._batches.append(batch)
         return batch
 
-    def wait(self, batch: Batch) -> dict[int, Reply]:
-        """Return the replies, by node; a node that has not replied in time is lost."""
+    def wait(self, batch: Batch[R]) -> Batch[R]:
+        """Return the batch when all its nodes have answered, or the time is up; a node that has not answered then is lost."""
         self._run(lambda: not batch.pending, batch.until)
         self._batches.remove(batch)
         for rank in batch.pending.values():
             self._lose(self._hosts[rank], _STOPPED_ANSWERING)
-        return batch.replies
+        return batch
 
-    def ask(self, requests: Mapping[int, Request], within: float) -> dict[int, Reply]:
-        """Send requests and return the replies, by node."""
-        return self.wait(self.post(requests, within))
+    def ask(self, kind: type[R], requests: Mapping[int, Request], within: float) -> Batch[R]:
+        """Send requests, by node rank, and wait for the replies, which are of this kind."""
+        return self.wait(self.post(kind, requests, within))
 
     def _lose(self, host: HostConnection | JoinedNode, why: HostError) -> None:
         """Ask a node no more."""
@@ -173,12 +190,11 @@ class Nodes:
         """
         try:
             answered = messages.answered(data)
+            for batch in self._batches:
+                if batch.pending.get(answered.number) == host.agent.node_rank:  # no node answers for another
+                    batch.take(answered)
         except Malformed as error:
             raise FrameError(f"sent a malformed reply ({error})") from None
-        for batch in self._batches:
-            if batch.pending.get(answered.number) == host.agent.node_rank:
-                rank = batch.pending.pop(answered.number)
-                batch.replies[rank], batch.came_at[rank] = answered.reply, time()
 
     def disconnected(self, host: HostConnection | JoinedNode) -> None:
         """Find out why a node is gone, and call it again if that may help, else lose it. Called by connections."""

@@ -18,7 +18,7 @@ NAMES = [f"gpu{node}" for node in range(8)]
 FACTS: dict[str, Any] = {
     "host": "x",
     "addresses": ("10.0.0.1",),
-    "port": 4000,
+    "kernel_port": 4000,
     "ports": (),
     "python": "3.13.1",
     "torch": "2.13.0+cu130",
@@ -55,7 +55,7 @@ def test_a_node_that_differs_is_named_with_the_weight_of_the_difference(differen
 
 
 def test_another_script_breaks_a_job_and_the_evidence_says_who_has_which():
-    scripts = {node: Facts(**FACTS, nccl=True, script="bbb" if node in (1, 2) else "aaa") for node in range(5)}
+    scripts = {node: Facts(**FACTS, nccl=True, script_digest="bbb" if node in (1, 2) else "aaa") for node in range(5)}
     (one,) = agreement.judge_facts(NAMES, scripts)
     assert one.finding.title == "gpu[1-2]: another script than on the other nodes"
     assert one.finding.evidence == "aaa on gpu0,gpu[3-4]; bbb on gpu[1-2]"
@@ -107,7 +107,7 @@ def test_the_name_of_node_0_has_to_lead_there(met, reason):
 
 def test_folders_that_are_not_shared_are_noted():
     seen: dict[int, tuple[bool | None, bool]] = {0: (True, True), 1: (False, True), 2: (None, False)}
-    shared = {node: Shared(runs=runs, current=current, digits="0" * 16) for node, (runs, current) in seen.items()}
+    shared = {node: Shared(runs=runs, current=current, name_digits="0" * 16) for node, (runs, current) in seen.items()}
     assert said(agreement.judge_folders(NAMES, shared)) == [
         ("note", "gpu2: the current folder is another one than on gpu0"),
         ("note", "gpu1: the folder of runs is another one than on gpu0"),
@@ -115,7 +115,7 @@ def test_folders_that_are_not_shared_are_noted():
     assert (
         said(
             agreement.judge_folders(
-                NAMES, {node: Shared(runs=None, current=None, digits="0" * 16) for node in range(2)}
+                NAMES, {node: Shared(runs=None, current=None, name_digits="0" * 16) for node in range(2)}
             )
         )
         == []
@@ -144,14 +144,14 @@ def test_what_several_machines_have_in_common_is_one_finding():
     assert said(found) == [("slow", "gpu[0-2]: small"), ("slow", "gpu1: full")]
 
 
-def concern(severity, *nodes: int, is_link: bool = False) -> Concern:
-    return Concern(finding=Finding(check="x", severity=severity, title="x"), nodes=nodes, is_link=is_link)
+def concern(severity, *nodes: int, blames_link: bool = False) -> Concern:
+    return Concern(finding=Finding(check="x", severity=severity, title="x"), nodes=nodes, blames_link=blames_link)
 
 
 def test_good_nodes_are_those_that_nothing_bad_is_known_of_and_one_end_of_a_bad_link():
-    concerns = [concern("broken", 1), concern("note", 2), concern("slow", 3, 4, is_link=True)]
+    concerns = [concern("broken", 1), concern("note", 2), concern("slow", 3, 4, blames_link=True)]
     assert good_nodes(6, concerns) == [0, 2, 3, 5]
-    assert good_nodes(4, [concern("slow", 1, 2, is_link=True), concern("slow", 2)]) == [0, 1, 3]
+    assert good_nodes(4, [concern("slow", 1, 2, blames_link=True), concern("slow", 2)]) == [0, 1, 3]
 
 
 def test_a_host_file_is_read_as_it_was_written(tmp_path):
@@ -173,8 +173,10 @@ def test_a_host_file_takes_the_place_of_no_pipe_or_device(tmp_path):
     assert (tmp_path / "good.txt").is_fifo()
 
 
-def of_network(severity, title, *nodes, is_link=False):
-    return Concern(finding=Finding(check="network", severity=severity, title=title), nodes=nodes, is_link=is_link)
+def of_network(severity, title, *nodes, blames_link=False):
+    return Concern(
+        finding=Finding(check="network", severity=severity, title=title), nodes=nodes, blames_link=blames_link
+    )
 
 
 def test_machines_that_are_slow_or_out_of_reach_are_told_from_links_and_from_what_is_installed():
@@ -186,7 +188,7 @@ def test_machines_that_are_slow_or_out_of_reach_are_told_from_links_and_from_wha
     concerns = [
         of_network("broken", "cut", 1),
         of_network("slow", "slow", 5),
-        of_network("slow", "link", 6, 7, is_link=True),
+        of_network("slow", "link", 6, 7, blames_link=True),
         of_network("note", "MTU", 0),
         Concern(finding=Finding(check="files", severity="broken", title="another script"), nodes=(4,)),
     ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.tools.doctor.nodes import Concern
 from ddplaunch.tools.doctor.nodes.messages import Blocked, Facts, Way
-from ddplaunch.tools.doctor.nodes.network import bad_pairs, best_of, doubtful, halves, judge, summary
+from ddplaunch.tools.doctor.nodes.network import bad_pairs, best_of, deciding_pairs, judge, rounds_of_halves, summary
 
 FINE = Way(address="10.0.0.1", latency=0.0001, speed=1e9, mtu=1500)
 SLOW = Way(address="10.0.0.1", latency=0.0001, speed=2e8, mtu=1500)
@@ -30,17 +30,19 @@ def examine(n: int, world: World, *, share_machine: bool = False) -> list[Concer
             for way in ((a, b), (b, a)):
                 ways[way] = best_of(ways.get(way), world(*way))
 
-    for pairs in halves(range(n)):
+    for pairs in rounds_of_halves(range(n)):
         measure(pairs)
     for _ in range(2):
-        measure(doubtful(*bad_pairs(ways, share_machine=share_machine)))
+        measure(deciding_pairs(*bad_pairs(ways, share_machine=share_machine)))
     names = [f"gpu{node}" for node in range(n)]
     facts = {node: facts_of(node) for node in range(n)}
     return list(judge(names, facts, ways, share_machine=share_machine))
 
 
 def facts_of(node: int) -> Facts:
-    return Facts(host=f"gpu{node}", addresses=(), port=40000, ports=(23456,), python="3.13", torch="2.13", nccl=True)
+    return Facts(
+        host=f"gpu{node}", addresses=(), kernel_port=40000, ports=(23456,), python="3.13", torch="2.13", nccl=True
+    )
 
 
 def titles(n: int, world: World) -> list[str]:
@@ -49,7 +51,7 @@ def titles(n: int, world: World) -> list[str]:
 
 @pytest.mark.parametrize("n", [2, 3, 5, 64, 100])
 def test_there_are_about_n_log_n_pairs_each_once_and_every_node_is_in_one(n):
-    rounds = halves(range(n))
+    rounds = rounds_of_halves(range(n))
     pairs = [pair for one in rounds for pair in one]
     assert len(pairs) == len(set(pairs))
     assert {node for pair in pairs for node in pair} == set(range(n))
@@ -63,7 +65,7 @@ def test_one_bad_node_is_named_and_no_other(bad):
         for node in range(n):
             concerns = examine(n, lambda a, b, node=node: bad if node in (a, b) else FINE)
             (found,) = [one for one in concerns if one.finding.severity != "note"]
-            assert (found.nodes, found.is_link) == ((node,), False)
+            assert (found.nodes, found.blames_link) == ((node,), False)
             assert f"gpu{node}" in found.finding.title
             assert found.finding.severity == ("slow" if bad.speed else "broken")
 
@@ -71,10 +73,10 @@ def test_one_bad_node_is_named_and_no_other(bad):
 @pytest.mark.parametrize("bad", [SLOW, LATE, LOSSY, CUT], ids=["slow", "late", "lossy", "cut"])
 def test_one_bad_link_that_was_measured_is_named_as_a_link(bad):
     for n in (3, 4, 5, 6, 9):
-        for pairs in halves(range(n)):
+        for pairs in rounds_of_halves(range(n)):
             for pair in pairs:
                 (found,) = examine(n, lambda a, b, pair=pair: bad if {a, b} == set(pair) else FINE)
-                assert found.is_link
+                assert found.blames_link
                 assert set(found.nodes) == set(pair)
 
 
@@ -84,7 +86,7 @@ def test_several_bad_nodes_are_all_named(n, data):
     most = max(1, n // 5)
     bad = data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=most))
     found = examine(n, lambda a, b: CUT if bad & {a, b} else FINE)
-    assert {node for one in found for node in one.nodes if not one.is_link} == bad
+    assert {node for one in found for node in one.nodes if not one.blames_link} == bad
 
 
 @settings(max_examples=40)
@@ -104,7 +106,7 @@ def test_a_firewall_on_one_node_is_named_with_its_direction():
 
 def test_of_two_nodes_neither_is_at_fault():
     (one,) = examine(2, lambda a, b: CUT)
-    assert (one.is_link, one.nodes) == (True, (0, 1))
+    assert (one.blames_link, one.nodes) == (True, (0, 1))
 
 
 def test_where_all_is_bad_there_is_one_finding():
