@@ -56,14 +56,15 @@ def test_the_memory_is_free_again_however_a_job_ends(machine, jobs, told):
     with ThreadPoolExecutor(len(WAYS)) as pool:
         holding = {how: pool.submit(hold, machine, job, WAYS[how], GIB) for how, job in running.items()}
         workers = {how: future.result() for how, future in holding.items()}
+    within = WITHIN if machine.is_real else 5 * WITHIN  # the CPUs beside a made-up one are busy with other tests
     late, seconds = [], {}
     for how, job in running.items():
         before = machine.used
         at = dies(machine, job, how, workers[how])
-        while (freed := before - machine.used) < 0.9 * (GIB << 30) and time.monotonic() < at + 15:
+        while (freed := before - machine.used) < 0.9 * (GIB << 30) and time.monotonic() < at + 5 * WITHIN:
             time.sleep(0.05)
         seconds[how] = time.monotonic() - at
-        if freed < 0.9 * (GIB << 30) or seconds[how] > WITHIN:
+        if freed < 0.9 * (GIB << 30) or seconds[how] > within:
             late.append(f"{how}: {freed / (1 << 30):.1f} of {GIB} GiB free after {seconds[how]:.1f} s")
     told(", ".join(f"{how} {took:.1f} s" for how, took in seconds.items()))
     assert not late

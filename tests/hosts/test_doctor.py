@@ -63,7 +63,8 @@ def test_a_slow_link_is_that_of_its_host(examine, job, bed):
     found = examine("--write-hosts", job.home / "good.txt", judges_speed=True)
     one = next(one for one in found if one["hosts"] == ["node2"])
     assert (one["severity"], one["title"]) == ("slow", "the network of node2 is slow")
-    assert re.search(r"node0 to node2: .* 4\d ms for a round trip, usual here are ", one["evidence"])
+    # 40 ms and what a busy machine adds
+    assert re.search(r"node0 to node2: .* [4-9]\d ms for a round trip, usual here are ", one["evidence"])
     assert "node2" not in (job.home / "good.txt").read_text().split()
     job.start("doctor", "--nodes", host=LOGIN)
     assert re.search(

@@ -12,7 +12,7 @@ from ddplaunch.launcher.node import notices
 from ddplaunch.launcher.node.notices import Command, File, Look, Watched
 
 ENV = {"PATH": os.environ["PATH"]}
-LONG_AGO, LATER = 1_000, time.time() + 1000.0
+LONG_AGO, LATER = 1_000, int(time.time()) + 1000  # seconds
 
 
 def looked_at(path: Path) -> File:
