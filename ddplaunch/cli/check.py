@@ -76,7 +76,7 @@ def check(
         raise LaunchError("a check needs a Python program", hint="leave --no-python out")
     wanted = _wanted(spec, world_size, ranks, steps)
     began, cwd = time.monotonic(), working_directory() or ""
-    env = token.public(env)
+    env = token.visible_to_workers(env)
     first, *others = wanted.ranks
     is_quiet = spec.verbosity < 0
 

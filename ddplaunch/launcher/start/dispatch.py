@@ -275,7 +275,7 @@ def _shared_secret(allocation: Allocation, env: Mapping[str, str]) -> str | None
 def _doubt_about_job(env: Mapping[str, str], nodes: Sequence[str]) -> str:
     from ddplaunch.launcher.elsewhere.slurm.presence import confirm  # for jobs of Slurm only
 
-    return confirm(token.public(env), nodes, os.uname().nodename, _read)
+    return confirm(token.visible_to_workers(env), nodes, os.uname().nodename, _read)
 
 
 def _read(path: str) -> str:

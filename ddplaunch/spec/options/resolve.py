@@ -78,7 +78,7 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     return JobSpec(
         program=_program(resolved, program),
         env=tuple(env.items()),
-        secret=origins_of_secrets,
+        origins_of_secrets=origins_of_secrets,
         origins=origins,
         given=tuple(resolved[name].given for name in BY_NAME if name in resolved),
         remarks=(*remarks, *_remarks(resolved)),
