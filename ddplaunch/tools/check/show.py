@@ -68,11 +68,11 @@ def blocks(checked: Checked) -> Iterator[Block]:
     yield line(
         f"{these_ranks(wanted.ranks)} of {wanted.world_size}: ",
         verdict,
-        f", {_extent(traces)} ({duration(checked.seconds)})",
+        f", {_steps_done(traces)} ({duration(checked.seconds)})",
     )
 
 
-def _extent(traces: Sequence[Trace]) -> str:
+def _steps_done(traces: Sequence[Trace]) -> str:
     low, high = min(trace.steps for trace in traces), max(trace.steps for trace in traces)
     return count(high, "step") if low == high else f"{low} to {high} steps"
 
