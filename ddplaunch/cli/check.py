@@ -79,7 +79,6 @@ def check(
     env = token.visible_to_workers(env)
     first, *others = wanted.ranks
     is_quiet = spec.verbosity < 0
-
     if not is_quiet:
         order = f", rank {first} first" if others else ""
         say(f"checking {these_ranks(wanted.ranks)} of {wanted.world_size}{order}")

@@ -113,7 +113,7 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
     first_line = Redactor().text(error.message.strip().partition("\n")[0][:300])
     exception = f"{error.type}: {first_line}" if first_line else error.type
     hint = ""
-    # a call whose `peer` should have sent objects
+    # a call whose `peer`, which is always noted then, should have sent objects
     futile = next((call for call in trace.calls if call.got_nothing), None)
     if _NEEDS_GPU.search(error.message):
         hint = (

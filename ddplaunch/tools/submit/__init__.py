@@ -55,7 +55,7 @@ _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORM
 _DEVICES_OF_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 _HINT_ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
 _SCONTROL_TIMEOUT = 5.0  # seconds
-_JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
+_SUBMITTED_JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -182,13 +182,8 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     job = _sbatch(made.script, [option.argument for option in made.options], env)
     if job is None:  # --test-only
         return OK
-    known = {
-        "A": job.id,
-        "a": "*",
-        "j": job.id,
-        "x": made.name,
-        "%": "%",
-    }  # %a: each element of an array has its number
+    # %a: each element of an array has its number
+    known = {"A": job.id, "a": "*", "j": job.id, "x": made.name, "%": "%"}
     stdout = output.expand(made.output[0], known)
     path = output.shown(os.path.join(made.folder, stdout), os.getcwd())
     message = f"ddplaunch: job {job.id} is submitted; its output goes to {path}"
@@ -252,9 +247,9 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
         if "establish a configuration source" in done.stderr:
             raise LaunchError("no Slurm configured here", hint=_HINT_ELSEWHERE, status=status)
         raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=status)
-    found = _JOB.findall(done.stdout)
+    found = _SUBMITTED_JOB.findall(done.stdout)
     # a site may print messages at each submission
-    if message := f"{done.stderr}{_JOB.sub('', done.stdout)}".strip():
+    if message := f"{done.stderr}{_SUBMITTED_JOB.sub('', done.stdout)}".strip():
         notify(message)
     if not found:
         return None
@@ -281,7 +276,7 @@ def _reason(stderr: str) -> str:
 # --- what would make the job fail hours later, when it runs
 
 
-_NODES = re.compile(r"(\d+)(?:-(\d+))?")
+_NUMBER_OF_NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None:
@@ -349,7 +344,7 @@ def _refuse_contradictions(request: SubmitRequest) -> None:
 
 def _check_nodes(request: SubmitRequest, spec: JobSpec) -> None:
     """Refuse a --nodes of sbatch that contradicts the number of nodes of the job (--nnodes, and spares in reserve)."""
-    found = _NODES.fullmatch(request.value("nodes") or "")
+    found = _NUMBER_OF_NODES.fullmatch(request.value("nodes") or "")
     if found is None:
         return
     given = int(found[1])  # the minimum
