@@ -252,7 +252,7 @@ def rows_of_group(group: str) -> list[tuple[str, str]]:
 
 
 def _complete_flag(ctx: click.Context, word: str, following: Sequence[str]) -> str:
-    """Return this word, which is no flag of ours, or the flag that it begins; see `mistakes.complete_flag`."""
+    """Return this word, which is no flag of ours, or the flag of torchrun's that it begins."""
     from ddplaunch.cli.mistakes import complete_flag  # most people type whole names
 
     try:
@@ -264,7 +264,7 @@ def _complete_flag(ctx: click.Context, word: str, following: Sequence[str]) -> s
 
 
 def _takes_next(word: str, option: click.Option | None, known: Mapping[str, click.Option]) -> bool:
-    """Whether click takes the next argument as the value of this word; `option` is the one that it names as a whole."""
+    """Whether click takes the next argument as the value of this word, which names `option` as a whole; `known`: all, by name."""
     if option is not None:
         return not option.is_flag
     if word.startswith("--"):  # it has its value behind a =, or is unknown
@@ -324,7 +324,7 @@ def checked(ctx: click.Context) -> JobSpec:
     """Return the job that was asked for, checked, and tell the user what is hardly meant.
 
     Raises:
-        LaunchError: the line is wrong; see `_check`.
+        LaunchError: the line is wrong, or its script is not there.
     """
     line, env = typed(ctx), ctx.obj
     words = ctx.meta[WORDS]

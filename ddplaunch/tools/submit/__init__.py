@@ -82,7 +82,7 @@ def draft(
         hint = None if os.path.isabs(folder) else f"looked in {os.getcwd()}"
         raise LaunchError(f"--chdir {folder}: there is no such folder", hint=hint)
     with chdir(folder or os.curdir):
-        job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
+        job_env = exported(without_outer_job(env), request.value("export") or env.get("SBATCH_EXPORT"))
         # if there is a file run, the file is the script
         has_verb = request.job[:1] == ("run",) and not os.path.lexists("run")
         job = request.job[1:] if has_verb else request.job
@@ -164,7 +164,8 @@ def _known_nodes(request: SubmitRequest, env: Mapping[str, str]) -> Collection[s
     clusters = _value_for_sbatch("clusters", no_defaults, request, env)
     where = (f"--clusters={clusters}",) if clusters else ()
     try:
-        return parse_nodes(scontrol(environment(env), (*where, "--all", "show", "nodes", "-o"), _SCONTROL_TIMEOUT))
+        shown = scontrol(without_outer_job(env), (*where, "--all", "show", "nodes", "-o"), _SCONTROL_TIMEOUT)
+        return parse_nodes(shown)
     except ScontrolError:
         return ()
 
@@ -236,7 +237,8 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
         with disk_watch_paused():
             done = subprocess.run(
                 ["sbatch", "--parsable", *options],
-                check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),
+                check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape",
+                env=without_outer_job(env),
             )  # fmt: skip
     except FileNotFoundError:
         raise LaunchError("sbatch is not on PATH", hint=_HINT_ELSEWHERE, status=NOT_FOUND) from None
@@ -244,7 +246,7 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
         raise LaunchError(f"sbatch: {why_failed(error)}") from None
     if done.returncode:
         status = 128 - done.returncode if done.returncode < 0 else done.returncode
-        if "establish a configuration source" in done.stderr:
+        if "establish a configuration source" in done.stderr:  # there is no slurm.conf
             raise LaunchError("no Slurm configured here", hint=_HINT_ELSEWHERE, status=status)
         raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=status)
     found = _SUBMITTED_JOB.findall(done.stdout)
@@ -257,7 +259,7 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
     return Submitted(id=job_id, cluster=cluster or None)
 
 
-def environment(env: Mapping[str, str]) -> dict[str, str]:
+def without_outer_job(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for sbatch, which it exports to the job: none of a job, task or worker in which this is run."""
     kept = without_other_places(without_worker_place(env), rank=None, world_size=0)  # whatever place the variables name
     is_in_job = "SLURM_JOB_ID" in env or "SLURM_JOBID" in env
