@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _STATUS_WRONG = 1  # the exit status if ranks disagree, or one does not get through
 _MOST_RANKS = 256  # that are checked
-_STEPS, _MOST_STEPS = 3, 10_000  # by default, and at most
-_WORKERS_OF_NODE = 8  # workers, where nobody says how many
-_RANK_SECONDS = 300.0  # that a rank may take, where nobody says how many
+_DEFAULT_STEPS, _MOST_STEPS = 3, 10_000
+_DEFAULT_WORKERS_OF_NODE = 8
+_DEFAULT_RANK_SECONDS = 300.0  # that a rank may take
 _EXAMPLES = {"--world-size": "512", "--ranks": "0,1,7", "--steps": "5"}
 
 T = TypeVar("T")
@@ -76,10 +76,9 @@ def check(
         raise LaunchError("a check needs a Python program", hint="leave --no-python out")
     wanted = _wanted(spec, world_size, ranks, steps)
     began, cwd = time.monotonic(), working_directory() or ""
-    env = token.public(env)
+    env = token.visible_to_workers(env)
     first, *others = wanted.ranks
     is_quiet = spec.verbosity < 0
-
     if not is_quiet:
         order = f", rank {first} first" if others else ""
         say(f"checking {these_ranks(wanted.ranks)} of {wanted.world_size}{order}")
@@ -111,10 +110,10 @@ def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str
         size = _parsed("--world-size", world_size, parsers.number(1, 1 << 20))
     elif spec.origin("nnodes") != "default":
         _least, most = spec.nnodes
-        size = most * (per_node or _WORKERS_OF_NODE)
+        size = most * (per_node or _DEFAULT_WORKERS_OF_NODE)
     else:
         raise LaunchError("a check needs the size of the job", hint="type for example `--world-size 512`")
-    per_node = min(per_node or _WORKERS_OF_NODE, size)
+    per_node = min(per_node or _DEFAULT_WORKERS_OF_NODE, size)
     chosen = default_ranks(size, per_node) if ranks is None else tuple(sorted(_parsed("--ranks", ranks, parsers.ranks)))
     if chosen[-1] >= size:
         raise LaunchError(f"--ranks {ranks}: there is no rank {chosen[-1]} of {size}", hint="ranks count from 0")
@@ -124,8 +123,8 @@ def _wanted(spec: JobSpec, world_size: str | None, ranks: str | None, steps: str
         world_size=size,
         nproc_per_node=per_node,
         ranks=chosen,
-        steps=_STEPS if steps is None else _parsed("--steps", steps, parsers.number(1, _MOST_STEPS)),
-        seconds=spec.timeout or _RANK_SECONDS,
+        steps=_DEFAULT_STEPS if steps is None else _parsed("--steps", steps, parsers.number(1, _MOST_STEPS)),
+        seconds=spec.timeout or _DEFAULT_RANK_SECONDS,
     )
 
 

@@ -193,7 +193,7 @@ class Command(click.Command):
                 # a line is not read for its mistakes where help is asked for
                 return super().parse_args(ctx, [help_flag])
             mistake = self.mistake(error, args) if isinstance(error, click.UsageError) else error
-            mistake.is_same_in_each_task = True
+            mistake.is_same_in_each_task = True  # of srun: all have the same line
             raise mistake from None
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
@@ -300,15 +300,15 @@ def page(ctx: click.Context, text: str, *, fd: int = 1) -> str:
     return text if use_colour(ctx.find_root().obj or os.environ, os.isatty(fd)) else plain(text)
 
 
-def _about(*names: str, text: str, show_it: Callable[[click.Context], str]) -> click.Option:
-    """Return an option that shows something instead of running the verb."""
+def _about(*names: str, meaning: str, text_of: Callable[[click.Context], str]) -> click.Option:
+    """Return an option that shows a text instead of running the verb; `meaning` stands for it in the help."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
             ctx.meta[FULL_HELP] = "--help-all" in names
-            ctx.exit(show(show_it(ctx)))
+            ctx.exit(show(text_of(ctx)))
 
-    return click.Option(names, is_flag=True, is_eager=True, expose_value=False, help=text, callback=callback)
+    return click.Option(names, is_flag=True, is_eager=True, expose_value=False, help=meaning, callback=callback)
 
 
 def _help_or_version_flag(args: Sequence[str]) -> str | None:
@@ -318,8 +318,16 @@ def _help_or_version_flag(args: Sequence[str]) -> str | None:
     return next((word for word in before if word in names), None)
 
 
+def _help_page(ctx: click.Context) -> str:
+    return page(ctx, ctx.get_help())
+
+
+def _version(_ctx: click.Context) -> str:
+    return f"ddplaunch {__version__}"
+
+
 _ABOUT = (
-    _about("-h", "--help", text="The options used most.", show_it=lambda ctx: page(ctx, ctx.get_help())),
-    _about("--help-all", text="All options.", show_it=lambda ctx: page(ctx, ctx.get_help())),
-    _about("-V", "--version", text="The version.", show_it=lambda ctx: f"ddplaunch {__version__}"),
+    _about("-h", "--help", meaning="The options used most.", text_of=_help_page),
+    _about("--help-all", meaning="All options.", text_of=_help_page),
+    _about("-V", "--version", meaning="The version.", text_of=_version),
 )

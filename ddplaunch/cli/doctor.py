@@ -36,7 +36,7 @@ _UNAUTHENTICATED = (
     "no token: any process that reaches node 0, or listens where node 0 should, can take part in the examination. "
     "To keep others out, give all nodes the same DDPLAUNCH_TOKEN or --token-file"
 )
-_SHOWN = ("python", "hosts", "hostfile", "nnodes", "simulate", "remote_python", "verbose")
+_OPTIONS_SHOWN = ("python", "hosts", "hostfile", "nnodes", "simulate", "remote_python", "verbose")
 
 
 def _checks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -58,7 +58,7 @@ class DoctorCommand(job.JobCommand):
         assert isinstance(formatter, Page)
         Command.format_options(self, ctx, formatter)
         options = {one.option.name: one for one in self.params if isinstance(one, job.JobOption) and not one.hidden}
-        formatter.rows("Options of a job, such as", [options[name].row() for name in _SHOWN])
+        formatter.rows("Options of a job, such as", [options[name].row() for name in _OPTIONS_SHOWN])
 
 
 @click.command(

@@ -78,7 +78,7 @@ def _topic(ctx: click.Context, topic: str) -> str:
         with open(os.path.join(_FOLDER, f"{topic}.md"), encoding="utf-8") as file:
             lines = file.read().splitlines()
     except OSError as error:
-        raise not_imported(error) from None
+        raise not_imported(error) from None  # which says to install ddplaunch again
     formatter = ctx.make_formatter()
     assert isinstance(formatter, Page)
     _write(formatter, lines)

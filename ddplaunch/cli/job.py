@@ -178,12 +178,12 @@ class JobCommand(Command):
             word, following = args[at], args[at + 1 : at + 2]
             if word.partition("=")[0].replace("_", "-") not in known:
                 word = _complete_flag(ctx, word, following)
-            option = known.get(word.replace("_", "-"))
-            if isinstance(option, JobOption) and option.option.implied_value is not None:
-                taken = following if following and _is_value(option.option, following[0]) else []
-                result.append(f"{option.flag}={taken[0] if taken else option.option.implied_value}")
+            found = known.get(word.replace("_", "-"))
+            if isinstance(found, JobOption) and (implied := found.option.implied_value) is not None:
+                taken = following if following and _is_value(found.option, following[0]) else []
+                result.append(f"{found.flag}={taken[0] if taken else implied}")
             else:
-                taken = following if _takes_next(word, option, known) else []
+                taken = following if _takes_next(word, found, known) else []
                 # --output = raw, --output =raw; a value of --env or -env has a = of its own, and its parser says what is wrong
                 if taken and (taken == ["="] or (taken[0].startswith("=") and "-env" not in word)):
                     from ddplaunch.cli.mistakes import error_for_blanks
@@ -252,7 +252,7 @@ def rows_of_group(group: str) -> list[tuple[str, str]]:
 
 
 def _complete_flag(ctx: click.Context, word: str, following: Sequence[str]) -> str:
-    """Return this word, which is no flag of ours, or the flag that it begins; see `mistakes.complete_flag`."""
+    """Return this word, which is no flag of ours, or the flag of torchrun's that it begins."""
     from ddplaunch.cli.mistakes import complete_flag  # most people type whole names
 
     try:
@@ -264,7 +264,7 @@ def _complete_flag(ctx: click.Context, word: str, following: Sequence[str]) -> s
 
 
 def _takes_next(word: str, option: click.Option | None, known: Mapping[str, click.Option]) -> bool:
-    """Whether click takes the next argument as the value of this word; `option` is the one that it names as a whole."""
+    """Whether click takes the next argument as the value of this word, which names `option` as a whole; `known`: all, by name."""
     if option is not None:
         return not option.is_flag
     if word.startswith("--"):  # it has its value behind a =, or is unknown
@@ -324,7 +324,7 @@ def checked(ctx: click.Context) -> JobSpec:
     """Return the job that was asked for, checked, and tell the user what is hardly meant.
 
     Raises:
-        LaunchError: the line is wrong; see `_check`.
+        LaunchError: the line is wrong, or its script is not there.
     """
     line, env = typed(ctx), ctx.obj
     words = ctx.meta[WORDS]
@@ -385,7 +385,7 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], verbs_f
     _least, most = spec.nnodes
     if spec.simulate and most == 1 and not is_typed:
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
-    is_run = not verbs_flags
+    is_run = not verbs_flags  # `run` has none
     if is_run:  # `plan` shows all remarks. Whoever types one of these two expects restarts, and there are none
         yield from (remark for remark in spec.remarks if remark.startswith(("--restart-on ", "--max-no-progress ")))
     script_flags = {word.partition("=")[0].replace("_", "-") for word in spec.program.args}

@@ -29,7 +29,7 @@ _RUN_OTHERS = ("env", "uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun",
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _NUMERAL = re.compile(r"[-+]?\d*\.?\d+")
 # what people call our options
-_WORDS_FOR = {
+_FLAG_MEANT_BY = {
     "nprocs": _NPROC_FLAG, "ngpus": _NPROC_FLAG, "num-workers": _NPROC_FLAG, "workers": _NPROC_FLAG, "world-size": _NPROC_FLAG,
     "rank": "--node-rank", "port": "--master-port", "addr": "--master-addr", "master-ip": "--master-addr",
     "silent": "--quiet", "dry-run": "ddplaunch plan", "json": "ddplaunch plan --json", "sh": "ddplaunch plan --sh",
@@ -77,7 +77,7 @@ _NEEDLESS = {
     **dict.fromkeys(("ssh", "ssh-port", "ssh-args"), "the settings of ssh, in ~/.ssh/config, are used"),
 }
 # what only sbatch can give to a job
-_SBATCH = frozenset({
+_FLAGS_OF_SBATCH = frozenset({
     "--partition", "--account", "--qos", "--mem", "--gres", "--constraint", "--nodelist", "--job-name", "-A", "-C", "-J",
 })  # fmt: skip
 # no training script has these by chance
@@ -180,7 +180,7 @@ def _for_unknown_option(name: str, argv: Sequence[str]) -> LaunchError:
     if why := _NEEDLESS.get(bare):
         return LaunchError(what, hint=f"leave it out: {why}")
     flag, equals, _ = line.target.partition("=")
-    if flag in _SBATCH:
+    if flag in _FLAGS_OF_SBATCH:
         end = at + (1 if equals else 2)  # behind its value
         whole = shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
         return LaunchError(what, hint=f"sbatch has it: type `{whole}`")
@@ -188,7 +188,7 @@ def _for_unknown_option(name: str, argv: Sequence[str]) -> LaunchError:
         return LaunchError(f"{typed} is not an option", hint=line.with_target(_NPROC_FLAG, typed[1:]))
     if typed == "-c":  # as of python
         return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
-    meant = _WORDS_FOR.get(bare) or _closest_flag(bare)
+    meant = _FLAG_MEANT_BY.get(bare) or _closest_flag(bare)
     if meant and "ddplaunch" in meant:  # a command of its own, with the rest of the line
         return LaunchError(what, hint=f"type `{meant} {shlex.join([*line.before, *line.rest])}`")
     where = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
@@ -406,7 +406,7 @@ def behind_script(line: Line, verbs_flags: Sequence[str] = ()) -> str | None:
         flags.append(flag)
         moved.append(word)
         option = OPTION_BY_FLAG.get(flag)
-        takes_value = flag not in verbs_flags and (option is None or not option.is_flag)
+        takes_value = flag not in verbs_flags and option is not None and not option.is_flag
         if takes_value and "=" not in word and words and not words[0].startswith("-"):
             moved.append(words.pop(0))
     if not flags:

@@ -147,15 +147,15 @@ def main(argv: Sequence[str]) -> int:
     """Run what was typed for torchrun, "run" or "launch" (the modules of torch.distributed); give the exit status."""
     from ddplaunch.cli import main as cli
 
-    kind, *words = argv
+    torch_module, *words = argv
     # torchrun starts one worker unless told otherwise. Our own variable and the command line win over this one
     os.environ.setdefault("PET_NPROC_PER_NODE", "1")
-    if kind == "launch" or {"-h", "--help"} & set(words):
-        words = _adapted(kind, words)
+    if torch_module == "launch" or {"-h", "--help"} & set(words):
+        words = _adapted(torch_module, words)
     return cli.main(["run", *words])
 
 
-def _adapted(kind: str, words: list[str]) -> list[str]:
+def _adapted(torch_module: str, words: list[str]) -> list[str]:
     """Return the words as ddplaunch takes them: with the --local-rank behind the script that torch.distributed.launch adds.
 
     If the words ask for help, print first that the help is not torch's.
@@ -172,7 +172,7 @@ def _adapted(kind: str, words: list[str]) -> list[str]:
             "This torchrun is ddplaunch, by `ddplaunch shim`. Without its folder in PATH it is torch's again.\n\n"
         )
         sys.stdout.flush()
-    elif kind == "launch" and program and not {"--use-env", "--use_env"} & before:
+    elif torch_module == "launch" and program and not {"--use-env", "--use_env"} & before:
         # where a -- stands right behind the script, it is not in `program`, and `script_at` is its index: it stays where it is
         return [*words[: script_at + 1], "--local-rank=${local_rank}", *words[script_at + 1 :]]
     return words

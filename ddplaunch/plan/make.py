@@ -72,7 +72,7 @@ def make_plan(
         workers=plans,
         preload=start.preload,
         keep_warm=start.keep_warm,
-        secret=frozenset(name for name, _ in spec.env if name in spec.secret or is_secret(name)),
+        secret=frozenset(name for name, _ in spec.env if name in spec.origins_of_secrets or is_secret(name)),
         preload_is_asked=spec.start_method != "auto",
         authenticated=allocation.authenticated,
         requeues=allocation.requeues,

@@ -51,7 +51,7 @@ def agents(
     orders = Orders(
         spec=spec,
         allocation=allocation,
-        env=variables_to_send(secret.public(env)),
+        env=variables_to_send(secret.visible_to_workers(env)),
         cwd=cwd,
         run_id=run_id,
         token=token,

@@ -161,7 +161,7 @@ class ErrorFiles:
         return set()
 
     def forget_all_but(self, generation: int) -> None:
-        """Remove the files of all other generations: they take memory, and a job may restart for months."""
+        """Remove the files of all other generations (starts of all workers): they take memory, and a job may run for months."""
         self.take_notifications()  # so that none is read later that speaks of these files
         for folder in (self._path, f"{self._path}/{_FOLDER_OF_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
@@ -317,8 +317,8 @@ _BARS = (
 def parse_progress(text: bytes, now: float, source: str = "script") -> Progress | None:
     """Return what worker/progress.py wrote, as of `now` (monotonic seconds); None if that cannot be read.
 
-    That is {"step": 7, "total": 100, "at": 12.5, "first": [1, 3.2], "metrics": {"loss": 0.3}}: "at" is when
-    the worker told of a step last (monotonic seconds), "first" the step of which it told first, and when.
+    That is {"step": 7, "total": 100, "at": 12.5, "first": [1, 3.2], "metrics": {"loss": 0.3}}: "at" is when the worker told of a
+    step last (monotonic seconds), "first" the step of which it told first, and when.
     """
     found = _values(text)
     step, total, first = found.get("step"), found.get("total"), found.get("first")

@@ -178,7 +178,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     # variables
     env: tuple[tuple[str, str], ...] = ()  # --env and --env-file, later ones win
-    secret: Mapping[str, str] = {}  # names in `env` whose values are shown nowhere, with the option that gave them
+    # names in `env` whose values are shown nowhere, with the option that gave them
+    origins_of_secrets: Mapping[str, str] = {}
     role: str = "default"
 
     # processes

@@ -34,10 +34,11 @@ class Order(Struct, frozen=True):
     @classmethod
     def of(cls, given: Iterable[Given], spec: JobSpec) -> Order:
         """Return the order to run the program of a job with these of its options."""
+        secrets = spec.origins_of_secrets
         return cls(
             given=tuple(_encoded(one.fields()) for one in given),
             program=_encoded((spec.program.target, *spec.program.args)),
-            for_workers=tuple(_encoded((name, value, spec.secret.get(name, ""))) for name, value in spec.env),
+            for_workers=tuple(_encoded((name, value, secrets.get(name, ""))) for name, value in spec.env),
         )
 
     def spec(self) -> JobSpec:

@@ -16,10 +16,10 @@ from ddplaunch.system.words import did_you_mean
 
 _LONGEST_FIRST_LINE = 256  # bytes that the kernel reads of it (BINPRM_BUF_SIZE)
 _HEAD_SIZE = 1 << 20  # bytes of a script that are read; a longer one is not parsed
-_SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
-_TEXTS = (".csv", ".tsv", ".md", ".rst", ".log", ".html", ".xml")
-_SHELL = rb"#!.*\b(ba|da|k|z|fi)?sh\b"
-_ELF = b"\x7fELF"
+_SUFFIXES_OF_SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+_SUFFIXES_OF_TEXTS = (".csv", ".tsv", ".md", ".rst", ".log", ".html", ".xml")
+_FIRST_LINE_OF_SHELL_SCRIPT = rb"#!.*\b(ba|da|k|z|fi)?sh\b"
+_BEGINNING_OF_ELF = b"\x7fELF"
 _COMPILED_PYTHON = b"\r\n"  # third and fourth byte, of any version
 
 
@@ -200,8 +200,8 @@ def _check_command(
     if found is None:
         where = "does not exist" if "/" in target else "was not found on PATH"
         if not is_interpreter and "/" not in target and os.path.isfile(target):
-            script = target.endswith(".py")
-            hint = "leave --no-python out" if script else f"for the file in this folder type `./{target}`"
+            is_script = target.endswith(".py")
+            hint = "leave --no-python out" if is_script else f"for the file in this folder type `./{target}`"
         raise LaunchError(f"{target or 'a command without a name'} {where}", hint=hint, status=NOT_FOUND)
     if os.path.isdir(found):
         reason = "is a directory"
@@ -263,18 +263,18 @@ def _kind_if_not_python(target: str, content: bytes) -> tuple[str, str] | None:
             f"type `jupyter nbconvert --to script {target}`, then `ddplaunch {stem}.py`; in the notebook itself "
             "`ddplaunch.launch(function)` starts workers"
         )
-    if suffix in _SETTINGS:
+    if suffix in _SUFFIXES_OF_SETTINGS:
         return "configuration file", f"the script comes first: `ddplaunch train.py {target}`"
-    if suffix in _TEXTS:
+    if suffix in _SUFFIXES_OF_TEXTS:
         return "text file", "name the script, such as train.py"
     if b"\n#SBATCH" in content:
         return "batch script", f"type `sbatch {target}`"
-    if suffix in (".sh", ".bash", ".zsh") or re.match(_SHELL, content):
+    if suffix in (".sh", ".bash", ".zsh") or re.match(_FIRST_LINE_OF_SHELL_SCRIPT, content):
         return "shell script", (
             f"type `bash {target}` if it starts ddplaunch, or `ddplaunch --no-python bash {target}` for one in each worker"
         )
     is_compiled_python = content[2:4] == _COMPILED_PYTHON  # *.pyc
-    if content.startswith(_ELF) or (b"\0" in content and not is_compiled_python):
+    if content.startswith(_BEGINNING_OF_ELF) or (b"\0" in content and not is_compiled_python):
         program = target if "/" in target else f"./{target}"
         return "binary file", f"if it is a program, type `ddplaunch --no-python {program}`"
     return None

@@ -189,9 +189,10 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
 
     given = [one for one in spec.given if one.name not in _OPTIONS_OF_ONE_NODE and one.source is not Source.DEFAULT]
     words = ["=".join(BY_NAME[one.name].words(one.text)) for one in given]  # as they were typed: --option=value
-    words += [f"--env={name}={value}" for name, value in spec.env if name not in spec.secret]
+    words += [f"--env={name}={value}" for name, value in spec.env if name not in spec.origins_of_secrets]
     words += ["--", spec.program.target, *spec.program.args]
-    if "--env-file" in spec.secret.values():  # the user has to name the file there: what it holds is not shown
+    # the user has to name the file there: what it holds is not shown
+    if "--env-file" in spec.origins_of_secrets.values():
         words.insert(0, "--env-file=...")
     if spec.master_addr is None and not spec.rdzv_endpoint:
         words.insert(0, f"--master-addr={request.allocation.endpoint.address or socket.gethostname()}")

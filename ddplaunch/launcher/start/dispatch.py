@@ -276,8 +276,6 @@ class _Here:
         """Return why the Slurm job of the variables may not be the one of this process; "" if it surely is."""
         from ddplaunch.launcher.elsewhere.slurm.presence import confirm  # for jobs of Slurm only
 
-        return confirm(token.public(self._env), nodes, os.uname().nodename, _read)
-
 
 def _read(path: str) -> str:
     from ddplaunch.system.process.files import read_text  # few jobs have a file

@@ -191,7 +191,7 @@ def _found_elsewhere(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]
     is_env_typed = spec.origin("env").startswith("-")  # "--env"
     if not is_env_typed:
         shown = (
-            (name, HIDDEN if name in spec.secret or is_secret(name) else redactor.variable(name, value))
+            (name, HIDDEN if name in spec.origins_of_secrets or is_secret(name) else redactor.variable(name, value))
             for name, value in spec.env
         )
         variables = " ".join(f"--env {shlex.quote(f'{name}={value}')}" for name, value in shown)

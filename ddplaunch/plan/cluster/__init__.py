@@ -97,7 +97,7 @@ class AllocatedJob(Struct, frozen=True, kw_only=True):
     @property
     def public_env(self) -> dict[str, str]:
         """The variables that workers may see."""
-        return token.public(self.env)
+        return token.visible_to_workers(self.env)
 
     @property
     def agents_meet(self) -> bool:

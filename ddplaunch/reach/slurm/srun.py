@@ -305,7 +305,7 @@ def public_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of any step: none that srun takes for its options, and no secret."""
     return {
         name: value
-        for name, value in secret.public(env).items()
+        for name, value in secret.visible_to_workers(env).items()
         if not _OF_SLURM.match(name) or _FOR_THE_STEP.fullmatch(_OF_COMPONENT.sub("", name))
     }
 

@@ -11,7 +11,7 @@ from ddplaunch.spec.job import Fault, StreamChoice, Streams
 from ddplaunch.system.fields import HOST, NAME, RESTART_KINDS
 
 MOST = 65536  # nodes of a job, and workers of a node
-_LARGEST = 2**31 - 1  # ranks, counts and ports are C ints in torch
+_LARGEST_NUMBER = 2**31 - 1  # ranks, counts and ports are C ints in torch
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
 VARIABLE = r"[A-Za-z_][0-9A-Za-z_]*"
 
@@ -25,7 +25,7 @@ class BadValue(ValueError):
         self.example = example
 
 
-_MOST_RANKS = 1 << 20  # in a range
+_MOST_IN_RANGE = 1 << 20  # in a range
 
 
 def one_of(*names: str, hint: Callable[[str], str | None] = lambda _: None) -> Callable[[str], str]:
@@ -56,13 +56,13 @@ def digits(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else None
 
 
-def number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
+def number(low: int, high: int = _LARGEST_NUMBER) -> Callable[[str], int]:
     """Make the parser of a whole number in a range."""
 
     def parse(text: str) -> int:
         value = digits(text)
         if value is None or not low <= value <= high:
-            raise BadValue(f"expected a number from {low}" + (f" to {high}" if high < _LARGEST else ""))
+            raise BadValue(f"expected a number from {low}" + (f" to {high}" if high < _LARGEST_NUMBER else ""))
         return value
 
     return parse
@@ -202,7 +202,7 @@ def ranks(value: str) -> frozenset[int]:
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
         low, high = digits(first), digits(last) if dash else digits(first)
-        if low is None or high is None or not low <= high < low + _MOST_RANKS:
+        if low is None or high is None or not low <= high < low + _MOST_IN_RANGE:
             raise BadValue("expected ranks such as 0,4-7")
         found.update(range(low, high + 1))
     return frozenset(found)
@@ -288,7 +288,7 @@ def variable(value: str) -> tuple[str, str]:
     return name, content
 
 
-_TOO_LONG = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far above, floats cannot hold them exactly
+_TOO_MANY_MILLISECONDS = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far above, floats cannot hold them exactly
 _DURATION = r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})(?:\.(\d{1,3}))?s)?(?:(\d{1,9})ms)?"
 _SECONDS = r"(\d{1,9})(?:\.(\d{1,3}))?"
 
@@ -306,7 +306,7 @@ def duration(value: str) -> float:
     thousandths = int((decimals or "").ljust(3, "0"))  # "5" of 1.5 is 500
     whole_seconds = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     milliseconds = whole_seconds * 1000 + thousandths + int(extra_milliseconds or 0)  # integers: the sum is exact
-    if milliseconds >= _TOO_LONG:
+    if milliseconds >= _TOO_MANY_MILLISECONDS:
         raise BadValue("expected less than 30 years")
     return milliseconds / 1000
 
@@ -333,8 +333,8 @@ def duration_or_off(value: str) -> float:
 
 
 _ENDPOINT = r"(?:\[[\w.:%-]+\]|[\w.-]+)(?::(\d{1,5}))?|[\w.%-]*:[\w.%-]*:[\w.:%-]*"  # the last: bare IPv6
-_FAULTS = ("kill", "node", "hang", "slow")
-_FAULT = r"([a-z]+):(\d{1,9})@(.+)"
+_FAULT_KINDS = ("kill", "node", "hang", "slow")
+_FAULT_FORM = r"([a-z]+):(\d{1,9})@(.+)"
 _FAULT_HINT = "type for example kill:5@2s: what, the rank, and the time after the start"
 
 
@@ -401,12 +401,12 @@ def faults(value: str) -> tuple[Fault, ...]:
     """Read faults of --chaos, separated by commas: "kill:3@10s,node:1@20s"."""
     faults = []
     for part in map(str.strip, value.split(",")):
-        found = re.fullmatch(_FAULT, part, re.ASCII)
+        found = re.fullmatch(_FAULT_FORM, part, re.ASCII)
         if not found:
             raise BadValue(f'"{part}" is not KIND:RANK@TIME', hint=_FAULT_HINT)
         kind, target, after = found.groups()
-        if kind not in _FAULTS:
-            raise BadValue(f'"{part}": expected {quoted(_FAULTS)}', hint=_FAULT_HINT)
+        if kind not in _FAULT_KINDS:
+            raise BadValue(f'"{part}": expected {quoted(_FAULT_KINDS)}', hint=_FAULT_HINT)
         try:
             faults.append(Fault(kind=kind, target=int(target), after=duration(after)))
         except BadValue as error:

@@ -20,7 +20,7 @@ from ddplaunch.spec.options.token import VARIABLE as TOKEN
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.words import did_you_mean, why_failed
 
-_LARGEST = 1 << 20  # characters of a file of variables
+_LARGEST_ENV_FILE = 1 << 20  # characters of a file of variables
 # these differ from worker to worker: one value for all would be wrong for all but one
 _VARIABLES_OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
              "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
@@ -37,9 +37,9 @@ _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "::1"}
 _MORE_THAN_ANY = 1 << 32  # workers: no job has as many
 
 # a line of a file of variables
-_ESCAPED = r'\\(["\\$`n])'
-_DOUBLE = r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?'
-_SINGLE = r"'([^']*)'\s*(?:#.*)?"
+_ESCAPED_CHARACTER = r'\\(["\\$`n])'
+_DOUBLE_QUOTED = r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?'
+_SINGLE_QUOTED = r"'([^']*)'\s*(?:#.*)?"
 
 
 class Resolved(Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     return JobSpec(
         program=_program(resolved, program),
         env=tuple(env.items()),
-        secret=origins_of_secrets,
+        origins_of_secrets=origins_of_secrets,
         origins=origins,
         given=tuple(resolved[name].given for name in BY_NAME if name in resolved),
         remarks=(*remarks, *_remarks(resolved)),
@@ -180,7 +180,7 @@ def _read_env_file(given: Given) -> list[tuple[str, str]]:
     from ddplaunch.system.process.files import read_text  # few jobs have one
 
     try:
-        return variables_of_file(read_text(BY_NAME["env_file"].value(given), _LARGEST), given.text)
+        return variables_of_file(read_text(BY_NAME["env_file"].value(given), _LARGEST_ENV_FILE), given.text)
     except OSError as error:
         raise LaunchError(f"{given}: {why_failed(error)}") from None
     except UnicodeDecodeError:
@@ -212,12 +212,12 @@ def _unquoted(text: str, place: str) -> str:
     mark = text[:1]
     if mark not in ("'", '"'):
         return re.sub(r"(?:^|\s)#.*", "", text).strip()
-    found = re.fullmatch(_DOUBLE if mark == '"' else _SINGLE, text)
+    found = re.fullmatch(_DOUBLE_QUOTED if mark == '"' else _SINGLE_QUOTED, text)
     if not found:
         raise BadValue(f"{place}: the quote {mark} is not closed, or something follows it")
     if mark == "'":
         return found[1]
-    return re.sub(_ESCAPED, lambda escape: "\n" if escape[1] == "n" else escape[1], found[1])
+    return re.sub(_ESCAPED_CHARACTER, lambda escape: "\n" if escape[1] == "n" else escape[1], found[1])
 
 
 class _Timeout(NamedTuple):

@@ -24,7 +24,7 @@ from ddplaunch.system.words import did_you_mean, why_failed
 
 _SOURCE_OF_FILE = {"pyproject.toml": Source.PYPROJECT, "ddplaunch.toml": Source.FILE}
 _TABLE = "[tool.ddplaunch]"
-_LARGEST = 1 << 20  # bytes of a file
+_LARGEST_FILE = 1 << 20  # bytes of a file
 _PREFIX = "DDPLAUNCH_"  # of our variables
 _VARIABLES_WITHOUT_OPTION = frozenset({token.VARIABLE, token.RDZV_HOST, token.RDZV_PORT, token.TASKS_PER_NODE})
 
@@ -43,9 +43,8 @@ def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     """Yield a note on each variable that looks like one of ours and is none; not in a worker, which has others of ours."""
     if "DDPLAUNCH_RUN_ID" in env:
         return
-    known = {
-        name for option in OPTIONS for name, _ in option.variables if name.startswith(_PREFIX)
-    } | _VARIABLES_WITHOUT_OPTION
+    of_options = {name for option in OPTIONS for name, _ in option.variables if name.startswith(_PREFIX)}
+    known = of_options | _VARIABLES_WITHOUT_OPTION
     after_prefix = sorted(name.removeprefix(_PREFIX) for name in known)  # the prefix makes all alike
     for name in sorted(name for name in without_service_links(env) if name.startswith(_PREFIX) and name not in known):
         meant = did_you_mean(name.removeprefix(_PREFIX), after_prefix, cutoff=0.75)
@@ -119,7 +118,7 @@ def _table(path: str, source: Source, *, shown_path: str) -> dict[str, Any] | No
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             opened = os.fstat(file.fileno())
             owner = opened.st_uid
-            content = file.read(_LARGEST + 1) if stat.S_ISREG(opened.st_mode) else b""
+            content = file.read(_LARGEST_FILE + 1) if stat.S_ISREG(opened.st_mode) else b""
     except OSError as error:
         # such a file may hold nothing for us, or is not this user's to mend
         if source is Source.PYPROJECT or owner != os.geteuid():
@@ -130,8 +129,8 @@ def _table(path: str, source: Source, *, shown_path: str) -> dict[str, Any] | No
         return None  # it is for other tools, and may then be of any size, owner and form
     if others := {entry.st_uid, owner} - {0, os.geteuid()}:
         raise _IgnoredError(f"it belongs to another user ({others.pop()})")
-    if len(content) > _LARGEST:
-        raise _IgnoredError(f"it is larger than {_LARGEST >> 20} MiB")
+    if len(content) > _LARGEST_FILE:
+        raise _IgnoredError(f"it is larger than {_LARGEST_FILE >> 20} MiB")
     import tomllib  # most jobs have no such file
 
     try:

@@ -66,7 +66,7 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
     return found
 
 
-def public(env: Mapping[str, str]) -> dict[str, str]:
+def visible_to_workers(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that workers may see: all but those that are for agents only."""
     for_agents = (VARIABLE, RDZV_HOST, RDZV_PORT, TASKS_PER_NODE, SCREEN, STDIN)
     return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(ORDER)}

@@ -48,7 +48,7 @@ class Mismatch(Struct, frozen=True, kw_only=True):
         parts = []
         for side in shown:
             at = f" at {side.where}" if side.where and len(locations) > 1 else ""
-            parts.append(f"{these_ranks(side.ranks)} {_does_in_number(side)}{at}")
+            parts.append(f"{these_ranks(side.ranks)} {_does_in_singular_or_plural(side)}{at}")
         number = sum(len(side.ranks) for side in others)
         more = f", {number} others do something else" if number else ""
         group = f"in {self.group}, " if self.group else ""
@@ -56,7 +56,7 @@ class Mismatch(Struct, frozen=True, kw_only=True):
         return f"step {self.step}: {group}{', '.join(parts)}{more}{only_location}"
 
 
-def _does_in_number(side: Side) -> str:
+def _does_in_singular_or_plural(side: Side) -> str:
     """Return what the ranks of a side do, with the verb of one rank or of several: "calls ..." or "call ..."."""
     verb, _, rest = side.does.partition(" ")
     return f"{verb.removesuffix('s')} {rest}" if len(side.ranks) > 1 else side.does

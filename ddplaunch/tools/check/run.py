@@ -28,6 +28,7 @@ from ddplaunch.system.exitcodes import of_signal
 from ddplaunch.system.loop.loop import Loop, Timer
 from ddplaunch.system.process import child, tree
 from ddplaunch.system.process.child import Child, End, Stdio
+from ddplaunch.system.process.command import do_nothing
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import become_subreaper, detach
 from ddplaunch.system.process.tree import end_all
@@ -64,8 +65,8 @@ def run(spec: JobSpec, env: Mapping[str, str], node: Node, wanted: Wanted, *, te
     """
     become_subreaper()
     try:
-        with _folder() as folder, _stoppable() as stop:
-            return _Runs(spec, env, node, wanted, folder, tells_pace).run(stop)
+        with _folder() as folder, _stoppable() as stop_fd:
+            return _Runs(spec, env, node, wanted, folder, tells_pace).run(stop_fd)
     except _Stopped as stopped:
         return of_signal(stopped.args[0])
 
@@ -105,7 +106,7 @@ def _stoppable() -> Iterator[int]:
     """Return a descriptor that becomes readable when a signal asks this command to end; the signals' numbers are read from it."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     handlers_before = {
-        signum: signal.signal(signum, lambda *_: None) for signum in _ENDING_SIGNALS if not _is_ignored(signum)
+        signum: signal.signal(signum, do_nothing) for signum in _ENDING_SIGNALS if not _is_ignored(signum)
     }
     wakeup_fd_before = signal.set_wakeup_fd(writable)  # to which the interpreter writes the number of each signal
     try:
@@ -164,9 +165,9 @@ class _Runs:
         ranks_after_first = len(wanted.ranks) - 1  # the first one runs alone, before the others
         self._most_running = max(1, min(_MOST_AT_ONCE, node.hardware.usable_cpus, ranks_after_first))
 
-    def run(self, stop: int) -> list[Trace]:
-        """Run all; raise _Stopped if a signal asks to end, whose number is read from `stop`. No process is left in any case."""
-        self._loop.watch(stop, partial(_stop, stop))
+    def run(self, stop_fd: int) -> list[Trace]:
+        """Run all; raise _Stopped if a signal asks to end, whose number is read from `stop_fd`. No process is left."""
+        self._loop.watch(stop_fd, partial(_raise_stopped, stop_fd))
         try:
             while self._not_started or self._running:
                 first_has_ended = bool(self._traces)  # it runs alone, since the others may get objects that it has sent
@@ -271,18 +272,18 @@ class _Runs:
     def _end(self, one: _Rank, timer: Timer) -> None:
         """Keep the trace of a rank whose process has ended, and end what it has left behind; `timer` would kill it."""
         timer.cancel()
-        ended = one.process.look()
-        if ended is None:
+        end = one.process.look()
+        if end is None:
             return
         del self._running[one.rank]
         self._loop.unwatch(one.process.ended)
-        if self._loop.watches(one.output):
+        if self._loop.watches(one.output):  # what it has printed last was not read yet
             self._read(one)
             self._loop.unwatch(one.output)
         os.close(one.output)
         one.process.reap()
         self._end_leftovers()
-        trace = self._traces[one.rank] = self._trace(one, ended)
+        trace = self._traces[one.rank] = self._trace(one, end)
         first, *others = self._wanted.ranks
         if self._tells_pace and one.rank == first and others:
             say(f"rank {first} took {duration(trace.seconds)}, {count(len(others), 'rank')} to go")
@@ -317,9 +318,9 @@ class _Runs:
         tree.reap(pids)
 
 
-def _stop(stop: int) -> None:
+def _raise_stopped(stop_fd: int) -> None:
     """Raise the number of the signal that has come. Called by the loop."""
-    raise _Stopped(os.read(stop, 1)[0])
+    raise _Stopped(os.read(stop_fd, 1)[0])
 
 
 def default_ranks(world_size: int, nproc_per_node: int) -> tuple[int, ...]:

@@ -68,11 +68,11 @@ def blocks(checked: Checked) -> Iterator[Block]:
     yield line(
         f"{these_ranks(wanted.ranks)} of {wanted.world_size}: ",
         verdict,
-        f", {_extent(traces)} ({duration(checked.seconds)})",
+        f", {_steps_done(traces)} ({duration(checked.seconds)})",
     )
 
 
-def _extent(traces: Sequence[Trace]) -> str:
+def _steps_done(traces: Sequence[Trace]) -> str:
     low, high = min(trace.steps for trace in traces), max(trace.steps for trace in traces)
     return count(high, "step") if low == high else f"{low} to {high} steps"
 
@@ -113,7 +113,7 @@ def _failure(checked: Checked, trace: Trace) -> _Failure:
     first_line = Redactor().text(error.message.strip().partition("\n")[0][:300])
     exception = f"{error.type}: {first_line}" if first_line else error.type
     hint = ""
-    # a call whose `peer` should have sent objects
+    # a call whose `peer`, which is always noted then, should have sent objects
     futile = next((call for call in trace.calls if call.got_nothing), None)
     if _NEEDS_GPU.search(error.message):
         hint = (

@@ -67,7 +67,7 @@ def subject_of(spec: JobSpec, env: Mapping[str, str]) -> Subject:
             f"{written}: there is no such program",
             hint="name the interpreter of an environment: `ddplaunch doctor --python ENV/bin/python`",
         )
-    variables = {**token.public(env), **dict(spec.env)}
+    variables = {**token.visible_to_workers(env), **dict(spec.env)}
     return Subject(env=variables, python=found, runs=spec.log_dir or runs_folder(env))
 
 

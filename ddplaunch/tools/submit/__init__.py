@@ -55,7 +55,7 @@ _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORM
 _DEVICES_OF_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 _HINT_ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
 _SCONTROL_TIMEOUT = 5.0  # seconds
-_JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
+_SUBMITTED_JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ def draft(
         hint = None if os.path.isabs(folder) else f"looked in {os.getcwd()}"
         raise LaunchError(f"--chdir {folder}: there is no such folder", hint=hint)
     with chdir(folder or os.curdir):
-        job_env = exported(environment(env), request.value("export") or env.get("SBATCH_EXPORT"))
+        job_env = exported(without_outer_job(env), request.value("export") or env.get("SBATCH_EXPORT"))
         # if there is a file run, the file is the script
         has_verb = request.job[:1] == ("run",) and not os.path.lexists("run")
         job = request.job[1:] if has_verb else request.job
@@ -164,7 +164,8 @@ def _known_nodes(request: SubmitRequest, env: Mapping[str, str]) -> Collection[s
     clusters = _value_for_sbatch("clusters", no_defaults, request, env)
     where = (f"--clusters={clusters}",) if clusters else ()
     try:
-        return parse_nodes(scontrol(environment(env), (*where, "--all", "show", "nodes", "-o"), _SCONTROL_TIMEOUT))
+        shown = scontrol(without_outer_job(env), (*where, "--all", "show", "nodes", "-o"), _SCONTROL_TIMEOUT)
+        return parse_nodes(shown)
     except ScontrolError:
         return ()
 
@@ -182,13 +183,8 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     job = _sbatch(made.script, [option.argument for option in made.options], env)
     if job is None:  # --test-only
         return OK
-    known = {
-        "A": job.id,
-        "a": "*",
-        "j": job.id,
-        "x": made.name,
-        "%": "%",
-    }  # %a: each element of an array has its number
+    # %a: each element of an array has its number
+    known = {"A": job.id, "a": "*", "j": job.id, "x": made.name, "%": "%"}
     stdout = output.expand(made.output[0], known)
     path = output.shown(os.path.join(made.folder, stdout), os.getcwd())
     message = f"ddplaunch: job {job.id} is submitted; its output goes to {path}"
@@ -241,7 +237,8 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
         with disk_watch_paused():
             done = subprocess.run(
                 ["sbatch", "--parsable", *options],
-                check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),
+                check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape",
+                env=without_outer_job(env),
             )  # fmt: skip
     except FileNotFoundError:
         raise LaunchError("sbatch is not on PATH", hint=_HINT_ELSEWHERE, status=NOT_FOUND) from None
@@ -249,12 +246,12 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
         raise LaunchError(f"sbatch: {why_failed(error)}") from None
     if done.returncode:
         status = 128 - done.returncode if done.returncode < 0 else done.returncode
-        if "establish a configuration source" in done.stderr:
+        if "establish a configuration source" in done.stderr:  # there is no slurm.conf
             raise LaunchError("no Slurm configured here", hint=_HINT_ELSEWHERE, status=status)
         raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=status)
-    found = _JOB.findall(done.stdout)
+    found = _SUBMITTED_JOB.findall(done.stdout)
     # a site may print messages at each submission
-    if message := f"{done.stderr}{_JOB.sub('', done.stdout)}".strip():
+    if message := f"{done.stderr}{_SUBMITTED_JOB.sub('', done.stdout)}".strip():
         notify(message)
     if not found:
         return None
@@ -262,7 +259,7 @@ def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submit
     return Submitted(id=job_id, cluster=cluster or None)
 
 
-def environment(env: Mapping[str, str]) -> dict[str, str]:
+def without_outer_job(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for sbatch, which it exports to the job: none of a job, task or worker in which this is run."""
     kept = without_other_places(without_worker_place(env), rank=None, world_size=0)  # whatever place the variables name
     is_in_job = "SLURM_JOB_ID" in env or "SLURM_JOBID" in env
@@ -281,7 +278,7 @@ def _reason(stderr: str) -> str:
 # --- what would make the job fail hours later, when it runs
 
 
-_NODES = re.compile(r"(\d+)(?:-(\d+))?")
+_NUMBER_OF_NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None:
@@ -349,7 +346,7 @@ def _refuse_contradictions(request: SubmitRequest) -> None:
 
 def _check_nodes(request: SubmitRequest, spec: JobSpec) -> None:
     """Refuse a --nodes of sbatch that contradicts the number of nodes of the job (--nnodes, and spares in reserve)."""
-    found = _NODES.fullmatch(request.value("nodes") or "")
+    found = _NUMBER_OF_NODES.fullmatch(request.value("nodes") or "")
     if found is None:
         return
     given = int(found[1])  # the minimum

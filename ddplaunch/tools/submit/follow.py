@@ -134,7 +134,7 @@ class _Watch:
         else:
             self._slurm_responds = True
             if self._follow and jobs:
-                self._output_files = output_files(jobs[0])
+                self._output_files = output_files(jobs[0])  # the only one: --follow takes no array
                 self._was_started = has_run(jobs[0])
             observed, lines = update(self._observed, jobs, now)
         if observed.is_over:

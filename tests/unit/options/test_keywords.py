@@ -21,7 +21,7 @@ def spec(**keywords):
 
 def test_variables_of_a_file_that_is_a_keyword_are_shown_nowhere(tmp_path):
     (tmp_path / "a.env").write_text("A=s3cret\n")
-    assert spec(env_file=str(tmp_path / "a.env"), env={"B": "typed"}).secret.keys() == {"A"}
+    assert spec(env_file=str(tmp_path / "a.env"), env={"B": "typed"}).origins_of_secrets.keys() == {"A"}
 
 
 @pytest.mark.parametrize(

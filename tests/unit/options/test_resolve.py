@@ -258,7 +258,7 @@ def test_variables_of_files_come_before_those_of_flags(tmp_path: Path) -> None:
     (tmp_path / "a.env").write_text("A=file\nB=file\n")
     job = spec(f"--env A=flag --env-file {tmp_path}/a.env --env C=flag")
     assert dict(job.env) == {"A": "flag", "B": "file", "C": "flag"}
-    assert job.secret == {"B": "--env-file"}
+    assert job.origins_of_secrets == {"B": "--env-file"}
 
 
 # --- what does not go together

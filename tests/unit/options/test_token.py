@@ -84,7 +84,7 @@ def test_a_short_secret_is_warned_of_and_not_shown() -> None:
 
 
 def test_workers_may_see_all_variables_but_the_secret() -> None:
-    assert token.public({"DDPLAUNCH_TOKEN": "abc", "HOME": "/h"}) == {"HOME": "/h"}
+    assert token.visible_to_workers({"DDPLAUNCH_TOKEN": "abc", "HOME": "/h"}) == {"HOME": "/h"}
 
 
 @pytest.mark.parametrize("place", ["--env DDPLAUNCH_TOKEN=abc", "--env-file {folder}/a.env", "file"])

@@ -91,9 +91,9 @@ def test_variables_from_files_travel_apart_and_with_their_origin(tmp_path):
         word for word in (*order.job.program, *(text for one in order.job.given for text in one)) if b"caf" in word
     ]
     got = there(order)
-    assert (dict(got.env), got.secret) == ({"A": odd, "B": "typed"}, {"A": "--env-file"})
+    assert (dict(got.env), got.origins_of_secrets) == ({"A": odd, "B": "typed"}, {"A": "--env-file"})
     assert dict(got.env) == dict(spec.env)
-    assert got.secret == spec.secret
+    assert got.origins_of_secrets == spec.origins_of_secrets
 
 
 def test_the_screen_travels():

@@ -27,7 +27,7 @@ def variables(**env: str) -> dict[str, str]:
 def test_agents_are_told_the_secret_and_where_to_meet_by_variables_alone() -> None:
     meeting = {"DDPLAUNCH_RDZV_HOST": "ctl", "DDPLAUNCH_RDZV_PORT": "20000"}
     assert variables(HOME="/root") == {"HOME": "/root", "DDPLAUNCH_TOKEN": "secret", **meeting}
-    assert secret.public(variables(HOME="/root")) == {"HOME": "/root"}
+    assert secret.visible_to_workers(variables(HOME="/root")) == {"HOME": "/root"}
 
 
 def test_the_job_is_told_by_variables_alone_which_workers_do_not_get() -> None:
@@ -37,16 +37,16 @@ def test_the_job_is_told_by_variables_alone_which_workers_do_not_get() -> None:
         given=(Given.typed("health_check", command),),
         health_check=command,
         env=(("PATH", "/theirs"), ("SECRET", "two\nlines")),
-        secret={"SECRET": "job.env"},
+        origins_of_secrets={"SECRET": "job.env"},
     )
     told = {"PATH": "/usr/bin", **order(job, place("node1")).variables()}
     assert told["PATH"] == "/usr/bin"
     got = there(told)
-    assert (dict(got.env), got.secret, got.health_check) == (dict(job.env), job.secret, command)
-    assert secret.public(told) == {"PATH": "/usr/bin"}
+    assert (dict(got.env), got.origins_of_secrets, got.health_check) == (dict(job.env), job.origins_of_secrets, command)
+    assert secret.visible_to_workers(told) == {"PATH": "/usr/bin"}
     assert variables(**order(job, place("node1")).variables()) == variables()  # of an outer step
     read = {name for option in OPTIONS for name, _ in option.variables}
-    assert read == secret.public(dict.fromkeys(read, "")).keys()
+    assert read == secret.visible_to_workers(dict.fromkeys(read, "")).keys()
 
 
 @given(st.lists(st.text(alphabet="\\:a\udcff\n"), max_size=5), st.sampled_from((1, 100_000)))
@@ -125,7 +125,7 @@ def test_the_tasks_that_the_script_asked_for_are_told_in_another_way() -> None:
     kept = variables(SLURM_NTASKS_PER_NODE="4")
     assert kept.pop("DDPLAUNCH_TASKS_PER_NODE") == "4"
     assert kept == variables()
-    assert secret.public(variables(SLURM_NTASKS_PER_NODE="4")) == {}
+    assert secret.visible_to_workers(variables(SLURM_NTASKS_PER_NODE="4")) == {}
 
 
 OPTIONS_OF_SRUN = """SLURM_DEBUG SLURMD_DEBUG SLURM_STDOUTMODE SLURM_STDERRMODE SLURM_LABELIO SLURM_OPEN_MODE SLURM_REMOTE_CWD

@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.reach.slurm.scontrol import parse_jobs
 from ddplaunch.spec.job import JobSpec, ProgramKind
-from ddplaunch.tools.submit import environment, exported
+from ddplaunch.tools.submit import exported, without_outer_job
 from ddplaunch.tools.submit.output import expand, is_complete, output_files, shown
 from ddplaunch.tools.submit.script import WIDTH, job_name, options_in_script, quote, text
 from tests.unit.builders import spec
@@ -167,9 +167,9 @@ def test_only_exported_variables_reach_the_job(export: str | None, names: dict[s
 
 def test_a_job_does_not_inherit_the_place_of_the_job_in_which_it_was_submitted() -> None:
     login = {"SLURM_CONF": "/c", "SLURM_HINT": "x", "PATH": "/bin"}
-    assert environment(login) == login
+    assert without_outer_job(login) == login
     inside = {**login, "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "n", "SRUN_DEBUG": "3"}
-    assert environment(inside) == {"SLURM_CONF": "/c", "PATH": "/bin"}
+    assert without_outer_job(inside) == {"SLURM_CONF": "/c", "PATH": "/bin"}
 
 
 @pytest.mark.parametrize("job_id", ["SLURM_JOB_ID", "SLURM_JOBID"])
@@ -193,8 +193,8 @@ def test_a_job_does_not_inherit_what_the_job_in_which_it_was_submitted_was_given
         "PMIX_RANK": "0",
         "SBATCH_ACCOUNT": "a",
     }
-    assert environment({**given, job_id: "1"}) == {"OMP_PLACES": "cores", "SBATCH_ACCOUNT": "a"}
-    assert environment({"CUDA_VISIBLE_DEVICES": "0,1", "SBATCH_MEM_BIND": "local"}).keys() == {
+    assert without_outer_job({**given, job_id: "1"}) == {"OMP_PLACES": "cores", "SBATCH_ACCOUNT": "a"}
+    assert without_outer_job({"CUDA_VISIBLE_DEVICES": "0,1", "SBATCH_MEM_BIND": "local"}).keys() == {
         "CUDA_VISIBLE_DEVICES",
         "SBATCH_MEM_BIND",
     }
@@ -208,5 +208,5 @@ def test_a_job_that_a_worker_submits_is_not_that_of_the_worker():
         "TORCHELASTIC_RUN_ID": "r",
         "DDPLAUNCH_RUN_ID": "r",
     }
-    assert environment({**worker, "HOME": "/root"}) == {"HOME": "/root"}
-    assert environment({"RANK": "1", "HOME": "/root"}) == {"RANK": "1", "HOME": "/root"}
+    assert without_outer_job({**worker, "HOME": "/root"}) == {"HOME": "/root"}
+    assert without_outer_job({"RANK": "1", "HOME": "/root"}) == {"RANK": "1", "HOME": "/root"}

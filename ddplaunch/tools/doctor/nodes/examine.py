@@ -67,7 +67,7 @@ def examine_nodes(
     if allocation.hosts_to_start_on:
         agents, variables = _agents(spec, env, allocation)
     else:  # somebody else has started the doctor on all nodes: the others will join
-        agents, variables = _agent_of_this_node(spec, env, named), token.public(env)
+        agents, variables = _agent_of_this_node(spec, env, named), token.visible_to_workers(env)
     with closing(Loop()) as loop, ExitStack() as stack:
         python = spec.remote_python or sys.executable
         nodes = Nodes(loop, agents, starter=allocation.starter, python=python, env=variables)
@@ -112,7 +112,7 @@ def _agents(
     python = spec.remote_python or sys.executable
     agents = starting.agents(spec, env, allocation, python, run_id="doctor", token=os.urandom(32).hex(), module=_MODULE)
     if allocation.starter != "srun":
-        return agents, token.public(env)
+        return agents, token.visible_to_workers(env)
     # imported here, since few have Slurm
     from ddplaunch.plan.cluster.slurm import component_of
     from ddplaunch.reach.slurm import srun

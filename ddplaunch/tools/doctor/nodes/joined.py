@@ -377,7 +377,7 @@ def _own_order(order: HostOrder, spec: JobSpec, env: Mapping[str, str], allocati
     return Orders(
         spec=spec,
         allocation=replace(allocation, hosts_to_start_on=tuple(HostOfList(name=name) for name in hosts)),
-        env=token.public(env),
+        env=token.visible_to_workers(env),
         cwd=os.getcwd(),
         run_id="doctor",
         token=order.token,
