@@ -30,7 +30,7 @@ CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes, at first
 MAX_TIMEOUT = 60.0
 STAGGER = 0.25  # seconds until the next target is tried while one has not answered yet (RFC 8305)
 SHORTEST_PAUSE = 0.01  # seconds between two rounds
-GROWTH = 1.25  # of the pause from round to round: delays a connection by at most a quarter of the time waited so far
+PAUSE_GROWTH = 1.25  # from round to round: delays a connection by at most a quarter of the time waited so far
 LONGEST_PAUSE = 1.0  # seconds
 _TRIED_FOR = 1.0  # seconds in which `answers` tries its targets again
 _ANSWERS_WITHIN = 5.0  # seconds, once one accepts the connection: a coordinator listens before it has imported all
@@ -64,23 +64,23 @@ class Dialer:
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
         # how long to wait for the first bytes of targets that have accepted a connection and sent nothing; seconds
-        self._timeouts: dict[Target, float] = {}
+        self._timeouts_of_silent: dict[Target, float] = {}
         self._attempts: list[_Attempt] = []  # at most one for each target
         self.reached: Target | None = None  # the last target that has answered; None: none has
-        self._next = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
-        self._pause = SHORTEST_PAUSE
+        self._next_attempt_at = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
+        self._pause_between_rounds = SHORTEST_PAUSE
 
     @property
     def is_accepted(self) -> bool:
         """Whether somebody holds a connection of ours, or has sent nothing on an earlier one."""
-        return bool(self._timeouts) or any(attempt.is_accepted for attempt in self._attempts)
+        return bool(self._timeouts_of_silent) or any(attempt.is_accepted for attempt in self._attempts)
 
     def set_targets(self, targets: Sequence[Target]) -> None:
         """Try these targets, in this order, until one answers, in place of any before."""
         self.stop()
         self._targets = tuple(targets)
         if targets:
-            self._next.set(self.loop.now())
+            self._next_attempt_at.set(self.loop.now())
 
     def stop(self) -> None:
         """Drop all attempts, and try no more."""
@@ -88,8 +88,8 @@ class Dialer:
             attempt.discard()
         self._attempts.clear()
         self._untried.clear()
-        self._next.cancel()
-        self._pause = SHORTEST_PAUSE
+        self._next_attempt_at.cancel()
+        self._pause_between_rounds = SHORTEST_PAUSE
 
     def _begin_attempt(self) -> None:
         """Begin an attempt to the next target whose connect() does not fail at once; plan the one after. Called by the timer.
@@ -108,7 +108,7 @@ class Dialer:
             except OSError as error:
                 failed_at_once.append((endpoint_of(address), describe(error)))
             else:
-                timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
+                timeout = self._timeouts_of_silent.get(target, CONNECT_TIMEOUT)
                 self._attempts.append(_Attempt(self, sock, target, timeout))
                 break
         self._plan_next(STAGGER)
@@ -134,12 +134,12 @@ class Dialer:
         now = self.loop.now()
         all_are_pending = len(self._attempts) >= len(self._targets)
         if self._untried:
-            self._next.set(now + stagger)
+            self._next_attempt_at.set(now + stagger)
         elif all_are_pending:  # the first attempt that fails plans the next one
-            self._next.cancel()
+            self._next_attempt_at.cancel()
         else:
-            self._next.set(now + self._pause)
-            self._pause = min(GROWTH * self._pause, LONGEST_PAUSE)
+            self._next_attempt_at.set(now + self._pause_between_rounds)
+            self._pause_between_rounds = min(PAUSE_GROWTH * self._pause_between_rounds, LONGEST_PAUSE)
 
     def won(self, attempt: _Attempt, peer: Peer) -> None:
         """Stop all other attempts, and hand the peer over. Called by an attempt."""
@@ -151,7 +151,7 @@ class Dialer:
     def lost(self, attempt: _Attempt, reason: str) -> None:
         """Plan the next attempt at once, and report why this attempt has failed. Called by the attempt."""
         if attempt.was_silent:
-            self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
+            self._timeouts_of_silent[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
         self._attempts.remove(attempt)
         self._plan_next(0.0)
         self._owner.on_refused(endpoint_of(attempt.target[1]), reason)
