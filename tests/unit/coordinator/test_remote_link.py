@@ -168,7 +168,7 @@ class Bed:
         self.loop.run_once()
 
     def take_events(self) -> list[Any]:
-        self.loop._hand_over()
+        self.loop._hand_over_events()
         found = [one for one in self.handled if one is not None]
         self.handled.clear()
         return found
