@@ -307,36 +307,49 @@ def _unquoted(named: _Named, at: int) -> Iterator[Span]:
 
     Except in settings and headers, it may be no value: a sentence, an expression, or the name of another value.
     """
-    text, name, before = named.text, named.name, named.before
-    up_to_value = text[named.start : at]  # the name, and the sign behind it
+    text, before = named.text, named.before
     is_in_quotes = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
     begins_line = not is_in_quotes and compiled(_BEFORE_FIRST_NAME).fullmatch(before.rstrip("\"'")) is not None
-    is_header = name.lower() in ("cookie", "set-cookie")
-    if (scheme := compiled(_LOGIN_SCHEME).match(text, at)) is not None:  # of a header: "Bearer VALUE"
-        at, begins_line, is_header = scheme.end(), False, True
-    pattern = _HEADER_VALUE if is_header and scheme is None else _UNQUOTED_WORD
-    end = _end_of_line(text, at) if begins_line else _end_of_match(text, at, pattern)
-    value = text[at:end]
-    if named.syntax is not Syntax.SETTINGS and not is_header:
-        is_tight = not up_to_value[-1:].isspace()  # no space before the value
-        if is_tight and not up_to_value.endswith(":"):  # NAME=VALUE, and perhaps a command behind it
+    is_cookie = named.name.lower() in ("cookie", "set-cookie")  # a header, whose value has spaces
+    if (scheme := compiled(_LOGIN_SCHEME).match(text, at)) is not None:  # of a header, too: "Bearer VALUE"
+        value = text[scheme.end() : _end_of_match(text, scheme.end(), _UNQUOTED_WORD)]
+        yield from _span_unless_brackets(named, scheme.end(), value)
+        return
+    pattern = _HEADER_VALUE if is_cookie else _UNQUOTED_WORD
+    value = text[at : _end_of_line(text, at) if begins_line else _end_of_match(text, at, pattern)]
+    if named.syntax is not Syntax.SETTINGS and not is_cookie:
+        sign = text[at - 1 : at]
+        if not sign.isspace() and sign != ":":  # NAME=VALUE, and perhaps a command behind it
             value = value.split(maxsplit=1)[0] if value.strip() else value
         value = value.rstrip(",;)")
-        expression = value if is_tight else text[at : at + _LOOK_BACK].partition("\n")[0]  # with spaces in it
-        if (
-            _is_sentence_or_comparison(value, up_to_value, begins_line=begins_line)
-            or _is_expression(value)
-            or _is_expression(expression)
-        ):
+        if _is_code_or_prose(named, at, value, begins_line=begins_line, is_in_quotes=is_in_quotes):
             return
-        character_behind = text[at + len(value) : at + len(value) + 1]
-        if not is_in_quotes and _is_name_of_value(value, name, before, character_behind):
-            return
-        names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
-        if named.syntax is Syntax.CODE and not is_tight and compiled(names).fullmatch(value):
-            return
-    if value.strip("[]{}() ,"):  # more than brackets, which begin a value in the next lines
-        yield from _span_if_secret(at, at + len(value), text, name)
+    yield from _span_unless_brackets(named, at, value)
+
+
+def _span_unless_brackets(named: _Named, at: int, value: str) -> Iterator[Span]:
+    """Yield the place of a value if it is a secret; brackets alone begin a value in the next lines."""
+    if value.strip("[]{}() ,"):
+        yield from _span_if_secret(at, at + len(value), named.text, named.name)
+
+
+def _is_code_or_prose(named: _Named, at: int, value: str, *, begins_line: bool, is_in_quotes: bool) -> bool:
+    """Return whether what stands at `at` is no value: a sentence, an expression, or the name of another value."""
+    text = named.text
+    up_to_value = text[named.start : at]  # the name, and the sign behind it
+    has_space_before = up_to_value[-1:].isspace()
+    rest_of_line = text[at : at + _LOOK_BACK].partition("\n")[0]
+    if (
+        _is_sentence_or_comparison(value, up_to_value, begins_line=begins_line)
+        or _is_expression(value)
+        or (has_space_before and _is_expression(rest_of_line))  # with spaces in it
+    ):
+        return True
+    character_behind = text[at + len(value) : at + len(value) + 1]
+    if not is_in_quotes and _is_name_of_value(value, named.name, named.before, character_behind):
+        return True
+    names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
+    return named.syntax is Syntax.CODE and has_space_before and compiled(names).fullmatch(value) is not None
 
 
 def _is_sentence_or_comparison(value: str, up_to_value: str, *, begins_line: bool) -> bool:
