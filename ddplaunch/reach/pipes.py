@@ -259,7 +259,7 @@ class Backpressure:
             if logged and not reader_has_read:
                 self.holds, self.mutes = False, True
             else:
-                self._hold()
+                self._hold()  # with new time for the reader
         self._is_time_up = False
 
     def _hold(self) -> None:

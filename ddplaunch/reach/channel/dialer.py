@@ -108,8 +108,8 @@ class Dialer:
             except OSError as error:
                 failed_at_once.append((endpoint_of(address), describe(error)))
             else:
-                timeout = self._timeouts_of_silent.get(target, CONNECT_TIMEOUT)
-                self._attempts.append(_Attempt(self, sock, target, timeout))
+                first_bytes_within = self._timeouts_of_silent.get(target, CONNECT_TIMEOUT)
+                self._attempts.append(_Attempt(self, sock, target, first_bytes_within))
                 break
         self._plan_next(STAGGER)
         for endpoint, reason in failed_at_once:  # last, for the owner may stop this dialer
@@ -151,7 +151,7 @@ class Dialer:
     def lost(self, attempt: _Attempt, reason: str) -> None:
         """Plan the next attempt at once, and report why this attempt has failed. Called by the attempt."""
         if attempt.was_silent:
-            self._timeouts_of_silent[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
+            self._timeouts_of_silent[attempt.target] = min(2 * attempt.first_bytes_within, MAX_TIMEOUT)
         self._attempts.remove(attempt)
         self._plan_next(0.0)
         self._owner.on_refused(endpoint_of(attempt.target[1]), reason)
@@ -160,10 +160,10 @@ class Dialer:
 class _Attempt:
     """One connection from connect() to the end of the handshake, which the dialer learns."""
 
-    def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, timeout: float) -> None:
-        """Follow one connect() to its end; the target's first bytes have to come within `timeout` seconds from now."""
+    def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, first_bytes_within: float) -> None:
+        """Follow one connect() to its end; the target's first bytes have to come within so many seconds from now."""
         self.target = target
-        self.timeout = timeout
+        self.first_bytes_within = first_bytes_within
         self.was_silent = False  # the other side has accepted the connection, and sent nothing in time
         self._dialer = dialer
         self._sock = sock
@@ -181,7 +181,7 @@ class _Attempt:
     def _on_timeout(self) -> None:
         """Give up; a peer that has sent something has the whole handshake timeout for the rest."""
         # where the first bytes were so late that the timeout was raised, the rest may be late too
-        handshake_timeout = max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
+        handshake_timeout = max(HANDSHAKE_TIMEOUT, 2 * self.first_bytes_within)
         if self._greeting is not None and self._greeting.received_any:
             handshake_end = self._began + handshake_timeout
             if self._loop.now() < handshake_end:
@@ -192,7 +192,7 @@ class _Attempt:
             reason = f"no answer in {CONNECT_TIMEOUT:g} s"
         else:
             self.was_silent = True
-            silent = f"accepted the connection, but sent nothing in {self.timeout:g} s"
+            silent = f"accepted the connection, but sent nothing in {self.first_bytes_within:g} s"
             reason = f"{silent}; it may still be starting, or another program holds the port"
         self._fail(reason)
 
@@ -213,7 +213,7 @@ class _Attempt:
             return
         keep_rejections(self._sock, False)  # an ICMP message must not end a connection that is made
         self._loop.unwatch(self._sock)
-        self._timer.set(self._began + self.timeout)
+        self._timer.set(self._began + self.first_bytes_within)
         _, address = self.target
         self._greeting = Greeting(self._loop, self._sock, address, Client(self._dialer.key), self)
 

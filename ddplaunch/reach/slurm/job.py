@@ -115,8 +115,8 @@ def query_job(env: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> JobRec
 def status_of(job: JobRecord, restarts: int) -> JobStatus:
     """Say what Slurm is doing with a job that had been restarted so many times when its processes were started.
 
-    Which records mean what was seen: see the table at the top of this module. A preempted job may have some time until it is
-    ended, its grace.
+    The table at the top of this module has the records that were seen. A preempted job may have some time until it is ended, its
+    grace.
     """
     states = job.states
     if job.restarts > restarts or states & {"PENDING", "REQUEUED", "REQUEUE_HOLD"}:

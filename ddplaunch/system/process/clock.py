@@ -51,10 +51,10 @@ class Clock:
     def select(
         self, selector: selectors.BaseSelector, deadline: float, lenient_deadline: float = inf
     ) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events until the deadline, but one beat at most; without a deadline (inf), as long as it takes.
+        """Wait for events until the deadline, but for a short sleep at most; without a deadline (inf), as long as it takes.
 
-        `lenient_deadline` is that of what may come late: this process wakes for it, but a pause until then counts as time. A beat
-        is short, since a pause within the sleep cannot be told from the sleep.
+        A pause of this process within a sleep cannot be told from the sleep. `lenient_deadline` is that of what may come late:
+        this process wakes for it, but a pause until then counts as time.
         """
         if deadline == inf:
             ready = selector.select(None if lenient_deadline == inf else max(0.0, lenient_deadline - self.now()))

@@ -162,6 +162,7 @@ _PLACEHOLDER = (
     r"\$(?:[A-Za-z_]\w*|\d|[({].*)?|%\(.*|%[sr]|[{]{1,2}[^{}]*[}]{1,2}|<[^<>]*>|\[[A-Za-z_ ]*\]|[A-Z_]*\$?\{[^{}]*\}|@\w+@"
     r"|!(?:vault|secret|env\w*|Ref|Sub)\b.*|[xX]+|[*._#?-]+|\.\.\..*"
 )
+_LONGEST_LOOKED_AT = 1000  # characters of a value
 _PATH = r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+ -]*)+"
 _FILE = r"(?:[\w.-]+/)*[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|cfg|py|sh|log|pt|bin|model|md|csv)"
 
@@ -171,11 +172,11 @@ def is_value(text: str, name: str) -> bool:
     text = text.strip()
     if not text or text.lower() in _WORDS_FOR_NO_SECRET:
         return False
-    if len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
+    if len(text) < _LONGEST_LOOKED_AT and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
         return False
     is_short_number = len(text) < 12 and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text)
     if is_short_number and _names_number(name) and not _names_password(name):
         return False
-    if re.fullmatch(_FILE, text[:1000]):
+    if re.fullmatch(_FILE, text[:_LONGEST_LOOKED_AT]):
         return False
-    return is_random(text) or not re.fullmatch(_PATH, text[:1000])  # base64 has slashes, too
+    return is_random(text) or not re.fullmatch(_PATH, text[:_LONGEST_LOOKED_AT])  # base64 has slashes, too
