@@ -37,9 +37,9 @@ class _Link(RemoteLink):
         super().__init__(cast(Any, agent.process), elsewhere, lease)
         self._agent = agent
 
-    def _on_found(self, peer: Any, found_as: str) -> None:
+    def on_found(self, peer: Any, found_as: str) -> None:
         self._agent.follows = self._agent.world.arbiter
-        super()._on_found(peer, found_as)
+        super().on_found(peer, found_as)
 
 
 class Agent:

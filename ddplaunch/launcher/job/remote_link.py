@@ -89,7 +89,7 @@ class RemoteLink(Link):
         self._lost_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
         user_timeout = elsewhere.keepalive.user_timeout
-        self._search = Search(loop, elsewhere.key, self._on_found, user_timeout=user_timeout)
+        self._search = Search(loop, elsewhere.key, self.on_found, user_timeout=user_timeout)
 
     # --- connecting
 
@@ -104,13 +104,13 @@ class RemoteLink(Link):
 
     def on_opened(self, peer: Peer) -> None:
         """Take the carried connection, once each side has proven the key to the other. Called by the greeting."""
-        self._on_found(peer, peer.address)
+        self.on_found(peer, peer.address)
 
     def on_refused(self, _who: str, reason: str) -> None:
         """Lose the coordinator, which does not prove the key, or has ended. Called by the greeting."""
         self._end(f"{self._coordinator} was lost: {reason}")
 
-    def _on_found(self, peer: Peer, found_as: str) -> None:
+    def on_found(self, peer: Peer, found_as: str) -> None:
         """Take the connection to the coordinator, and send the first message. Called by the search.
 
         `found_as` is the name or address under which the coordinator was found.

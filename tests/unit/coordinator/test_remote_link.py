@@ -132,7 +132,7 @@ class Bed:
 
     def open(self) -> Peer:
         self.peer = Peer()
-        self.link._on_found(self.peer, "10.0.0.1")  # type: ignore[arg-type]
+        self.link.on_found(self.peer, "10.0.0.1")  # type: ignore[arg-type]
         return self.peer
 
     def hear(self, message: Any) -> None:
