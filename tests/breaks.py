@@ -56,7 +56,7 @@ BREAKS = (
     Break("launcher/job/remote_link.py", "if isinstance(message, Generation) and self._lease.is_over:", "if False:", "unit/coordinator"),
     # the channel between nodes
     Break("reach/channel/handshake.py", "if not hmac.compare_digest(proofs.of(_CLIENT), answer.proof):", "if False:", "unit/control"),
-    Break("reach/channel/handshake.py", "self._received += 1", "self._received += 0", "unit/control"),
+    Break("reach/channel/handshake.py", "self._frames_received += 1", "self._frames_received += 0", "unit/control"),
     Break("reach/channel/handshake.py", "signing.update(number.to_bytes(8))", "signing.update(bytes(8))", "unit/control"),
     Break("system/loop/stream.py", "if length > self.limit:", "if False:", "unit/loop unit/control"),
     # output and what is kept

@@ -68,7 +68,7 @@ def agents(
     )
 
 
-_PROBES = 3  # keepalives without a reply after which ssh ends
+_MOST_UNANSWERED_PROBES = 3  # keepalives without a reply after which ssh ends
 
 
 def argv(starter: str, host: str, python: str, heartbeat_timeout: float, module: str = AGENT) -> tuple[str, ...]:
@@ -83,8 +83,8 @@ def argv(starter: str, host: str, python: str, heartbeat_timeout: float, module:
     options = {
         "BatchMode": "yes",  # no password prompt: there is no terminal
         "ConnectTimeout": str(max(5, round(heartbeat_timeout))),
-        "ServerAliveInterval": str(max(1, round(heartbeat_timeout / _PROBES))),
-        "ServerAliveCountMax": str(_PROBES),
+        "ServerAliveInterval": str(max(1, round(heartbeat_timeout / _MOST_UNANSWERED_PROBES))),
+        "ServerAliveCountMax": str(_MOST_UNANSWERED_PROBES),
         "ControlPath": "none",  # a connection of our own: one that the user's other sessions share may be slow, full or ended
         "ClearAllForwardings": "yes",  # 64 connections cannot all forward one port
         "RemoteCommand": "none",

@@ -35,7 +35,7 @@ from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.child import Child, StartError, Stdio, start, why_not_started
 
 _READ = 1 << 18  # bytes at a time
-_KEPT = 1 << 16  # bytes of what the process itself prints, for an error message
+_OWN_OUTPUT_KEPT = 1 << 16  # bytes of what the process itself prints, for an error message
 _LONGEST_LINE = 1 << 20  # bytes of a line in several messages that are kept together
 
 
@@ -265,7 +265,7 @@ class HostConnection:
         data = _read(self._stderr)
         if data == b"":
             self._close_pipe("_stderr")
-        self._own_output = (self._own_output + (data or b""))[-_KEPT:]
+        self._own_output = (self._own_output + (data or b""))[-_OWN_OUTPUT_KEPT:]
         return bool(data)
 
     def _on_stdout(self) -> bool:

@@ -19,7 +19,7 @@ from ddplaunch.system.words import some
 
 SSH_FAILED = 255  # ssh(1); any other status is that of the remote command
 _SHOWN = 8  # lines
-_NAMED = 8  # hosts with the same error
+_MOST_NAMED = 8  # hosts with the same error
 
 
 class HostError(Struct, frozen=True):
@@ -59,7 +59,7 @@ _UNREACHABLE = (
 )
 _LOGIN_HINT = "`ssh {host}` has to work without a password prompt"
 # the first pattern that is found in what was printed; OpenSSH's texts are in its readconf.c, sshconnect*.c and packet.c
-_SSH: Sequence[tuple[str, str, str]] = (
+_ERRORS_OF_SSH: Sequence[tuple[str, str, str]] = (
     (r"Could not resolve hostname|Name or service not known|name resolution", UNRESOLVED, "is it spelled right? " + _LOGIN_HINT),
     (r"IDENTIFICATION HAS CHANGED", "its host key is not the one in known_hosts",
         "if it was reinstalled: `ssh-keygen -R {host}`, then `ssh {host}` once"),
@@ -85,7 +85,7 @@ def explain(starter: str, python: str, status: int | None, output: str) -> HostE
     on the host.
     """
     if starter == "ssh" and status == SSH_FAILED:
-        for pattern, message, hint in _SSH:
+        for pattern, message, hint in _ERRORS_OF_SSH:
             if re.search(pattern, output):
                 return HostError(message, hint)
     install = f"install ddplaunch {__version__} there, or name the interpreter that has it: --remote-python PATH"
@@ -150,15 +150,15 @@ def _end_of(output: str) -> str:
 def combined(errors: Sequence[tuple[str, HostError]], number_of_hosts: int = 0) -> LaunchError:
     """Return the errors of several hosts, each with its name, as one; the hint and the status are those of the first.
 
-    With `number_of_hosts`, that of all hosts, a list of more than _NAMED hosts says how many of these it has.
+    With `number_of_hosts`, that of all hosts, a list of more than _MOST_NAMED hosts says how many of these it has.
     """
     hosts_by_message: dict[str, list[str]] = {}
     for host, one in errors:
         hosts_by_message.setdefault(one.message, []).append(host.rpartition("@")[2])  # without the user
     lines = []
     for message, hosts in hosts_by_message.items():
-        share = f" ({len(hosts)} of {number_of_hosts} hosts)" if number_of_hosts and len(hosts) > _NAMED else ""
-        lines.append(f"{some(hosts, _NAMED)}{share}: {message}")
+        share = f" ({len(hosts)} of {number_of_hosts} hosts)" if number_of_hosts and len(hosts) > _MOST_NAMED else ""
+        lines.append(f"{some(hosts, _MOST_NAMED)}{share}: {message}")
     first_host, first = errors[0]
     hint = first.hint and first.hint.replace("{host}", first_host)
     return LaunchError("\n  ".join(lines), hint=hint, status=first.status)

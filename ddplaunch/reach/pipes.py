@@ -237,7 +237,7 @@ class Backpressure:
         self._queue = queue
         self._loop = loop
         self._sent_when_held = 0  # bytes that the reader had ever taken when its time began
-        self._timer = loop.timer(None, self._on_timeout)
+        self._reader_timer = loop.timer(None, self._on_timeout)
         self._is_time_up = False  # for the reader, since the last `update`
         self.holds = False  # the workers' pipes are to be left alone
         self.mutes = False  # output is to be dropped from view
@@ -251,7 +251,7 @@ class Backpressure:
         reader_has_read = self._queue.sent > self._sent_when_held
         if has_room:
             self.holds = self.mutes = False
-            self._timer.cancel()
+            self._reader_timer.cancel()
         elif self._queue.full and not self.holds and not self.mutes:
             self._hold()
         elif self.mutes and not logged:
@@ -260,14 +260,14 @@ class Backpressure:
             if logged and not reader_has_read:
                 self.holds, self.mutes = False, True
             else:
-                self._hold()
+                self._hold()  # with new time for the reader
         self._is_time_up = False
 
     def _hold(self) -> None:
         """Have the workers wait; the reader has READER_TIMEOUT seconds to take a byte."""
         self.holds, self.mutes = True, False
         self._sent_when_held = self._queue.sent
-        self._timer.set(self._loop.now() + READER_TIMEOUT)
+        self._reader_timer.set(self._loop.now() + READER_TIMEOUT)
 
     def _on_timeout(self) -> None:
         """Note that the time for the reader is up; the next `update` sees whether it has read. Called by the loop."""

@@ -56,8 +56,8 @@ class StopRequests:
         self.first = 0  # the signal that asked for the stop; 0: none has
         self._first_at = -inf  # monotonic seconds, as all times here
         self._requests = 0  # signals that somebody has sent on purpose: neither duplicates nor passed on by a wrapper
-        self._times: dict[int, float] = {}  # when each signal last came, its duplicates aside
-        self._latest = 0  # the last of these signals
+        self._last_came_at: dict[int, float] = {}  # when each signal last came, its duplicates aside
+        self._latest_signal = 0  # the last of these signals
         self._passed_on: set[int] = set()  # signals that a wrapper has passed on in this stop
 
     def take(self, signum: int, at: float, typed: Typed = Typed.NO) -> Meaning:
@@ -65,7 +65,7 @@ class StopRequests:
         if not self.first or at - self._first_at >= self._lasts:
             self._begin(signum, at)
             return Meaning.FIRST
-        before = self._times.get(signum)
+        before = self._last_came_at.get(signum)
         if before is not None and at - before < REPEAT_WINDOW:
             return Meaning.DUPLICATE
         if self._is_passed_on(signum, at, typed):
@@ -73,20 +73,20 @@ class StopRequests:
             self._passed_on.add(signum)
         else:
             meaning = self._judge_request(signum, at, typed)
-            if signum not in self._sent_by_schedulers:
+            if signum not in self._sent_by_schedulers:  # which send it of themselves, and perhaps twice
                 self._requests += 1
-        self._times[signum], self._latest = at, signum
+        self._last_came_at[signum], self._latest_signal = at, signum
         return meaning
 
     def _begin(self, signum: int, at: float) -> None:
         """Remember the first signal of a stop, and no signal before it."""
-        self.first, self._first_at, self._latest, self._requests = signum, at, signum, 1
-        self._times = {signum: at}
+        self.first, self._first_at, self._latest_signal, self._requests = signum, at, signum, 1
+        self._last_came_at = {signum: at}
         self._passed_on = set()
 
     def _is_passed_on(self, signum: int, at: float, typed: Typed) -> bool:
         """Whether a wrapper may have passed on the signal before this one, which it does once for each."""
-        repeats_latest = signum == self._latest and at - self._times[signum] < ECHO_WINDOW
+        repeats_latest = signum == self._latest_signal and at - self._last_came_at[signum] < ECHO_WINDOW
         return repeats_latest and signum in POLITE and signum not in self._passed_on and typed is not Typed.YES
 
     def _judge_request(self, signum: int, at: float, typed: Typed) -> Meaning:
@@ -95,7 +95,7 @@ class StopRequests:
         A person insists by typing the same again. A program may send two polite signals, or one again at once; a third one,
         one again after SAME_REQUEST seconds, or a signal that is not polite insists.
         """
-        before = self._times.get(signum)
+        before = self._last_came_at.get(signum)
         is_typed_again = before is not None and typed is not Typed.NO
         if is_typed_again:
             return Meaning.INSISTS

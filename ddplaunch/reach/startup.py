@@ -253,8 +253,8 @@ class Startup:
 
 
 # seconds for `ssh -G`, which connects to no host; a command in the configuration (`Match exec`) may take long
-_WITHIN = 1.0
-_THROUGH_ANOTHER = ("proxyjump", "proxycommand")  # as `ssh -G` writes them
+_ANSWERS_WITHIN = 1.0
+_SETTINGS_THROUGH_ANOTHER = ("proxyjump", "proxycommand")  # as `ssh -G` writes them
 
 
 def is_ssh(argv: Sequence[str]) -> bool:
@@ -275,10 +275,10 @@ def leads_through_another(argv: Sequence[str], env: Mapping[str, str]) -> bool:
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_WITHIN,
+            timeout=_ANSWERS_WITHIN,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
     settings = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if b" " in line.strip())
-    return any(settings.get(name.encode(), b"none") != b"none" for name in _THROUGH_ANOTHER)
+    return any(settings.get(name.encode(), b"none") != b"none" for name in _SETTINGS_THROUGH_ANOTHER)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddplaunch.system.loop import loop as loops
 from ddplaunch.system.loop.loop import Loop, Timer
-from ddplaunch.system.loop.stream import WORD, Decoder, SendBuffer, head
+from ddplaunch.system.loop.stream import LENGTH_WORD, Decoder, SendBuffer, head
 from ddplaunch.system.loop.stream import pack as frame
 
 Reply = Mapping[str, Any]
@@ -29,7 +29,7 @@ _ROOM_FOR_EVENTS = 1 << 20  # bytes beyond LIMIT for what is no output
 
 # Messages and replies are frames: of a message what it is, for which log, and the content; of a reply packed values.
 PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
-HEADER = WORD + 5  # bytes: the length word, what it is, and for which log
+HEADER = LENGTH_WORD + 5  # bytes: the length word, what it is, and for which log
 
 # what a message is; the number of a log is 0 where there is none
 MAKE = b"m"  # the folder of the run; packed
@@ -64,7 +64,11 @@ def header(kind: bytes, log: int, size: int) -> bytes:
 
 def parse(data: bytes) -> tuple[bytes, int, int]:
     """Return what a header says: what the message is, for which log, and how long the content."""
-    return data[WORD : WORD + 1], int.from_bytes(data[WORD + 1 :]), int.from_bytes(data[:WORD]) - 5
+    return (
+        data[LENGTH_WORD : LENGTH_WORD + 1],
+        int.from_bytes(data[LENGTH_WORD + 1 :]),
+        int.from_bytes(data[:LENGTH_WORD]) - 5,
+    )
 
 
 def reply(**values: Any) -> bytes:

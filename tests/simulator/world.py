@@ -185,7 +185,7 @@ class Process:
         self.world, self.machine = world, machine
         self.clock = self
         self.handle: Callable[[Any], object] = lambda _event: None
-        self.woke: Callable[[], object] = lambda: None
+        self.after_pause: Callable[[], object] = lambda: None
         self.exits: Callable[[], int | None] = lambda: None  # the status, once it is to end
         self.ended: Callable[[], object] = lambda: None
         self.fuse: int | None = None  # actions until it is killed
@@ -239,7 +239,7 @@ class Process:
         try:
             if self._has_slept:
                 self._has_slept = False
-                self._backlog.appendleft(self.woke)
+                self._backlog.appendleft(self.after_pause)
             while self._backlog and self.is_alive:
                 self._backlog.popleft()()
                 self._hand_over()

@@ -85,7 +85,7 @@ class RemoteLink(Link):
         self._heard_at = 0.0  # when the last message came
         self._lease = lease or Lease(inf, loop)  # which never ends
         self._check_lease_at = loop.timer(None, self._check_lease)
-        loop.woke = self._check_lease  # before what else has become due in a pause of this process
+        loop.after_pause = self._check_lease  # before what else has become due in a pause of this process
         loop.clock.protect(timeout)  # the loop sleeps so short that no pause of this process uses up that time
         self._peer: Peer | None = None  # the connection to the coordinator; None: it is looked for, or given up
         self._last_orders: OrderSequence | None = None  # those of the last coordinator that was reached
@@ -478,7 +478,7 @@ class RemoteLink(Link):
 
     def close(self) -> None:
         """Close all that is open."""
-        self._loop.woke = lambda: None
+        self._loop.after_pause = lambda: None
         self._end_lease()
         if self._meeting_part is not None:
             self._meeting_part.close()

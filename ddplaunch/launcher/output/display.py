@@ -298,7 +298,7 @@ class Display:
             block = self._fold_tracebacks(rank, block, at)
         if self._finished_bars is None or not block:
             return self._prefix_block(rank, stream, block, at)
-        drawn = isinstance(reader, Lines) and reader.drew  # these lines come from rows that were redrawn
+        drawn = isinstance(reader, Lines) and reader.was_redrawn  # these lines come from rows that were redrawn
         return self._prefix_blocks(self._finished_bars.feed(rank, stream, block, at, drawn=drawn), at)
 
     def _fold_tracebacks(self, rank: int, block: bytes, at: float) -> bytes:
@@ -311,7 +311,7 @@ class Display:
 
     def _note_drawn(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note that a rank draws bars, so that the lines that they leave wait for those of other ranks."""
-        if not self._tells_ranks_apart or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
+        if not self._tells_ranks_apart or not isinstance(reader, Lines) or not (reader.draws or reader.was_redrawn):
             return
         if self._finished_bars is None:
             from ddplaunch.launcher.output.bars import FinishedBars  # most jobs draw none

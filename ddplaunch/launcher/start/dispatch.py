@@ -276,6 +276,8 @@ class _Here:
         """Return why the Slurm job of the variables may not be the one of this process; "" if it surely is."""
         from ddplaunch.launcher.elsewhere.slurm.presence import confirm  # for jobs of Slurm only
 
+        return confirm(token.visible_to_workers(self._env), nodes, os.uname().nodename, _read)
+
 
 def _read(path: str) -> str:
     from ddplaunch.system.process.files import read_text  # few jobs have a file

@@ -30,7 +30,7 @@ CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes, at first
 MAX_TIMEOUT = 60.0
 STAGGER = 0.25  # seconds until the next target is tried while one has not answered yet (RFC 8305)
 SHORTEST_PAUSE = 0.01  # seconds between two rounds
-GROWTH = 1.25  # of the pause from round to round: delays a connection by at most a quarter of the time waited so far
+PAUSE_GROWTH = 1.25  # from round to round: delays a connection by at most a quarter of the time waited so far
 LONGEST_PAUSE = 1.0  # seconds
 _TRIED_FOR = 1.0  # seconds in which `answers` tries its targets again
 _ANSWERS_WITHIN = 5.0  # seconds, once one accepts the connection: a coordinator listens before it has imported all
@@ -64,23 +64,23 @@ class Dialer:
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
         # how long to wait for the first bytes of targets that have accepted a connection and sent nothing; seconds
-        self._timeouts: dict[Target, float] = {}
+        self._timeouts_of_silent: dict[Target, float] = {}
         self._attempts: list[_Attempt] = []  # at most one for each target
         self.reached: Target | None = None  # the last target that has answered; None: none has
-        self._next = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
-        self._pause = SHORTEST_PAUSE
+        self._next_attempt_at = loop.timer(None, self._begin_attempt)  # to try one more target, or to begin a new round
+        self._pause_between_rounds = SHORTEST_PAUSE
 
     @property
     def is_accepted(self) -> bool:
         """Whether somebody holds a connection of ours, or has sent nothing on an earlier one."""
-        return bool(self._timeouts) or any(attempt.is_accepted for attempt in self._attempts)
+        return bool(self._timeouts_of_silent) or any(attempt.is_accepted for attempt in self._attempts)
 
     def set_targets(self, targets: Sequence[Target]) -> None:
         """Try these targets, in this order, until one answers, in place of any before."""
         self.stop()
         self._targets = tuple(targets)
         if targets:
-            self._next.set(self.loop.now())
+            self._next_attempt_at.set(self.loop.now())
 
     def stop(self) -> None:
         """Drop all attempts, and try no more."""
@@ -88,8 +88,8 @@ class Dialer:
             attempt.discard()
         self._attempts.clear()
         self._untried.clear()
-        self._next.cancel()
-        self._pause = SHORTEST_PAUSE
+        self._next_attempt_at.cancel()
+        self._pause_between_rounds = SHORTEST_PAUSE
 
     def _begin_attempt(self) -> None:
         """Begin an attempt to the next target whose connect() does not fail at once; plan the one after. Called by the timer.
@@ -108,8 +108,8 @@ class Dialer:
             except OSError as error:
                 failed_at_once.append((endpoint_of(address), describe(error)))
             else:
-                timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
-                self._attempts.append(_Attempt(self, sock, target, timeout))
+                first_bytes_within = self._timeouts_of_silent.get(target, CONNECT_TIMEOUT)
+                self._attempts.append(_Attempt(self, sock, target, first_bytes_within))
                 break
         self._plan_next(STAGGER)
         for endpoint, reason in failed_at_once:  # last, for the owner may stop this dialer
@@ -134,12 +134,12 @@ class Dialer:
         now = self.loop.now()
         all_are_pending = len(self._attempts) >= len(self._targets)
         if self._untried:
-            self._next.set(now + stagger)
+            self._next_attempt_at.set(now + stagger)
         elif all_are_pending:  # the first attempt that fails plans the next one
-            self._next.cancel()
+            self._next_attempt_at.cancel()
         else:
-            self._next.set(now + self._pause)
-            self._pause = min(GROWTH * self._pause, LONGEST_PAUSE)
+            self._next_attempt_at.set(now + self._pause_between_rounds)
+            self._pause_between_rounds = min(PAUSE_GROWTH * self._pause_between_rounds, LONGEST_PAUSE)
 
     def won(self, attempt: _Attempt, peer: Peer) -> None:
         """Stop all other attempts, and hand the peer over. Called by an attempt."""
@@ -151,7 +151,7 @@ class Dialer:
     def lost(self, attempt: _Attempt, reason: str) -> None:
         """Plan the next attempt at once, and report why this attempt has failed. Called by the attempt."""
         if attempt.was_silent:
-            self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
+            self._timeouts_of_silent[attempt.target] = min(2 * attempt.first_bytes_within, MAX_TIMEOUT)
         self._attempts.remove(attempt)
         self._plan_next(0.0)
         self._owner.on_refused(endpoint_of(attempt.target[1]), reason)
@@ -160,10 +160,10 @@ class Dialer:
 class _Attempt:
     """One connection from connect() to the end of the handshake, which the dialer learns."""
 
-    def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, timeout: float) -> None:
-        """Follow one connect() to its end; the target's first bytes have to come within `timeout` seconds from now."""
+    def __init__(self, dialer: Dialer, sock: socket.socket, target: Target, first_bytes_within: float) -> None:
+        """Follow one connect() to its end; the target's first bytes have to come within so many seconds from now."""
         self.target = target
-        self.timeout = timeout
+        self.first_bytes_within = first_bytes_within
         self.was_silent = False  # the other side has accepted the connection, and sent nothing in time
         self._dialer = dialer
         self._sock = sock
@@ -181,7 +181,7 @@ class _Attempt:
     def _on_timeout(self) -> None:
         """Give up; a peer that has sent something has the whole handshake timeout for the rest."""
         # where the first bytes were so late that the timeout was raised, the rest may be late too
-        handshake_timeout = max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
+        handshake_timeout = max(HANDSHAKE_TIMEOUT, 2 * self.first_bytes_within)
         if self._greeting is not None and self._greeting.received_any:
             handshake_end = self._began + handshake_timeout
             if self._loop.now() < handshake_end:
@@ -192,7 +192,7 @@ class _Attempt:
             reason = f"no answer in {CONNECT_TIMEOUT:g} s"
         else:
             self.was_silent = True
-            silent = f"accepted the connection, but sent nothing in {self.timeout:g} s"
+            silent = f"accepted the connection, but sent nothing in {self.first_bytes_within:g} s"
             reason = f"{silent}; it may still be starting, or another program holds the port"
         self._fail(reason)
 
@@ -213,7 +213,7 @@ class _Attempt:
             return
         keep_rejections(self._sock, False)  # an ICMP message must not end a connection that is made
         self._loop.unwatch(self._sock)
-        self._timer.set(self._began + self.timeout)
+        self._timer.set(self._began + self.first_bytes_within)
         _, address = self.target
         self._greeting = Greeting(self._loop, self._sock, address, Client(self._dialer.key), self)
 

@@ -85,18 +85,18 @@ class Refused(Exception):
 class Session:
     """Signs what one side sends, and checks what it receives, in order."""
 
-    __slots__ = ("_receive_mac", "_received", "_send_mac", "_sent")
+    __slots__ = ("_frames_received", "_frames_sent", "_receive_mac", "_send_mac")
 
     def __init__(self, send_key: bytes, receive_key: bytes) -> None:
         self._send_mac = hmac.new(send_key, digestmod=_HASH)  # copied for each frame, so that the key is hashed once
         self._receive_mac = hmac.new(receive_key, digestmod=_HASH)
-        self._sent = 0
-        self._received = 0
+        self._frames_sent = 0
+        self._frames_received = 0
 
     def seal(self, payload: bytes) -> bytes:
         """Make the frame of the next payload to send."""
-        signature = _signature(self._send_mac, self._sent, payload)
-        self._sent += 1
+        signature = _signature(self._send_mac, self._frames_sent, payload)
+        self._frames_sent += 1
         return pack(payload, signature)
 
     def open(self, frame: bytes) -> bytes:
@@ -105,9 +105,9 @@ class Session:
         Raises FrameError: it was altered, replayed or reordered, or is from another sender.
         """
         payload = frame[:-SIGNATURE]
-        if not hmac.compare_digest(_signature(self._receive_mac, self._received, payload), frame[-SIGNATURE:]):
+        if not hmac.compare_digest(_signature(self._receive_mac, self._frames_received, payload), frame[-SIGNATURE:]):
             raise FrameError("sent a frame with a wrong signature")
-        self._received += 1
+        self._frames_received += 1
         return payload
 
 

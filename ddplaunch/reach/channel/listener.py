@@ -51,10 +51,8 @@ class Listener:
         self._owner = owner
         self._user_timeout = user_timeout
         self._max_half_open = max_half_open
-        self._half_open: dict[
-            _HalfOpen, None
-        ] = {}  # in order of arrival, and so of the times until which they may be so
-        self._timer = loop.timer(None, self._drop_late)
+        self._half_open: dict[_HalfOpen, None] = {}  # in order of arrival, and so of `dropped_at`
+        self._drop_timer = loop.timer(None, self._drop_late)
         self._origins = Origins()  # by address: the host or network that connections from there count for
         self._closed = False
         self._reported: set[tuple[str, str]] = set()  # to the owner: the address and the reason
@@ -71,7 +69,7 @@ class Listener:
     def _drop_late(self) -> None:
         """Drop connections whose handshake takes too long."""
         now = self._loop.now()
-        for late in list(takewhile(lambda one: now >= one.until, self._half_open)):
+        for late in list(takewhile(lambda one: now >= one.dropped_at, self._half_open)):
             if late in self._half_open:  # the owner may have closed this listener
                 self._drop(late, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
 
@@ -84,7 +82,7 @@ class Listener:
         for one in self._half_open:
             one.greeting.discard()
         self._half_open.clear()
-        self._timer.cancel()
+        self._drop_timer.cancel()
 
     def on_pause(self, error: OSError) -> None:
         """Report that no connection can be accepted for now. Called by the acceptor."""
@@ -102,7 +100,7 @@ class Listener:
             return
         newest = _HalfOpen(self, self._loop, sock, address, self._key)
         self._half_open[newest] = None
-        self._timer.set_by(newest.until)
+        self._drop_timer.set_by(newest.dropped_at)
         if len(self._half_open) > self._max_half_open:
             oldest_first = list(self._half_open)
             index = index_to_drop([self._origins[one.greeting.address] for one in oldest_first])
@@ -127,7 +125,7 @@ class Listener:
 
     def _forget(self, half_open: _HalfOpen) -> None:
         del self._half_open[half_open]
-        self._timer.set(next((one.until for one in self._half_open), None))
+        self._drop_timer.set(next((one.dropped_at for one in self._half_open), None))
 
     def report_refusal(self, address: str, reason: str) -> None:
         """Report to the owner, each pair once and at most MAX_REFUSALS of them."""
@@ -141,7 +139,7 @@ class _HalfOpen:
 
     def __init__(self, listener: Listener, loop: Loop, sock: socket.socket, address: Sockaddr, key: Key) -> None:
         self._listener = listener
-        self.until = loop.now() + HANDSHAKE_TIMEOUT  # when it is dropped
+        self.dropped_at = loop.now() + HANDSHAKE_TIMEOUT  # if it is still not authenticated then
         self.greeting = Greeting(loop, sock, address, Server(key), self)
 
     def on_opened(self, peer: Peer) -> None:

@@ -115,7 +115,7 @@ def query_job(env: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> JobRec
 def status_of(job: JobRecord, restarts: int) -> JobStatus:
     """Say what Slurm is doing with a job that had been restarted so many times when its processes were started.
 
-    The table at the top of this module shows which records mean what. A preempted job may have some time until it is ended, its
+    The table at the top of this module has the records that were seen. A preempted job may have some time until it is ended, its
     grace.
     """
     states = job.states
@@ -126,15 +126,16 @@ def status_of(job: JobRecord, restarts: int) -> JobStatus:
     if job.reason == "NodeDown" or "NODE_FAIL" in states:
         return JobStatus.NODE_LOST
     is_ending = not states <= {"RUNNING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT"}
-    was_cancelled_in_its_grace = is_ending and job.preempted_at < job.ends_at  # as texts, 2024-05-01T10:00:00
+    # where Slurm itself ends a preempted job, both times are equal; they are texts, such as 2024-05-01T10:00:00
+    was_cancelled_in_its_grace = is_ending and job.preempted_at < job.ends_at
     if "PREEMPTED" in states or (job.preempted_at and not was_cancelled_in_its_grace):
         return JobStatus.PREEMPTED
     script_ended_by_signal = job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal")
     # a signal for the workers has ended the script alone: the job was not cancelled
     if not is_ending or script_ended_by_signal:
         return JobStatus.RUNNING
-    gives_no_reason = job.reason == "None"
-    return JobStatus.CANCELLED if gives_no_reason or "CANCELLED" in states else JobStatus.ENDED
+    may_be_cancelled = job.reason == "None" or "CANCELLED" in states  # for `scancel` Slurm gives no reason
+    return JobStatus.CANCELLED if may_be_cancelled else JobStatus.ENDED
 
 
 # --- how long it waited, and why it ends

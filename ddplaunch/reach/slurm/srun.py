@@ -61,7 +61,7 @@ class Srun:
         `output`: where its stdout (1) and its stderr (2) are read; what is missing srun writes to ours.
         """
         self._connection = connection
-        self._parent = parent
+        self._parent_pidfd = parent
         self.fd = connection.fileno()
         self.output = output
 
@@ -74,9 +74,9 @@ class Srun:
 
     def kill_parent(self) -> None:
         """Kill its parent, which passes no signal on while somebody has it stopped; the kernel kills srun with it."""
-        if self._parent is not None:
+        if self._parent_pidfd is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._parent, signal.SIGKILL)
+                signal.pidfd_send_signal(self._parent_pidfd, signal.SIGKILL)
 
     def end(self) -> tuple[int, StartError | None]:
         """Return the wait status of srun, and the reason why it was never started; None if it was."""
@@ -85,8 +85,8 @@ class Srun:
         except ConnectionResetError:  # the parent has ended before it read our last signal: its report comes next
             report = self._connection.recv(_LONGEST_REPORT)
         self._connection.close()
-        if self._parent is not None:
-            os.close(self._parent)
+        if self._parent_pidfd is not None:
+            os.close(self._parent_pidfd)
         if not report:  # the parent was killed, and srun with it
             return signal.SIGKILL, None
         return _parse_report(report)

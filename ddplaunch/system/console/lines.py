@@ -40,7 +40,7 @@ class Lines:
         "_settle_at",
         "_show_partial_at",
         "_unfinished",
-        "drew",
+        "was_redrawn",
     )
 
     def __init__(self, *, live: bool = False, end_of_state: bytes = b"\n") -> None:
@@ -60,7 +60,7 @@ class Lines:
         self._return_state_at: float | None = None  # when the state of the bar is returned as a line
         self._has_returned_a_bar = False  # at some time: its next states wait longer than the first
         self._returned_state = b""  # the state of a bar that was returned last as a line, until there are other lines
-        self.drew = False  # the lines that were returned last come from rows that were redrawn
+        self.was_redrawn = False  # what was returned last comes from rows that the worker redraws
 
     @property
     def deadline(self) -> float | None:
@@ -105,10 +105,10 @@ class Lines:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         if self._screen is not None or moves(data):
-            block, self.drew = self._without_returned_state(self._draw(data, at)), True
+            block, self.was_redrawn = self._without_returned_state(self._draw(data, at)), True
             self._schedule_partial_line(at, begins_line=True)
             return block
-        self.drew, self._returned_state = False, b""  # most output: lines that nothing redraws
+        self.was_redrawn, self._returned_state = False, b""  # most output: lines that nothing redraws
         end = data.rfind(b"\n") + 1
         whole = self._take_partial_line() + data[:end] if end and self._partial_line else data[:end]
         self._partial_line += data[end:]
@@ -183,7 +183,7 @@ class Lines:
         if self._show_partial_at is not None and at >= self._show_partial_at:
             # a line without an end, such as a prompt, has rested: whoever shows this output in place may show it now
             self._partial_is_shown, self._show_partial_at = True, None
-        self.drew = self._screen is not None  # whether what is returned comes of a program that redraws rows
+        self.was_redrawn = self._screen is not None
         if self._screen is None:
             return block
         if self._settle_at is not None and at >= self._settle_at:
@@ -208,7 +208,7 @@ class Lines:
     def end(self) -> bytes:
         """Return what is left when the stream was closed; the last line gets its newline. Not to be fed again."""
         last = b"" if self._unfinished == b"\r" else self._unfinished
-        self.drew = self._screen is not None
+        self.was_redrawn = self._screen is not None
         if self._screen is not None:
             return self._without_returned_state(self._screen.feed(last) + self._screen.end())
         text = self._take_partial_line() + last

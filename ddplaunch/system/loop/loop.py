@@ -138,7 +138,7 @@ class Loop:
         """Make a loop without events; a fake clock and selector drive it in tests."""
         self.handle: Callable[[Any], object] = lambda _event: None  # takes each event; set by the owner
         # called ahead of all that is due, after a pause of this process; set by a part that compares times with other machines
-        self.woke: Callable[[], object] = lambda: None
+        self.after_pause: Callable[[], object] = lambda: None
         # takes what a question raised, which is a bug of ours; set by an owner that goes on without its answer
         self.question_failed: Callable[[Exception], object] | None = None
         self.clock = clock
@@ -213,7 +213,7 @@ class Loop:
         last_pause = self.clock.pause
         ready = self.clock.select(self._selector, deadline, self._soonest(may_come_late=True))
         if self.clock.pause is not last_pause:  # this process has been paused meanwhile
-            self.woke()
+            self.after_pause()
             self._hand_over_events()
         for key, _ in ready:
             if self._watched.get(key.fd) is key:  # it is watched still

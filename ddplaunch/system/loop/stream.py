@@ -130,7 +130,7 @@ class Outgoing:
             self._loop.unwatch(self._file)
 
 
-WORD = 4  # bytes of the length word, big-endian
+LENGTH_WORD = 4  # bytes of the length word, big-endian
 
 
 class FrameError(Exception):
@@ -139,7 +139,7 @@ class FrameError(Exception):
 
 def head(length: int) -> bytes:
     """Return what comes before so many bytes."""
-    return length.to_bytes(WORD)
+    return length.to_bytes(LENGTH_WORD)
 
 
 def pack(*pieces: bytes) -> bytes:
@@ -172,14 +172,14 @@ class Decoder:
         Raises FrameError: the next frame is longer than it may be.
         """
         buffer = self._buffer
-        if len(buffer) < WORD:
+        if len(buffer) < LENGTH_WORD:
             return None
-        length = int.from_bytes(buffer[:WORD])
+        length = int.from_bytes(buffer[:LENGTH_WORD])
         if length > self.limit:
             raise FrameError(f"sent a frame of {length} bytes, at most {self.limit} are allowed")
-        end = WORD + length + self.tail
+        end = LENGTH_WORD + length + self.tail
         if len(buffer) < end:
             return None
-        frame = bytes(buffer[WORD:end])
+        frame = bytes(buffer[LENGTH_WORD:end])
         del buffer[:end]
         return frame

@@ -19,8 +19,8 @@ from ddplaunch.system.process.linux import detach, end_within, signal_at_end_of
 
 T = TypeVar("T")
 FIRST = 4  # the number that the first descriptor of a question has in the child
-_SIZE = 8  # bytes before the answer: how long that is
-_PLAIN = b"m"  # before an answer of plain data, which needs no import; a pickle begins with another byte
+_LENGTH_BYTES = 8  # bytes before the answer: how long that is
+_MARK_OF_PLAIN = b"m"  # before an answer of plain data, which needs no import; a pickle begins with another byte
 
 
 class AskedEnded(Exception):
@@ -89,13 +89,13 @@ def unpack(received: bytes) -> Any:
 
     Raises AskedEnded: there is no answer, or only the beginning of one.
     """
-    if not received or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
+    if not received or len(received) < _LENGTH_BYTES + int.from_bytes(received[:_LENGTH_BYTES], "little"):
         raise AskedEnded
-    if received.startswith(_PLAIN, _SIZE):
-        return marshal.loads(received[_SIZE + 1 :])
+    if received.startswith(_MARK_OF_PLAIN, _LENGTH_BYTES):
+        return marshal.loads(received[_LENGTH_BYTES + 1 :])
     import pickle  # few questions have an answer that is no plain data
 
-    found, error = pickle.loads(received[_SIZE:])
+    found, error = pickle.loads(received[_LENGTH_BYTES:])
     if error is not None:
         raise error
     return found
@@ -128,7 +128,7 @@ def _answer(parent: int, question: Callable[[], object], kept: Sequence[int], wi
         except Exception as error:  # noqa: BLE001 - it is raised in the parent
             data = _packed(None, error)
         with open(3, "wb") as file:
-            file.write(len(data).to_bytes(_SIZE, "little") + data)
+            file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
     finally:
         os._exit(0)
 
@@ -137,7 +137,7 @@ def _packed(answer: Any, error: BaseException | None) -> bytes:
     """Return what `unpack` takes: plain data as marshal writes it, which takes no import, and anything else as a pickle."""
     if error is None:
         with suppress(ValueError):
-            return _PLAIN + marshal.dumps(answer)
+            return _MARK_OF_PLAIN + marshal.dumps(answer)
     import pickle
 
     return pickle.dumps((answer, error))

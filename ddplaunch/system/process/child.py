@@ -204,7 +204,7 @@ def _exec_program(
             os.sched_setaffinity(0, cpus)
         if open_files:
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-        # the default action, except for signals that the caller ignores (nohup): exec keeps a signal ignored, as Python does two
+        # the default action, except for signals that the caller ignores (nohup): Python ignores the last two, and exec keeps that
         for signum in (*handled, _signal.SIGPIPE, _signal.SIGXFSZ):
             _signal.signal(signum, _signal.SIG_DFL)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())

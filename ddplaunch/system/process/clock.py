@@ -32,7 +32,7 @@ class Clock:
         self._read = read
         self._seen = read()
         self._missed = 0.0  # seconds
-        self._beat = BEAT
+        self._longest_sleep = BEAT
         self.pause: Pause | None = None  # the last one that was notable
 
     def now(self) -> float:
@@ -46,27 +46,27 @@ class Clock:
 
     def protect(self, timeout: float) -> None:
         """Sleep so short from now on that no pause uses up a time limit like this one."""
-        self._beat = min(self._beat, timeout / 4)
+        self._longest_sleep = min(self._longest_sleep, timeout / 4)
 
     def select(
         self, selector: selectors.BaseSelector, deadline: float, lenient_deadline: float = inf
     ) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events until the deadline, but one beat at most; without a deadline (inf), as long as it takes.
+        """Wait for events until the deadline, but for a short sleep at most; without a deadline (inf), as long as it takes.
 
-        `lenient_deadline` is that of what may come late: this process wakes for it, but a pause until then counts as time. A beat
-        is short, since a pause within the sleep cannot be told from the sleep.
+        A pause of this process within a sleep cannot be told from the sleep. `lenient_deadline` is that of what may come late:
+        this process wakes for it, but a pause until then counts as time.
         """
         if deadline == inf:
             ready = selector.select(None if lenient_deadline == inf else max(0.0, lenient_deadline - self.now()))
             self._advance(intended_sleep=inf)  # no pause counts: nothing was due
             return ready
-        sleep = min(max(0.0, min(deadline, lenient_deadline) - self.now()), self._beat)
+        sleep = min(max(0.0, min(deadline, lenient_deadline) - self.now()), self._longest_sleep)
         ready = selector.select(sleep)
         self._advance(intended_sleep=sleep)
         return ready
 
     def wait(self, selector: selectors.BaseSelector, deadline: float) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, beyond a beat; give none once the deadline has come."""
+        """Wait for events, in as many sleeps as it takes; give none once the deadline has come."""
         while self.now() < deadline:
             if ready := self.select(selector, deadline):
                 return ready

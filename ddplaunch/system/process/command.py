@@ -77,10 +77,10 @@ def _text(stream: bytes | None, kept: slice) -> str:
 # --- in a shell
 
 
-_KILLED = 2.0  # seconds that the end of a killed process may take
-_KEPT = 2048  # bytes of the end of its output
+_KILLED_WITHIN = 2.0  # seconds that the end of a killed process may take
+_OUTPUT_KEPT = 2048  # bytes of the end of its output
 _NOT_STARTED = 126
-_MOST = 1 << 20  # bytes that are read at once: what is left in a pipe when the command has ended
+_READ_AT_ONCE = 1 << 20  # bytes that are read at once: what is left in a pipe when the command has ended
 
 
 def run_in_shell(command: str, env: Mapping[str, str], within: float, stdin: bytes = b"") -> tuple[int | None, str]:
@@ -163,7 +163,7 @@ def _run(command: str, env: Mapping[str, str], within: float, stdin: bytes) -> t
         signal_leftovers(signal.SIGKILL, tree.descendants(us), sparing=True)
         if process is not None:
             with suppress(TimeoutExpired):  # it is in uninterruptible sleep
-                process.wait(_KILLED)
+                process.wait(_KILLED_WITHIN)
     return code, tail.decode(errors="replace")
 
 
@@ -182,8 +182,8 @@ def _tail_until_end(pid: int, output: int, until: float) -> bytes:
         while not has_ended and (left := until - time.monotonic()) > 0:
             has_ended = any(fd == ended for fd, _ in poll.poll(left * 1000))  # ms
             with suppress(BlockingIOError):  # nothing to read: the end of the process has woken us
-                if data := os.read(output, _MOST):
-                    tail = (tail + data)[-_KEPT:]
+                if data := os.read(output, _READ_AT_ONCE):
+                    tail = (tail + data)[-_OUTPUT_KEPT:]
                 elif is_open:  # all that write to it have closed it
                     is_open = False
                     poll.unregister(output)
@@ -192,7 +192,7 @@ def _tail_until_end(pid: int, output: int, until: float) -> bytes:
         os.close(ended)
 
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def do_nothing(signum: int, frame: object) -> None:
@@ -206,7 +206,7 @@ class _Ended(BaseException):
 @contextmanager
 def after_cleanup() -> Iterator[None]:
     """Let a signal end this process only after the `finally` of the block. Signals that are handled or ignored stay so."""
-    ending = [signum for signum in _ENDING if signal.getsignal(signum) is signal.SIG_DFL]
+    ending = [signum for signum in _ENDING_SIGNALS if signal.getsignal(signum) is signal.SIG_DFL]
     received: list[int] = []
 
     def leave_block(signum: int, _frame: object) -> None:

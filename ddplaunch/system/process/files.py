@@ -26,7 +26,7 @@ from ddplaunch.system.words import size, why_failed
 
 LONGEST_JSON = 32 << 20  # bytes: a plan of 65,536 workers is shorter
 _MOST_TIMES_ITS_TEXT = 10  # how much more memory than its text the values of such a file may take
-_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # to open a folder, and nothing else
+_FOLDER_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # to open a folder, and nothing else
 _AT_ONCE = 1000  # names that one step reads
 _ANSWERS_WITHIN = 3.0  # seconds that a disk gets to answer
 
@@ -153,7 +153,7 @@ def remove(folder: str) -> Iterator[None]:
                         names = yield from _names(fd)
                 else:  # the folder is empty: remove it from the one above
                     folder_above, names, name = above.pop()
-                    outer = os.open("..", _FOLDER, dir_fd=fd)
+                    outer = os.open("..", _FOLDER_FLAGS, dir_fd=fd)
                     os.close(fd)
                     fd = outer
                     if not os.path.samestat(os.fstat(fd), folder_above):
@@ -208,14 +208,14 @@ def _remove_or_enter(name: str, within: int | None) -> int | None:
     else:
         return None
     try:
-        fd = os.open(name, _FOLDER, dir_fd=within)
+        fd = os.open(name, _FOLDER_FLAGS, dir_fd=within)
     except PermissionError:  # a program may have taken its own folder's permissions
-        path = os.open(name, _FOLDER | os.O_PATH, dir_fd=within)
+        path = os.open(name, _FOLDER_FLAGS | os.O_PATH, dir_fd=within)
         try:
             os.chmod(f"/proc/self/fd/{path}", 0o700)
         finally:
             os.close(path)
-        fd = os.open(name, _FOLDER, dir_fd=within)
+        fd = os.open(name, _FOLDER_FLAGS, dir_fd=within)
     with suppress(OSError):
         os.fchmod(fd, 0o700)  # or made it read-only
     is_mount = within is not None and os.fstat(fd).st_dev != os.fstat(within).st_dev

@@ -14,7 +14,7 @@ from typing import Any
 
 from ddplaunch.system.redaction import shapes
 from ddplaunch.system.redaction.assigned import Syntax, arguments, values
-from ddplaunch.system.redaction.names import HIDDEN, PARTS, is_secret, is_value
+from ddplaunch.system.redaction.names import HIDDEN, SECRET_PARTS, is_secret, is_value
 from ddplaunch.system.redaction.shapes import Span
 
 __all__ = ["HIDDEN", "Redactor", "Syntax", "is_secret", "literals"]
@@ -116,7 +116,7 @@ class Redactor:
         """Whether there may be a secret in a text; most messages are short, and need no closer look."""
         lowered = text.lower()
         return (
-            any(part in lowered for part in PARTS)
+            any(part in lowered for part in SECRET_PARTS)
             or any(sign in lowered for sign in _SIGNS)
             or any(known in text for known in self.known)
             or any(len(word) >= _LONG for word in text.split())
@@ -157,7 +157,7 @@ def _without(text: str, spans: Iterable[Span]) -> str:
     return "".join([*pieces, text[at:]])
 
 
-_HEADER = "diff --git "
+_FILE_HEADER = "diff --git "
 _READ_AHEAD = 4  # so many times the characters that are wanted are read of a file
 _ENDS_IN_SECRET_FILE = re.compile(
     r"(?:^|[/ \"])(?:\.env[^/\"]*|[^/\"]*\.env|\.?_?netrc|\.npmrc|\.pypirc|\.pgpass|\.htpasswd|\.git-credentials|\.dockercfg"
@@ -166,12 +166,12 @@ _ENDS_IN_SECRET_FILE = re.compile(
     r"|service[-_]account[^/\"]*\.json|\.?tokens?(?:\.txt)?)\"?$",
     re.IGNORECASE,
 )
-_SETTINGS = re.compile(
+_SETTINGS_FILE = re.compile(
     r"(?:\.(?:ya?ml|toml|ini|cfg|conf|config|env|properties|json|jsonl|sh|bash|zsh|fish|sbatch|slurm|xml|tf|hcl)"
     r"|(?:^|/)(?:Dockerfile|Containerfile|Makefile|\.[\w-]*rc)[^/]*)\"?$",
     re.IGNORECASE,
 )
-_CODE = re.compile(
+_CODE_FILE = re.compile(
     r"\.(?:pyi?|pyx|c|cc|cpp|cu|cuh|h|hpp|js|jsx|ts|tsx|go|rs|java|kt|scala|rb|lua|jl|ipynb|swift|cs)\"?$",
     re.IGNORECASE,
 )
@@ -182,13 +182,13 @@ def diff(text: str, redactor: Redactor, most: int) -> str:
 
     What stands before the first file is left out: it is the rest of a file whose name is not known.
     """
-    at = 0 if text.startswith(_HEADER) else text.find(f"\n{_HEADER}") + 1
-    if at == 0 and not text.startswith(_HEADER):  # no file begins
+    at = 0 if text.startswith(_FILE_HEADER) else text.find(f"\n{_FILE_HEADER}") + 1
+    if at == 0 and not text.startswith(_FILE_HEADER):  # no file begins
         return ""
     pieces: list[str] = []
     length = 0
     while at < len(text) and length < most:
-        following = text.find(f"\n{_HEADER}", at)
+        following = text.find(f"\n{_FILE_HEADER}", at)
         end = len(text) if following < 0 else following + 1
         # more than is wanted, since secrets become shorter
         piece = _file(text[at : min(end, at + _READ_AHEAD * most)], redactor)
@@ -201,10 +201,12 @@ def diff(text: str, redactor: Redactor, most: int) -> str:
 def _file(text: str, redactor: Redactor) -> str:
     """Return what is changed in one file, from the line `diff --git a/OLD b/NEW`, without secrets."""
     header, newline, changes = text.partition("\n")
-    names = header.removeprefix(_HEADER)  # which end with the new one
+    names = header.removeprefix(_FILE_HEADER)  # which end with the new one
     old_name = re.split(r"\"? \"?b/", names, maxsplit=1)[0]  # git puts a name in quotes if it has to
     if _ENDS_IN_SECRET_FILE.search(names) or _ENDS_IN_SECRET_FILE.search(old_name):
         redactor.hidden += 1
         return f"{header}\n{HIDDEN}\n"
-    syntax = Syntax.CODE if _CODE.search(names) else Syntax.SETTINGS if _SETTINGS.search(names) else Syntax.ANY
+    syntax = (
+        Syntax.CODE if _CODE_FILE.search(names) else Syntax.SETTINGS if _SETTINGS_FILE.search(names) else Syntax.ANY
+    )
     return f"{header}{newline}{redactor.text(changes, syntax)}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from ddplaunch.system.redaction.names import BEFORE_TEXT_TOKEN, LONGEST, PARTS, is_secret, is_value
+from ddplaunch.system.redaction.names import BEFORE_TEXT_TOKEN, LONGEST_NAME, SECRET_PARTS, is_secret, is_value
 from ddplaunch.system.redaction.shapes import Span, compiled
 
 
@@ -65,13 +65,13 @@ _WAYS = (
     rf"(?P<tags>(?:{_QUOTE})?[ \t]*+>)",
     r"(?P<follows>[ \t]++(?:['\"](?=[^'\"\n]*['\"]))?(?=[^\s=:]))",
 )
-_OPENING = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?={_QUOTED}))"
-_LITERAL = r"(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>\\{0,3}(?:\"\"\"|'''|[\"'`]))"
+_BRACKET_OR_NEXT_LINE = rf"(?:[(\[][ \t]*+{_EOL}{{0,3}}|\\[ \t]*+{_EOL}|{_EOL}(?={_QUOTED}))"
+_OPENING_QUOTE = r"(?P<prefix>[rbfuRBFU]{0,2})(?P<quote>\\{0,3}(?:\"\"\"|'''|[\"'`]))"
 _JOINT = rf"[ \t]*+(?:\+[ \t]*+)?(?:\\[ \t]*+{_EOL})?(?={_QUOTED})"
 _JOINT_IN_BRACKETS = rf"[ \t]*+[+,]?[ \t]*+{_EOL}{{0,3}}(?:\+[ \t]*+)?(?={_QUOTED})"
-_SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++(?!(?:if|or|and|else|for|in|is|not)\b)"
-_BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
-_CALL = rf"{_NAME}\("
+_LOGIN_SCHEME = r"(?i:Bearer|Basic|Token|ApiKey|Digest)[ \t]++(?!(?:if|or|and|else|for|in|is|not)\b)"
+_YAML_BLOCK = r"[|>][+-]?\d?[ \t]*+(?:#[^\n]*)?(?=\n)"
+_CALL_BEGINS = rf"{_NAME}\("
 _SEVERAL_TARGETS = r"[+\- ]?[ \t]*+(?:[\w.]++[ \t]*+,[ \t]*+)+"  # user, password = "...", "..."
 # calls whose arguments say where a secret is
 _CALLS_THAT_REFER = (
@@ -81,13 +81,14 @@ _EXPRESSION = (
     r"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*(?:[\[(].*)?|[A-Za-z_][\w.]*[\[(].*|(?:lambda|await)\b.*"
     r"|[A-Za-z_]\w*\s+(?:if|or|and|else|for|in|is)\s.*"
 )
-_HEADER = r"[^\"'\n]+"
-_WORD = r"[^\s\"'`,;&)}\]<>|\\]+"
+_HEADER_VALUE = r"[^\"'\n]+"
+_UNQUOTED_WORD = r"[^\s\"'`,;&)}\]<>|\\]+"
 # what may stand before a name that begins a line, or is the end of a longer one
 _BEFORE_FIRST_NAME = (
     r"[+\- ]?[ \t]*+(?:#[ \t]*+|//[ \t]*+|-[ \t]++|(?:export|set|setenv|local|ENV|ARG)[ \t]++|declare[ \t]++(?:-\w+[ \t]++)*"
     r"|//[\w./:-]*)*(?:[\w./-]+[.:/])?"
 )
+_LONGEST_NETRC_ENTRY = 260  # characters before its password
 # words of a sentence that no option takes
 _SMALL_WORDS = "to|and|or|is|are|in|for|from|with|the|an?|as|at|of|on|be|was|if|but|that|this|which|needs|takes|has|not"
 
@@ -95,12 +96,12 @@ _SMALL_WORDS = "to|and|or|is|are|in|for|from|with|the|an?|as|at|of|on|be|was|if|
 def values(text: str, syntax: Syntax) -> Iterator[Span]:
     """Find the values beside the names of secrets."""
     done = 0  # where the last name or value ends: nothing before that is looked at again
-    for part in compiled("|".join(PARTS), re.IGNORECASE).finditer(text):
+    for part in compiled("|".join(SECRET_PARTS), re.IGNORECASE).finditer(text):
         if part.start() < done:
             continue
         start, end = _name_around(text, part.start(), done)
         done = end
-        name = text[max(start, end - LONGEST) : end]
+        name = text[max(start, end - LONGEST_NAME) : end]
         is_of_text = name.lower() == "token" and _is_of_text(text, start)  # as "unexpected token"
         if is_of_text or not is_secret(name):
             continue
@@ -118,7 +119,7 @@ def _is_of_text(text: str, start: int) -> bool:
 def _name_around(text: str, at: int, low: int) -> Span:
     """Return where a name begins and ends of which a part stands at `at`; it begins at `low` at the earliest."""
     start = at
-    while start > max(low, at - LONGEST) and (text[start - 1].isalnum() or text[start - 1] in "_-."):
+    while start > max(low, at - LONGEST_NAME) and (text[start - 1].isalnum() or text[start - 1] in "_-."):
         start -= 1
     found = compiled(r"[\w.-]*").match(text, at)
     end = found.end() if found else at
@@ -135,7 +136,7 @@ def _values_beside(named: _Named) -> Iterator[Span]:
         if found is None:
             continue
         at, way = found.end(), found.lastgroup
-        if way == "follows":  # --token VALUE
+        if way == "follows":  # --token VALUE, the last way
             if _takes_next_word(named):
                 yield from _next_word(named, at)
             return
@@ -158,24 +159,24 @@ def _values_beside(named: _Named) -> Iterator[Span]:
 def _value_at(named: _Named, at: int, *, is_assigned: bool) -> Iterator[Span]:
     """Find the value that begins at `at`: in quotes, in lines below, or without quotes where a sign assigns it."""
     text, name = named.text, named.name
-    opened = compiled(_OPENING).match(text, at)  # a bracket, or the end of a line that goes on in the next one
+    opened = compiled(_BRACKET_OR_NEXT_LINE).match(text, at)
     is_in_brackets = opened is not None and opened[0].lstrip()[:1] in ("(", "[")
     first = opened.end() if opened else at
-    if (literal := compiled(_LITERAL).match(text, first)) is not None:
-        is_docstring = opened is not None and opened[0].startswith("\n") and len(literal["quote"]) == 3
-        if is_docstring or _closes_earlier_quote(named, first, literal["quote"]):  # no value begins here
+    if (quote_mark := compiled(_OPENING_QUOTE).match(text, first)) is not None:
+        is_docstring = opened is not None and opened[0].startswith("\n") and len(quote_mark["quote"]) == 3
+        if is_docstring or _closes_earlier_quote(named, first, quote_mark["quote"]):  # no value begins here
             return
         is_of_several = compiled(_SEVERAL_TARGETS).fullmatch(named.before) is not None  # user, token = "...", "..."
         yield from _quoted(text, first, name, goes_on=is_in_brackets or is_of_several)
-        end = _end_of_quoted(text, literal.end(), literal["quote"])
+        end = _end_of_quoted(text, quote_mark.end(), quote_mark["quote"])
         yield from _quoted_fallbacks(text, end, name)  # "" or "VALUE"
         return
-    if (block := compiled(_BLOCK).match(text, at)) is not None:
+    if (block := compiled(_YAML_BLOCK).match(text, at)) is not None:
         yield from _yaml_block(named, block.end())
         return
     if opened is not None and "\n" in opened[0]:  # without quotes, the next line may be anything
         return
-    if (call := compiled(_CALL).match(text, at)) is not None:
+    if (call := compiled(_CALL_BEGINS).match(text, at)) is not None:
         refers = compiled(_CALLS_THAT_REFER).fullmatch(call[0])  # the arguments say where the value is: getenv("...")
         if refers is None:
             yield from _quoted_arguments(text, call.end(), name)
@@ -195,7 +196,7 @@ def _quoted(text: str, at: int, name: str, *, goes_on: bool) -> Iterator[Span]:
     `goes_on`: also those on the next lines and behind commas, as in brackets.
     """
     joint = compiled(_JOINT_IN_BRACKETS if goes_on else _JOINT)
-    while (opening := compiled(_LITERAL).match(text, at)) is not None:
+    while (opening := compiled(_OPENING_QUOTE).match(text, at)) is not None:
         begin = opening.end()
         end = _end_of_quoted(text, begin, opening["quote"])
         yield from _span_if_secret(begin, end, text, name)
@@ -236,7 +237,7 @@ def _end_of_quoted(text: str, at: int, quote: str) -> int:
 
 def _span_if_secret(begin: int, end: int, text: str, name: str) -> Iterator[Span]:
     """Yield this place, without the scheme of a login before the secret, if a secret stands there."""
-    if (scheme := compiled(_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
+    if (scheme := compiled(_LOGIN_SCHEME).match(text, begin, end)) is not None and scheme.end() < end:
         begin = scheme.end()
     inner = text[begin:end].rstrip("\\")
     if is_value(inner, name) and not _is_name_itself(inner):
@@ -247,14 +248,14 @@ def _is_name_itself(text: str) -> bool:
     """Return whether a text is a name itself, as in a list of variables, a flag, or a sentence that asks for a secret."""
     return (
         (text.isupper() and "_" in text and text.replace("_", "").isalpha())
-        or compiled(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST]) is not None
-        or compiled(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST]) is not None
+        or compiled(r"--?[a-z][\w-]*").fullmatch(text[:LONGEST_NAME]) is not None
+        or compiled(r"[A-Za-z ,']{1,60}: ?").fullmatch(text[:LONGEST_NAME]) is not None
     )
 
 
 def _quoted_arguments(text: str, at: int, name: str) -> Iterator[Span]:
     """Find the texts in quotes among the arguments, from `at` to the end of the line, of a call whose result `name` gets."""
-    for found in compiled(rf"{_LITERAL}|[)\n]").finditer(text, at, at + _LONGEST_EXPRESSION):
+    for found in compiled(rf"{_OPENING_QUOTE}|[)\n]").finditer(text, at, at + _LONGEST_EXPRESSION):
         if found["quote"] is None:  # the call or the line ends
             return
         if found.start() >= at:  # else the quote is in the argument before, or closes it
@@ -268,7 +269,7 @@ def _quoted_fallbacks(text: str, at: int, name: str) -> Iterator[Span]:
     """Find what the expression at `at` takes otherwise, in its line: `... or "..."`, `... else "..."`, `field(default="...")`."""
     line = text.find("\n", at, at + _LONGEST_EXPRESSION)
     until = line if line >= 0 else at + _LONGEST_EXPRESSION
-    for found in compiled(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_LITERAL}").finditer(
+    for found in compiled(rf"(?:\bor\b|\belse\b|\|\||\?\?|\bdefault[ \t]*+=)[ \t]*+{_OPENING_QUOTE}").finditer(
         text, at, until
     ):
         yield from _span_if_secret(found.end(), _end_of_quoted(text, found.end(), found["quote"]), text, name)
@@ -306,36 +307,49 @@ def _unquoted(named: _Named, at: int) -> Iterator[Span]:
 
     Except in settings and headers, it may be no value: a sentence, an expression, or the name of another value.
     """
-    text, name, before = named.text, named.name, named.before
-    up_to_value = text[named.start : at]  # the name, and the sign behind it
+    text, before = named.text, named.before
     is_in_quotes = before.count('"') % 2 == 1 or before.count("'") % 2 == 1
     begins_line = not is_in_quotes and compiled(_BEFORE_FIRST_NAME).fullmatch(before.rstrip("\"'")) is not None
-    is_header = name.lower() in ("cookie", "set-cookie")
-    if (scheme := compiled(_SCHEME).match(text, at)) is not None:  # "Bearer VALUE": a header whose value is a word
-        at, begins_line, is_header = scheme.end(), False, True
-    pattern = _HEADER if is_header and scheme is None else _WORD
-    end = _end_of_line(text, at) if begins_line else _end_of_match(text, at, pattern)
-    value = text[at:end]
-    if named.syntax is not Syntax.SETTINGS and not is_header:
-        is_tight = not up_to_value[-1:].isspace()  # no space before the value
-        if is_tight and not up_to_value.endswith(":"):  # NAME=VALUE, and perhaps a command behind it
+    is_cookie = named.name.lower() in ("cookie", "set-cookie")  # a header, whose value has spaces
+    if (scheme := compiled(_LOGIN_SCHEME).match(text, at)) is not None:  # of a header, too: "Bearer VALUE"
+        value = text[scheme.end() : _end_of_match(text, scheme.end(), _UNQUOTED_WORD)]
+        yield from _span_unless_brackets(named, scheme.end(), value)
+        return
+    pattern = _HEADER_VALUE if is_cookie else _UNQUOTED_WORD
+    value = text[at : _end_of_line(text, at) if begins_line else _end_of_match(text, at, pattern)]
+    if named.syntax is not Syntax.SETTINGS and not is_cookie:
+        sign = text[at - 1 : at]
+        if not sign.isspace() and sign != ":":  # NAME=VALUE, and perhaps a command behind it
             value = value.split(maxsplit=1)[0] if value.strip() else value
         value = value.rstrip(",;)")
-        expression = value if is_tight else text[at : at + _LOOK_BACK].partition("\n")[0]  # with spaces in it
-        if (
-            _is_sentence_or_comparison(value, up_to_value, begins_line=begins_line)
-            or _is_expression(value)
-            or _is_expression(expression)
-        ):
+        if _is_code_or_prose(named, at, value, begins_line=begins_line, is_in_quotes=is_in_quotes):
             return
-        character_behind = text[at + len(value) : at + len(value) + 1]
-        if not is_in_quotes and _is_name_of_value(value, name, before, character_behind):
-            return
-        names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
-        if named.syntax is Syntax.CODE and not is_tight and compiled(names).fullmatch(value):
-            return
-    if value.strip("[]{}() ,"):  # more than brackets, which begin a value in the next lines
-        yield from _span_if_secret(at, at + len(value), text, name)
+    yield from _span_unless_brackets(named, at, value)
+
+
+def _span_unless_brackets(named: _Named, at: int, value: str) -> Iterator[Span]:
+    """Yield the place of a value if it is a secret; brackets alone begin a value in the next lines."""
+    if value.strip("[]{}() ,"):
+        yield from _span_if_secret(at, at + len(value), named.text, named.name)
+
+
+def _is_code_or_prose(named: _Named, at: int, value: str, *, begins_line: bool, is_in_quotes: bool) -> bool:
+    """Return whether what stands at `at` is no value: a sentence, an expression, or the name of another value."""
+    text = named.text
+    up_to_value = text[named.start : at]  # the name, and the sign behind it
+    has_space_before = up_to_value[-1:].isspace()
+    rest_of_line = text[at : at + _LOOK_BACK].partition("\n")[0]
+    if (
+        _is_sentence_or_comparison(value, up_to_value, begins_line=begins_line)
+        or _is_expression(value)
+        or (has_space_before and _is_expression(rest_of_line))  # with spaces in it
+    ):
+        return True
+    character_behind = text[at + len(value) : at + len(value) + 1]
+    if not is_in_quotes and _is_name_of_value(value, named.name, named.before, character_behind):
+        return True
+    names = r"[A-Z][a-zA-Z]*" if ":" in up_to_value else r"[a-z_]+"  # NAME: TYPE, and NAME = OTHER_NAME
+    return named.syntax is Syntax.CODE and has_space_before and compiled(names).fullmatch(value) is not None
 
 
 def _is_sentence_or_comparison(value: str, up_to_value: str, *, begins_line: bool) -> bool:
@@ -381,8 +395,8 @@ def _takes_next_word(named: _Named) -> bool:
     name = named.name
     if name.startswith("-"):
         begins_word = named.character_before in ("", *" \t\n+\"'=([{,")
-        return begins_word and (name.startswith("--") or len(name) > 3)  # -pw is none
-    before = named.text[max(0, named.start - 260) : named.start]
+        return begins_word and (name.startswith("--") or len(name) > 3)  # -token is one, -pw is none
+    before = named.text[max(0, named.start - _LONGEST_NETRC_ENTRY) : named.start]
     line = before.rpartition("\n")[2]
     if name.lower() in ("password", "passwd"):  # of .netrc, in one line or in several
         login = line if line.strip("+- \t") else before

@@ -8,10 +8,10 @@ from functools import lru_cache
 from ddplaunch.system.redaction.shapes import is_random
 
 HIDDEN = "..."  # in place of a value that is shown nowhere
-LONGEST = 100  # characters of a name that are looked at, the last ones
+LONGEST_NAME = 100  # characters of a name that are looked at, the last ones
 
 # what each name of a secret has in it, so that most names need no closer look
-PARTS = ("token", "secret", "pass", "pw", "cred", "key", "auth", "cookie", "jwt", "webhook", "bearer", "pat")
+SECRET_PARTS = ("token", "secret", "pass", "pw", "cred", "key", "auth", "cookie", "jwt", "webhook", "bearer", "pat")
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 # words that say nothing of what a value is: they are dropped from the end of a name
 _SAYING_NOTHING = frozenset((
@@ -86,8 +86,8 @@ _BEFORE_LOGIN_TOKENS = frozenset((
 @lru_cache(1024)
 def is_secret(name: str) -> bool:
     """Whether a variable, option or field of this name holds a secret: HF_TOKEN, --api-key, dbPassword, not max_tokens."""
-    lowered = name[-LONGEST:].lower()
-    if not any(part in lowered for part in PARTS):
+    lowered = name[-LONGEST_NAME:].lower()
+    if not any(part in lowered for part in SECRET_PARTS):
         return False
     words = _words(name)
     if not words:
@@ -113,7 +113,7 @@ def _names_password(name: str) -> bool:
 
 def _words(name: str) -> list[str]:
     """Return the words of a name in lower case, of hf_token and dbPassword too, without those at its end that say nothing."""
-    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST:])]
+    words = [word.lower() for word in re.findall(_WORD, name[-LONGEST_NAME:])]
     while len(words) > 1 and words[-1] in _SAYING_NOTHING:
         words.pop()
     return words
@@ -162,6 +162,7 @@ _PLACEHOLDER = (
     r"\$(?:[A-Za-z_]\w*|\d|[({].*)?|%\(.*|%[sr]|[{]{1,2}[^{}]*[}]{1,2}|<[^<>]*>|\[[A-Za-z_ ]*\]|[A-Z_]*\$?\{[^{}]*\}|@\w+@"
     r"|!(?:vault|secret|env\w*|Ref|Sub)\b.*|[xX]+|[*._#?-]+|\.\.\..*"
 )
+_LONGEST_LOOKED_AT = 1000  # characters of a value
 _PATH = r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+ -]*)+"
 _FILE = r"(?:[\w.-]+/)*[\w.-]+\.(?:txt|json|ya?ml|toml|pem|key|crt|pub|env|ini|cfg|py|sh|log|pt|bin|model|md|csv)"
 
@@ -171,11 +172,11 @@ def is_value(text: str, name: str) -> bool:
     text = text.strip()
     if not text or text.lower() in _WORDS_FOR_NO_SECRET:
         return False
-    if len(text) < 1000 and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
+    if len(text) < _LONGEST_LOOKED_AT and re.fullmatch(_PLACEHOLDER, text, re.DOTALL):
         return False
     is_short_number = len(text) < 12 and re.fullmatch(r"[-+]?[\d_.]+(?:e[-+]?\d+)?", text)
     if is_short_number and _names_number(name) and not _names_password(name):
         return False
-    if re.fullmatch(_FILE, text[:1000]):
+    if re.fullmatch(_FILE, text[:_LONGEST_LOOKED_AT]):
         return False
-    return is_random(text) or not re.fullmatch(_PATH, text[:1000])  # base64 has slashes, too
+    return is_random(text) or not re.fullmatch(_PATH, text[:_LONGEST_LOOKED_AT])  # base64 has slashes, too

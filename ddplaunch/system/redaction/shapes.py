@@ -35,9 +35,11 @@ _WEBHOOKS = (
 _SIGNED = r"(?<=[?&;])(?:sig|signature|key|code|x-(?:amz|goog)-(?:signature|credential|security-token))=([^\s&#\"'<>]+)"
 _SCHEMES = r"\b(?:Bearer|Basic|ApiKey)\s+([A-Za-z0-9._~+/=-]{8,})"
 # the user of a URL: with a password behind a colon, or alone, where it may be a token
-_USER = r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256}(?:@[^\s/?#@\"'<>]{1,128}){0,3})|([^\s/?#@:\"'<>,;]{8,256}))@"
+_USER_IN_URL = (
+    r"://(?:[^\s/?#@:\"'<>]{0,128}:([^\s@\"'<>]{1,256}(?:@[^\s/?#@\"'<>]{1,128}){0,3})|([^\s/?#@:\"'<>,;]{8,256}))@"
+)
 _AROUND = " \t\n\"'`=(,:[<"  # what may stand before a path
-_RUN = r"[A-Za-z0-9+/_-]{24,}={0,2}"
+_LONG_RUN = r"[A-Za-z0-9+/_-]{24,}={0,2}"
 _NEXT_LINE = r"\n[+\- ]?[ \t]*[\"']?([A-Za-z0-9+/]{4,}={0,2})(?=[\"'\\,; \t]*(?:\n|\Z))"
 _SAMPLE = 4096  # characters from which a long text is judged
 
@@ -64,7 +66,7 @@ def headers(text: str) -> Iterator[Span]:
 def urls(text: str) -> Iterator[Span]:
     """Find passwords, tokens and signatures in URLs."""
     if "://" in text and "@" in text:
-        for found in compiled(_USER).finditer(text):
+        for found in compiled(_USER_IN_URL).finditer(text):
             password, user = found[1], found[2]
             if password is not None:
                 port, slash, _ = password.partition("/")
@@ -87,7 +89,7 @@ def _is_placeholder(text: str) -> bool:
 def blobs(text: str) -> Iterator[Span]:
     """Find text that looks random, and the lines of base64 that continue it."""
     end = 0
-    for found in compiled(_RUN).finditer(text):
+    for found in compiled(_LONG_RUN).finditer(text):
         start = found.start()
         if start < end:  # in the lines that continue the last one
             continue
@@ -151,10 +153,10 @@ def _entropy(text: str) -> float:
 
 # --- keys in PEM
 
-_MARK = r"-----(BEGIN|END) [A-Z0-9 ]{1,60}-----"
+_KEY_MARK = r"-----(BEGIN|END) [A-Z0-9 ]{1,60}-----"
 # a line of one: in a diff, a comment or a string of a program
 _LONGEST_LINE_OF_KEY = 200  # characters; OpenSSL writes 64
-_BODY = (
+_KEY_BODY = (
     r"(?:[+\- ]?[ \t]*(?:#|//|\*)?[ \t]*[\"'bru(]{0,4}(?:[A-Za-z0-9+/=]{1,100}|[A-Z][\w-]{0,40}: [^\n]{0,200})?"
     r"(?:\\[nr])*[\"'\\,;+) \t\r]{0,8})(?:\n|\Z)"
 )
@@ -165,7 +167,7 @@ def keys(text: str) -> Iterator[Span]:
     if "-----" not in text:
         return
     begin, last_end = None, 0  # the BEGIN whose END is yet to come; where the last key ended
-    for mark in compiled(_MARK).finditer(text):
+    for mark in compiled(_KEY_MARK).finditer(text):
         if mark[1] == "BEGIN":
             if begin is not None:
                 yield from _without_end(text, begin.start(), begin.end())
@@ -192,7 +194,7 @@ def _without_end(text: str, start: int, at: int) -> Iterator[Span]:
     rest = compiled(r"[\"'\\,;+) \t\r]*\n").match(text, at)
     if rest is not None:  # nothing else is in that line
         at = rest.end()
-        while at < len(text) and (found := compiled(_BODY).match(text, at)) is not None and found[0].strip("+- \n"):
+        while at < len(text) and (found := compiled(_KEY_BODY).match(text, at)) is not None and found[0].strip("+- \n"):
             at = end = found.end()
         if text[end - 1 : end] == "\n":
             end -= 1
@@ -207,7 +209,7 @@ def _body_before(text: str, at: int, low: int) -> int:
         line_start = text.rfind("\n", low, start - 1) + 1 or low
         line = text[line_start:start]
         may_be_word = len(line.strip("+- \n")) < 8
-        if len(line) > _LONGEST_LINE_OF_KEY or may_be_word or compiled(_BODY).fullmatch(line) is None:
+        if len(line) > _LONGEST_LINE_OF_KEY or may_be_word or compiled(_KEY_BODY).fullmatch(line) is None:
             break
         start = line_start
     return start

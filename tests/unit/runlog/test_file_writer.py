@@ -27,7 +27,7 @@ from ddplaunch.record.file_queue import (
     pack,
     values_of,
 )
-from ddplaunch.system.loop.stream import WORD
+from ddplaunch.system.loop.stream import LENGTH_WORD
 from tests.conftest import until
 from tests.runs import run_of
 
@@ -85,7 +85,7 @@ def test_a_bug_of_ours_is_reported_to_the_agent() -> None:
     shared = left(message(REPLACE, b"\xff\nthe name is not UTF-8"))
     file_writer.run(its.detach(), shared)
     os.close(shared)
-    assert "UnicodeDecodeError" in values_of(ours.recv(100_000)[WORD:])["problem"]
+    assert "UnicodeDecodeError" in values_of(ours.recv(100_000)[LENGTH_WORD:])["problem"]
     ours.close()
 
 
