@@ -159,7 +159,7 @@ class _Writer:
             self._folder_fd = self._events_fd = -1
             self.reply(none=f"{error.strerror}: {error.filename}")
             return
-        folders.lock(self._events_fd)
+        folders.lock(self._events_fd)  # which shows that the run goes on
         self._log_times = LogTimes(self._folder_fd)
         self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
@@ -203,8 +203,8 @@ class _Writer:
                 self._socket_place = folder, name
         listener.close()  # the agent has it too, and is to be the last to close it
         if self._socket_place is not None:
-            found, name = self._socket_place
-            self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{found}"), name=name)
+            folder_fd, name = self._socket_place
+            self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{folder_fd}"), name=name)
         elif why := run_socket.why_unsafe():
             self.reply(listening=False, why=why)
 

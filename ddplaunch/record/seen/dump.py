@@ -82,7 +82,8 @@ def parse_crash(text: str) -> Crash:
     is_cut_off = "\n...\n" in dump  # as faulthandler writes where there are too many threads
     last = threads[-1].frames if threads and not is_cut_off else []
     main = next(of_bootstrap, last)
-    return Crash(current=of_program(current), main=of_program(main) if main is not current else ())
+    is_main_current = main is current  # its stack is told once
+    return Crash(current=of_program(current), main=() if is_main_current else of_program(main))
 
 
 def shortened(text: str, most: int) -> str:
