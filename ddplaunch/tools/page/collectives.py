@@ -79,9 +79,9 @@ class Waits(Struct, frozen=True):
     """What the collectives of one group show of a rank."""
 
     rank: int
-    seen: int  # collectives to which it came
-    last: int  # of these, those to which it came last
-    kept: float  # seconds for which it kept the median rank waiting where it came last, in sum
+    came_to: int  # collectives
+    came_last: int  # to so many of these
+    kept_waiting: float  # seconds for which it kept the median rank waiting where it came last, in sum
     waited: float  # seconds for which it waited for the last rank, in sum
 
 
@@ -190,16 +190,16 @@ def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
             by_group.setdefault((one.group, one.members), []).append(one)
     result = {}
     for group, of_group in by_group.items():
-        count, came_last = Counter[int](), Counter[int]()
-        kept, waited = defaultdict[int, float](float), defaultdict[int, float](float)
+        came_to, came_last = Counter[int](), Counter[int]()
+        kept_waiting, waited = defaultdict[int, float](float), defaultdict[int, float](float)
         for one in of_group:
             times = sorted(one.came.values())
             median, latest = times[(len(times) - 1) // 2], times[-1]  # of two ranks, the one that is kept waiting
             came_last[one.last] += 1
-            kept[one.last] += latest - median
+            kept_waiting[one.last] += latest - median
             for rank, at in one.came.items():
-                count[rank] += 1
+                came_to[rank] += 1
                 waited[rank] += latest - at
-        every = (Waits(rank, count[rank], came_last[rank], kept[rank], waited[rank]) for rank in count)
-        result[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
+        every = (Waits(rank, came_to[rank], came_last[rank], kept_waiting[rank], waited[rank]) for rank in came_to)
+        result[group] = sorted(every, key=lambda each: (-each.kept_waiting, each.rank))
     return result
