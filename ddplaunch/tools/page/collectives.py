@@ -162,14 +162,13 @@ def collectives(
             generation = generation_starts[started - 1][1] if started else 0
             for index, (number, microseconds) in enumerate(zip(row.numbers, row.came, strict=False)):
                 moments = zip(ranks, microseconds, strict=False)
-                came = {rank: base + later / 1e6 for rank, later in moments if later is not None}
+                came = {rank: base + after_base / 1e6 for rank, after_base in moments if after_base is not None}
                 if came:
                     operation = row.operations[index] if index < len(row.operations) else ""
                     gathering.add(_Key(generation, row.group, row.members, number), came, operation)
             gathering.drop_oldest()
-    last_of_group = {
-        key.group_of_generation: key.number for key in sorted(gathering.found)
-    }  # of equal keys the last stays
+    # of the numbers of a group the last one stays
+    last_of_group = {key.group_of_generation: key.number for key in sorted(gathering.found)}
     made = []
     for key, gathered in gathering.found.items():
         each = Collective(**key._asdict(), operation=gathered.operation, came=gathered.came)
