@@ -125,9 +125,8 @@ def _threads(text: str) -> list[_Dumped]:
         if len(line) > _LONGEST_LINE:
             continue
         if (head := _THREAD.fullmatch(line)) is not None:
-            is_current = (
-                head[1] == "Current t"
-            )  # "Current thread 0x..." is the one that took the signal, others are "Thread"
+            # "Current thread 0x..." is the one that took the signal, others are "Thread 0x..."
+            is_current = head[1] == "Current t"
             threads.append(_Dumped(took_signal=is_current, name=head[2] or "", frames=[]))
             del threads[:-MOST_THREADS]
         elif threads and (found := _FRAME.fullmatch(line)) is not None and len(threads[-1].frames) < MOST_FRAMES:
