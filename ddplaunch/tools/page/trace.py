@@ -143,8 +143,8 @@ def _collectives(run: History) -> Iterator[Entry]:
             piece = _piece_at(pieces.get(rank, []), at)
             if not piece.began <= at < piece.ended:  # no worker of the rank is known to have run then
                 continue
-            # nobody ended the wait for a collective to which not all came: its slice ends with the worker
-            # else it ends a tick after the last rank came, so that this one has a slice, too: arrows begin and end in slices
+            # Nobody ended the wait for a collective to which not all came: its slice ends with the worker. Any other slice ends
+            # a tick after the last rank came, so that this rank has a slice as well: arrows begin and end in slices.
             end = piece.ended if one.is_open else min(piece.ended, last_came + _TICK)
             following = bisect_right(calls[rank], at)
             if following < len(calls[rank]):
