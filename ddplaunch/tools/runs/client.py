@@ -101,7 +101,7 @@ def ask_all(paths: Sequence[SocketPath], question: Question, within: float) -> l
 
 
 def replies_of(sock: socket.socket, request: requests.Asked, within: float) -> Iterator[requests.Reply | requests.Said]:
-    """Ask a run, and yield each reply as it comes until the connection is closed: at last, if one was asked for, a worker's.
+    """Ask a run, and yield each reply as it comes, until the connection is closed; behind the agent's, those of a debugger.
 
     Raises:
         TimeoutError: the first reply took more than `within` seconds; the others may take any time.
@@ -115,11 +115,11 @@ def replies_of(sock: socket.socket, request: requests.Asked, within: float) -> I
         if not clock.wait(selector, until):
             raise TimeoutError
     decoder = Decoder(LIMIT)
-    has_worker_come = False  # to a debugger's request, after which it is at the other end
+    has_agent_done = False  # it has sent its last reply: whoever speaks now is the debugger that was asked for
     while data := _received(sock):
         for frame in _frames(decoder, data):
-            reply = requests.decode_said(frame) if has_worker_come else requests.decode_reply(frame)
-            has_worker_come = has_worker_come or isinstance(reply, requests.Done)
+            reply = requests.decode_said(frame) if has_agent_done else requests.decode_reply(frame)
+            has_agent_done = has_agent_done or isinstance(reply, requests.Done)
             yield reply
 
 

@@ -130,8 +130,8 @@ _TIMES_QUIETER = 4  # times as many as the others', from which a rank is quiet
 _IDLE_PERCENT, _BUSY_PERCENT = 5.0, 50.0
 _TIMES_AS_MUCH = 1.2  # times the memory of the others, and
 _BYTES_MORE = 256 << 20  # bytes more, from which a rank's memory is shown
-_TIMES_A_STEP = 5  # times as long as a step usually takes: then the job makes none
-_STANDS_AFTER = 10.0  # seconds without a step or a line from any rank
+_STOPPED_AFTER_STEPS = 5  # times as long as a step usually takes: then the job makes none
+_STOPPED_AFTER = 10.0  # seconds without a step or a line from any rank
 _RUNNING = ("running", "debugged")  # states of which a rank may still differ
 
 
@@ -198,7 +198,7 @@ class LiveRows:
 
     def lacks_signs_of_life(self, at: float) -> bool:
         """Whether no rank has made a step or written a line for some time: which collective they wait in is worth a question."""
-        return bool(self._rows) and at - self._changed_at >= _STANDS_AFTER
+        return bool(self._rows) and at - self._changed_at >= _STOPPED_AFTER
 
     def show_waits(self, waits: Iterable[Wait]) -> None:
         """Show who waits in which collective, until a rank makes a step or writes a line."""
@@ -247,7 +247,7 @@ class LiveRows:
         progress, steps_per_second = progress_of(self._replies), self._pace()
         pause = at - self._steps[-1].at if self._steps else 0.0  # seconds since the last step
         usual = 1 / steps_per_second if steps_per_second else 0.0  # seconds a step
-        has_stopped = pause > max(_STANDS_AFTER, _TIMES_A_STEP * usual)
+        has_stopped = pause > max(_STOPPED_AFTER, _STOPPED_AFTER_STEPS * usual)
         if idle := idle_in_words(run):
             yield idle, ODD
         elif run.phase != "running":
