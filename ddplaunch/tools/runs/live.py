@@ -92,7 +92,8 @@ class _Viewer:
 
     def _look_for_waits(self, path: SocketPath) -> None:
         """Ask in which collectives ranks wait, and show those in which they waited at the last question too; plan the next."""
-        replies = client.ask(path, AskStacks(talk.STACKS_WITHIN, frames=False), talk.STACKS_WITHIN + _ANSWER_WITHIN)
+        question = AskStacks(talk.STACKS_WITHIN, frames=False)  # for which no worker is interrupted
+        replies = client.ask(path, question, question.within + _ANSWER_WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         confirmed = [wait for wait in self._waits if wait in before]
         self._live_rows.show_waits(confirmed)
