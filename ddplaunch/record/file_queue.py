@@ -120,11 +120,11 @@ class FileQueue:
         self._shared_file = shared
         self._buffer = SendBuffer(-1 if sock is None else sock)
         self._replies = Decoder(LONGEST_REPLY)
-        self._handed_over = 0  # bytes, ever
+        self._bytes_handed_over = 0  # ever
         self._seen_progress = b""  # the writer's progress (the first PROGRESS bytes of `shared`), at the last look
         self._is_rechecking = False  # whether the timer is set for a second look
         self._loop: Loop | None = None
-        self._timer: Timer | None = None  # to look whether there is progress
+        self._progress_timer: Timer | None = None  # to look whether there is progress
         self._logs_opened = 0  # which is the number of the latest log
         self._dropped_bytes: Counter[int] = Counter()  # by log, since the writer last took any output
         self._was_told_to_end = False
@@ -169,7 +169,7 @@ class FileQueue:
         """
         if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM_FOR_EVENTS):
             return
-        self._handed_over += HEADER + len(data)
+        self._bytes_handed_over += HEADER + len(data)
         try:
             self._buffer.put(header(kind, log, len(data)), data)
         except OSError:
@@ -198,7 +198,7 @@ class FileQueue:
 
     def attach(self, loop: Loop) -> None:
         """Have the loop of this process take replies, and send what waits."""
-        self._loop, self._timer = loop, loop.timer(None, self._check_progress)
+        self._loop, self._progress_timer = loop, loop.timer(None, self._check_progress)
         if self._sock is not None:
             loop.watch(self._sock, self._on_ready)
             self._watch()
@@ -237,13 +237,13 @@ class FileQueue:
 
     def _expect_progress(self) -> None:
         """Look in a while whether the writer has done anything; where the disk hangs, look now."""
-        if self._loop is None or self._timer is None or self._sock is None:
+        if self._loop is None or self._progress_timer is None or self._sock is None:
             return
         if self.hangs:
             self._check_progress()
-        elif not self._timer.is_set and self._handed_over:
+        elif not self._progress_timer.is_set and self._bytes_handed_over:
             self._seen_progress = os.pread(self._shared_file, PROGRESS, 0)
-            self._timer.set(self._loop.now() + HANG_TIMEOUT)
+            self._progress_timer.set(self._loop.now() + HANG_TIMEOUT)
 
     def _check_progress(self) -> None:
         """See whether the writer has done anything since the last look; only two looks without progress mean that the disk hangs.
@@ -251,25 +251,25 @@ class FileQueue:
         Called when the timer is due, and while the disk hangs, whenever something is to be written.
         """
         assert self._loop is not None
-        assert self._timer is not None
+        assert self._progress_timer is not None
         progress = os.pread(self._shared_file, PROGRESS, 0)
         bytes_done = int.from_bytes(progress[:8], "little")
-        has_done_all = bytes_done == self._handed_over
+        has_done_all = bytes_done == self._bytes_handed_over
         has_progressed = progress != self._seen_progress
         self._seen_progress, now = progress, self._loop.now()
         if has_done_all:
             self.hangs = False
-            self._timer.cancel()
+            self._progress_timer.cancel()
         elif has_progressed:
             self.hangs = False
-            self._timer.set(now + HANG_TIMEOUT)
+            self._progress_timer.set(now + HANG_TIMEOUT)
         elif not self.hangs and not self._is_rechecking:
             self._is_rechecking = True
-            self._timer.set(now + RECHECK)
+            self._progress_timer.set(now + RECHECK)
             return
         elif not self.hangs:
             self.hangs = self.has_hung = True
-            self._timer.cancel()
+            self._progress_timer.cancel()
         self._is_rechecking = False
 
     @property
@@ -320,9 +320,9 @@ class FileQueue:
         """Close this end, at which the writer ends; what still waits is dropped."""
         if self._sock is None:
             return
-        if self._loop is not None and self._timer is not None:  # `attach` was called
+        if self._loop is not None and self._progress_timer is not None:  # `attach` was called
             self._loop.unwatch(self._sock)
-            self._timer.cancel()
+            self._progress_timer.cancel()
         self._sock.close()
         os.close(self._shared_file)
         self._sock, self.hangs = None, False

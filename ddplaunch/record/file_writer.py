@@ -55,7 +55,7 @@ class _Writer:
         """
         self._sock = sock
         self._shared_file = shared
-        self._listener = listener
+        self._listener_fd = listener
         self._bytes_done = 0  # bytes of messages
         self._steps_done = 0  # which rise with each message, and with each piece of a long copy
         self._path = ""  # of the run's folder, for people
@@ -93,9 +93,9 @@ class _Writer:
                     self._carry_out(kind, log, data)
                 self._note_done(file_queue.HEADER + size)
         if self._socket_place is not None:
-            folder, name = self._socket_place
+            folder_fd, name = self._socket_place
             with suppress(OSError):
-                os.unlink(name, dir_fd=folder)
+                os.unlink(name, dir_fd=folder_fd)
         for number in tuple(self._logs):
             self._close_log(number)
 
@@ -159,7 +159,7 @@ class _Writer:
             self._folder_fd = self._events_fd = -1
             self.reply(none=f"{error.strerror}: {error.filename}")
             return
-        folders.lock(self._events_fd)
+        folders.lock(self._events_fd)  # which shows that the run goes on
         self._log_times = LogTimes(self._folder_fd)
         self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
@@ -191,20 +191,20 @@ class _Writer:
 
         Without `in_folder`, only there. Where that fails too, the agent is told why only if a user could do anything about it.
         """
-        listener = socket.socket(fileno=self._listener)
+        listener = socket.socket(fileno=self._listener_fd)
         if in_folder and self._folder_fd >= 0:
             with suppress(OSError):  # the file system has no sockets
                 run_socket.listen(listener, self._folder_fd, run_socket.NAME)
                 self._socket_place = self._folder_fd, run_socket.NAME
         if self._socket_place is None:
             with suppress(OSError):
-                folder = run_socket.open_runtime_folder(make=True)
-                run_socket.listen(listener, folder, name)
-                self._socket_place = folder, name
+                runtime_folder_fd = run_socket.open_runtime_folder(make=True)
+                run_socket.listen(listener, runtime_folder_fd, name)
+                self._socket_place = runtime_folder_fd, name
         listener.close()  # the agent has it too, and is to be the last to close it
         if self._socket_place is not None:
-            found, name = self._socket_place
-            self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{found}"), name=name)
+            folder_fd, name = self._socket_place
+            self.reply(listening=True, folder=os.readlink(f"/proc/self/fd/{folder_fd}"), name=name)
         elif why := run_socket.why_unsafe():
             self.reply(listening=False, why=why)
 

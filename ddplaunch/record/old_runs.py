@@ -183,7 +183,7 @@ def _remove_by_rules(runs: str, days: int, *, by_age: bool) -> Generator[None, N
         excess -= run.size
         removed += yield from _remove(runs, run, f"runs older than a day had more than {ROOM >> 30} GiB")
     young.sort(key=_last_to_go)
-    for run in reversed([*young, *old]):
+    for run in reversed([*young, *old]):  # old runs go first
         if not _is_full(runs):
             break
         if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _LEAST_TO_MAKE_ROOM:

@@ -184,7 +184,7 @@ class Client:
     def send(self, text: str, **flags: bool) -> None:
         """Send a text in frames, if the client is still there. Flags: `asks` for a line as the answer, `ends` the session."""
         for at in range(0, max(1, len(text)), PIECE):
-            message = {"type": "said", "text": text[at : at + PIECE], **flags}
+            message = {"text": text[at : at + PIECE], **flags}
             payload = json.dumps(message, ensure_ascii=True).encode()
             try:
                 if self.is_open and not self.is_lost:

@@ -175,8 +175,11 @@ def test_an_agent_holds_time_limits_only_while_a_client_is_connected_to_it(membe
         while len(received) < 3:
             decoder.feed(sock.recv(1 << 16))
             while (frame := decoder.take()) is not None:
-                received.append(requests.decode_reply(frame))
-        assert [type(reply).__name__ for reply in received] == ["Run", "Done", "Said"]
+                received.append(frame)
+        run, done, said = received
+        assert isinstance(requests.decode_reply(run), requests.Run)
+        assert requests.decode_reply(done) == requests.Done()
+        assert requests.decode_said(said).text == "(Pdb) "
         assert nobody not in nodes.started[0].err
         sock.sendall(b"where\n")
         assert b64decode(heard_chunk(member)["data"]) == b"where\n"

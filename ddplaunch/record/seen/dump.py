@@ -82,7 +82,8 @@ def parse_crash(text: str) -> Crash:
     is_cut_off = "\n...\n" in dump  # as faulthandler writes where there are too many threads
     last = threads[-1].frames if threads and not is_cut_off else []
     main = next(of_bootstrap, last)
-    return Crash(current=of_program(current), main=of_program(main) if main is not current else ())
+    is_main_current = main is current  # its stack is told once
+    return Crash(current=of_program(current), main=() if is_main_current else of_program(main))
 
 
 def shortened(text: str, most: int) -> str:
@@ -124,9 +125,8 @@ def _threads(text: str) -> list[_Dumped]:
         if len(line) > _LONGEST_LINE:
             continue
         if (head := _THREAD.fullmatch(line)) is not None:
-            is_current = (
-                head[1] == "Current t"
-            )  # "Current thread 0x..." is the one that took the signal, others are "Thread"
+            # "Current thread 0x..." is the one that took the signal, others are "Thread 0x..."
+            is_current = head[1] == "Current t"
             threads.append(_Dumped(took_signal=is_current, name=head[2] or "", frames=[]))
             del threads[:-MOST_THREADS]
         elif threads and (found := _FRAME.fullmatch(line)) is not None and len(threads[-1].frames) < MOST_FRAMES:

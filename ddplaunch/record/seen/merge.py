@@ -130,7 +130,7 @@ def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[L
         if written:
             written.append(Line(""))
         written.append(Line(where(sample, cwd), group.who))
-        if sample.native:
+        if sample.native:  # the stack as py-spy has written it
             written += (Line(f"  {line}") for line in sample.native.splitlines())
         else:
             # if the innermost frame is the program's own, the line above has named it

@@ -59,7 +59,8 @@ def _count_ranks(written: str) -> int:
         low = int(match[1])
         ranges.append(range(low, int(match[2] or low) + 1))
     ascends = all(before.stop <= after.start for before, after in pairwise(ranges))
-    return sum(map(len, ranges)) if ascends and all(ranges) else 0
+    none_is_empty = all(ranges)  # as "3-1" would be
+    return sum(map(len, ranges)) if ascends and none_is_empty else 0
 
 
 def parse(body: bytes, members: Mapping[str, str]) -> list[Group]:

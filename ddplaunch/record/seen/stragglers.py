@@ -83,8 +83,8 @@ def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Map
     """
     # by rank and number: nanoseconds of one clock
     times = {rank: {number: at - clocks[rank].ahead for number, at in each.calls} for rank, each in ranks.items()}
-    common = sorted(set.intersection(*map(set, times.values())))
-    length = Counter(each.length for each in ranks.values()).most_common(1)[0][0]
+    common_numbers = sorted(set.intersection(*map(set, times.values())))
+    length = Counter(each.length for each in ranks.values()).most_common(1)[0][0]  # of a step, in collectives
     newest_at = max((each.newest_at - clocks[rank].ahead) / 1e9 for rank, each in ranks.items())
     period = middle(each.period for each in ranks.values())
     steps = Steps(
@@ -96,10 +96,10 @@ def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Map
         newest_at=newest_at,
         late=(),
     )
-    if len(ranks) < 2 or not common:
+    if len(ranks) < 2 or not common_numbers:
         return steps
     latest: dict[int, Late] = {}  # by step
-    for number in common:
+    for number in common_numbers:
         *others, (at, rank) = sorted((of_rank[number], rank) for rank, of_rank in times.items())
         median_at, median_rank = others[len(others) // 2]
         error = max(clocks[rank].error, clocks[median_rank].error)
@@ -108,7 +108,7 @@ def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Map
         if late.step not in latest or late.seconds > latest[late.step].seconds:
             latest[late.step] = late
     # of the newest step more collectives may come; if the last one ended a step, this is the next, of which there is none
-    incomplete_step = (common[-1] + 1) // length
+    incomplete_step = (common_numbers[-1] + 1) // length
     latest.pop(incomplete_step, None)
     return replace(steps, late=tuple(latest.values()))
 

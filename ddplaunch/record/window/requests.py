@@ -48,9 +48,7 @@ class Attach(Struct, frozen=True, tag="attach"):
     """Have a worker come to the other end of the connection: one that opens a debugger there, or one that is profiled."""
 
     rank: Number
-    profiles: bool = (
-        False  # worker/profiler.py says what is spoken then; a debugger replies with `Said`, and takes lines of text
-    )
+    profiles: bool = False  # see worker/profiler.py for what it says; a debugger replies with `Said`
 
     @property
     def within(self) -> float:
@@ -120,8 +118,8 @@ class RunsElsewhere(Struct, frozen=True, tag="elsewhere"):
     srun_job: Line = ""  # by which srun reaches that host, as `other_host.job_of_srun` has it; "" for none
 
 
-class Said(Struct, frozen=True, tag="said"):
-    """What the debugger in a worker writes."""
+class Said(Struct, frozen=True):
+    """What the debugger in a worker writes, after the agent's `Done`; it takes lines of text."""
 
     text: Text
     asks: bool = False  # it is a prompt, and a line is waited for
@@ -139,11 +137,12 @@ class _Protocol(Struct):
     protocol: Number
 
 
-Reply = Run | NodeReply | Done | RunsElsewhere | Said | RequestRefused
+Reply = Run | NodeReply | Done | RunsElsewhere | RequestRefused
 
 encode = msgspec.json.Encoder().encode
 protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)
 decode_request: Callable[[bytes], Request] = decoder(Request)
+decode_said: Callable[[bytes], Said] = decoder(Said)
 _decode_reply: Callable[[bytes], Reply] = decoder(Reply)
 _decode_without_answer: Callable[[bytes], _ReplyingNode] = decoder(_ReplyingNode)
 

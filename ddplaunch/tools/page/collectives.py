@@ -79,9 +79,9 @@ class Waits(Struct, frozen=True):
     """What the collectives of one group show of a rank."""
 
     rank: int
-    seen: int  # collectives to which it came
-    last: int  # of these, those to which it came last
-    kept: float  # seconds for which it kept the median rank waiting where it came last, in sum
+    came_to: int  # collectives
+    came_last: int  # to so many of these
+    kept_waiting: float  # seconds for which it kept the median rank waiting where it came last, in sum
     waited: float  # seconds for which it waited for the last rank, in sum
 
 
@@ -162,14 +162,13 @@ def collectives(
             generation = generation_starts[started - 1][1] if started else 0
             for index, (number, microseconds) in enumerate(zip(row.numbers, row.came, strict=False)):
                 moments = zip(ranks, microseconds, strict=False)
-                came = {rank: base + later / 1e6 for rank, later in moments if later is not None}
+                came = {rank: base + after_base / 1e6 for rank, after_base in moments if after_base is not None}
                 if came:
                     operation = row.operations[index] if index < len(row.operations) else ""
                     gathering.add(_Key(generation, row.group, row.members, number), came, operation)
             gathering.drop_oldest()
-    last_of_group = {
-        key.group_of_generation: key.number for key in sorted(gathering.found)
-    }  # of equal keys the last stays
+    # of the numbers of a group the last one stays
+    last_of_group = {key.group_of_generation: key.number for key in sorted(gathering.found)}
     made = []
     for key, gathered in gathering.found.items():
         each = Collective(**key._asdict(), operation=gathered.operation, came=gathered.came)
@@ -190,16 +189,16 @@ def waits(seen: Sequence[Collective]) -> dict[tuple[str, str], list[Waits]]:
             by_group.setdefault((one.group, one.members), []).append(one)
     result = {}
     for group, of_group in by_group.items():
-        count, came_last = Counter[int](), Counter[int]()
-        kept, waited = defaultdict[int, float](float), defaultdict[int, float](float)
+        came_to, came_last = Counter[int](), Counter[int]()
+        kept_waiting, waited = defaultdict[int, float](float), defaultdict[int, float](float)
         for one in of_group:
             times = sorted(one.came.values())
             median, latest = times[(len(times) - 1) // 2], times[-1]  # of two ranks, the one that is kept waiting
             came_last[one.last] += 1
-            kept[one.last] += latest - median
+            kept_waiting[one.last] += latest - median
             for rank, at in one.came.items():
-                count[rank] += 1
+                came_to[rank] += 1
                 waited[rank] += latest - at
-        every = (Waits(rank, count[rank], came_last[rank], kept[rank], waited[rank]) for rank in count)
-        result[group] = sorted(every, key=lambda each: (-each.kept, each.rank))
+        every = (Waits(rank, came_to[rank], came_last[rank], kept_waiting[rank], waited[rank]) for rank in came_to)
+        result[group] = sorted(every, key=lambda each: (-each.kept_waiting, each.rank))
     return result

@@ -295,7 +295,7 @@ def read(folder: str, points: int = 300, redactor: Redactor | None = None) -> Hi
         ended = max(time.time(), last_event)
     elif job_ended is None:
         problems.append("The run has no end: ddplaunch itself was killed, its machine was lost, or its disk was full.")
-        ended = max(last_event, min(_last_sign(folder, nodes), time.time()))
+        ended = max(last_event, min(_last_sign_of_life(folder, nodes), time.time()))
     damaged = Counter[str]()  # by file: lines, counted while they are read
     offsets = [node.offset for node in nodes]
     samples = (_lines(f"{node.folder}/{SAMPLES}", SampleRow, damaged) for node in nodes)
@@ -340,7 +340,7 @@ def _generations(nodes: Sequence[NodeHistory]) -> tuple[Generation, ...]:
     return tuple(joined[number] for number in sorted(joined))
 
 
-def _last_sign(folder: str, nodes: Sequence[NodeHistory]) -> float:
+def _last_sign_of_life(folder: str, nodes: Sequence[NodeHistory]) -> float:
     """Return when any worker of a run that was killed was last seen to live: by its samples, and by the times of its logs.
 
     That is in seconds since 1970; 0 if it is not known. A node without events has no clock that is known.

@@ -291,9 +291,9 @@ def _collectives(run: History) -> Html | None:
     """Show who kept the others waiting, and to which collectives not all came; None: no collectives were recorded."""
     tables = []
     for (group, members), ranks in list(waits(run.collectives).items())[:_MOST_GROUPS]:
-        seen = max(each.seen for each in ranks)  # by the rank that came to most of them
+        seen = max(each.came_to for each in ranks)  # by the rank that came to most of them
         rows = [
-            (str(each.rank), f"{each.last} of {each.seen}", duration(each.kept), duration(each.waited))
+            (str(each.rank), f"{each.came_last} of {each.came_to}", duration(each.kept_waiting), duration(each.waited))
             for each in ranks[:_MOST_WAITS]
         ]
         more = f", {_MOST_WAITS} of {len(ranks)} ranks" if len(ranks) > _MOST_WAITS else ""

@@ -75,20 +75,20 @@ def _process_of_curves(run: History, node: int) -> int:
 
 def _names(run: History) -> Iterator[Entry]:
     """Yield the names of processes and tracks, and their order from the top."""
-    yield from named("process", (_JOB, 0), short(run.run_id), 0)
-    yield from named("thread", _JOB_TRACK, "generations", 0)
+    yield from named("process", (_JOB, 0), short(run.run_id), order=0)
+    yield from named("thread", _JOB_TRACK, "generations", order=0)
     # run.nodes begins with the folder of a command that has started all agents: it has no workers, and is no node here
     begins_with_command = len(run.nodes) > 1 and run.nodes[0].folder == run.folder
     first = 1 if begins_with_command else 0
     for index in range(first, len(run.nodes)):
         node_rank = index - first
         name = f"node {node_rank}: {run.nodes[index].host}"
-        yield from named("process", (_process(index), 0), name, node_rank + 1)
+        yield from named("process", (_process(index), 0), name, order=node_rank + 1)
         if run.curves:
             order = len(run.nodes) + node_rank + 1
-            yield from named("process", (_process_of_curves(run, index), 0), f"{name}, use of each rank", order)
+            yield from named("process", (_process_of_curves(run, index), 0), f"{name}, use of each rank", order=order)
     for node_index, rank in sorted({(life.node, life.rank) for life in run.lives}):
-        yield from named("thread", _track(node_index, rank), f"rank {rank}", rank)
+        yield from named("thread", _track(node_index, rank), f"rank {rank}", order=rank)
 
 
 def _job(run: History) -> Iterator[Entry]:
@@ -143,8 +143,8 @@ def _collectives(run: History) -> Iterator[Entry]:
             piece = _piece_at(pieces.get(rank, []), at)
             if not piece.began <= at < piece.ended:  # no worker of the rank is known to have run then
                 continue
-            # nobody ended the wait for a collective to which not all came: its slice ends with the worker
-            # else it ends a tick after the last rank came, so that this one has a slice, too: arrows begin and end in slices
+            # Nobody ended the wait for a collective to which not all came: its slice ends with the worker. Any other slice ends
+            # a tick after the last rank came, so that this rank has a slice as well: arrows begin and end in slices.
             end = piece.ended if one.is_open else min(piece.ended, last_came + _TICK)
             following = bisect_right(calls[rank], at)
             if following < len(calls[rank]):

@@ -198,7 +198,9 @@ def choose_kept(
     if not any(named in (run.run_id, run.name) for run in found):
         if removed := removed_run(env, named, exactly=True):
             raise removed
-        found = [run for run in found if run.replies is not None] or found  # of fits in part, running ones win
+        found = [
+            run for run in found if run.replies is not None
+        ] or found  # of runs that fit in part only those that run, if any
     if not found:
         raise removed_run(env, named) or no_such_run(env, named, runs, Typed(verb))
     if len(found) > 1:

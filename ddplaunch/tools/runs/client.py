@@ -100,8 +100,8 @@ def ask_all(paths: Sequence[SocketPath], question: Question, within: float) -> l
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
 
 
-def replies_of(sock: socket.socket, request: requests.Asked, within: float) -> Iterator[requests.Reply]:
-    """Ask a run, and yield each reply as it comes until the run closes the connection.
+def replies_of(sock: socket.socket, request: requests.Asked, within: float) -> Iterator[requests.Reply | requests.Said]:
+    """Ask a run, and yield each reply as it comes, until the connection is closed; behind the agent's, those of a debugger.
 
     Raises:
         TimeoutError: the first reply took more than `within` seconds; the others may take any time.
@@ -115,8 +115,12 @@ def replies_of(sock: socket.socket, request: requests.Asked, within: float) -> I
         if not clock.wait(selector, until):
             raise TimeoutError
     decoder = Decoder(LIMIT)
+    has_agent_done = False  # it has sent its last reply: whoever speaks now is the debugger that was asked for
     while data := _received(sock):
-        yield from _decoded(decoder, data)
+        for frame in _frames(decoder, data):
+            reply = requests.decode_said(frame) if has_agent_done else requests.decode_reply(frame)
+            has_agent_done = has_agent_done or isinstance(reply, requests.Done)
+            yield reply
 
 
 def _received(sock: socket.socket) -> bytes:
@@ -124,12 +128,12 @@ def _received(sock: socket.socket) -> bytes:
         return sock.recv(_CHUNK)
 
 
-def _decoded(decoder: Decoder, data: bytes) -> Iterator[requests.Reply]:
-    """Yield the replies that are complete with these bytes; raise Malformed if a run sends anything else."""
+def _frames(decoder: Decoder, data: bytes) -> Iterator[bytes]:
+    """Yield the frames that are complete with these bytes; raise Malformed if a run sends anything else."""
     decoder.feed(data)
     try:
         while (frame := decoder.take()) is not None:
-            yield requests.decode_reply(frame)
+            yield frame
     except FrameError as error:
         raise Malformed(str(error)) from None
 
@@ -158,8 +162,8 @@ class _Conversation:
             self.has_gone = self._replies.run is None and self._replies.elsewhere is None
             return False
         try:
-            for reply in _decoded(self._decoder, data):
-                is_last = self._on_reply(reply)
+            for frame in _frames(self._decoder, data):
+                is_last = self._on_reply(requests.decode_reply(frame))
                 if is_last:
                     return False
         except Malformed as error:

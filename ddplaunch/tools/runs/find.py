@@ -210,8 +210,8 @@ def _on_other_hosts_by_folder(env: Mapping[str, str], names_here: Collection[str
             srun_job = job if isinstance(job, str) and _SRUN_JOB.fullmatch(job) else ""
             is_pod = other_host.are_pods(env) or plan.get("cluster") == "kubernetes"
             # by what a line for that host is to be typed: srun, kubectl or ssh
-            kind = {"srun_job": srun_job, "is_pod": is_pod, "is_indexed": other_host.are_indexed(env)}
-            found.append(replace(of_folder(folder), host=host_name(start.host), **kind))
+            how_reached = {"srun_job": srun_job, "is_pod": is_pod, "is_indexed": other_host.are_indexed(env)}
+            found.append(replace(of_folder(folder), host=host_name(start.host), **how_reached))
     return found
 
 

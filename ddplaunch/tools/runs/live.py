@@ -67,7 +67,7 @@ class _Viewer:
     def __init__(self, env: Mapping[str, str]) -> None:
         """Know no job yet: each request of the front names the socket of its job."""
         self._colour = use_colour(env, isatty=True)
-        self._rows = LiveRows()
+        self._live_rows = LiveRows()
         self._next_look_at = 0.0  # monotonic seconds, as all times here
         self._ask_for_waits_at = 0.0  # not before this time
         self._pause_of_asking = _ASK_AGAIN_AFTER  # seconds from the last question about collectives to the next
@@ -77,8 +77,8 @@ class _Viewer:
         """Return the rows for a terminal of this size, after a look at the job if one is due."""
         cpu_before, now = time.process_time(), time.monotonic()
         if now >= self._next_look_at and (replies := client.ask(path, AskStatus(), _ANSWER_WITHIN)) is not None:
-            self._rows.on_replies(replies, time.monotonic())
-            if self._rows.show_no_progress(now) and now >= self._ask_for_waits_at:
+            self._live_rows.on_replies(replies, time.monotonic())
+            if self._live_rows.lacks_signs_of_life(now) and now >= self._ask_for_waits_at:
                 self._look_for_waits(path)
             workers_by_node = Counter(id(node) for node, _ in replies.workers)
             agents_cpu = max(workers_by_node.values(), default=0) * _CPU_OF_WORKER
@@ -87,15 +87,16 @@ class _Viewer:
             self._next_look_at = now + max(_LOOK_EVERY, min(pause, _LONGEST_PAUSE))
         # half of the lines are left to the output of workers
         width = columns - 1  # a row as wide as the terminal could be followed by an empty one
-        shown = self._rows.render(time.monotonic(), width, max(1, lines // 2))
+        shown = self._live_rows.render(time.monotonic(), width, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
     def _look_for_waits(self, path: SocketPath) -> None:
         """Ask in which collectives ranks wait, and show those in which they waited at the last question too; plan the next."""
-        replies = client.ask(path, AskStacks(talk.STACKS_WITHIN, frames=False), talk.STACKS_WITHIN + _ANSWER_WITHIN)
+        question = AskStacks(talk.STACKS_WITHIN, frames=False)  # for which no worker is interrupted
+        replies = client.ask(path, question, question.within + _ANSWER_WITHIN)
         before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
         confirmed = [wait for wait in self._waits if wait in before]
-        self._rows.show_waits(confirmed)
+        self._live_rows.show_waits(confirmed)
         if self._waits and not before:  # seen for the first time
             self._ask_for_waits_at = time.monotonic() + _CONFIRM_AFTER
             return
@@ -130,8 +131,8 @@ _TIMES_QUIETER = 4  # times as many as the others', from which a rank is quiet
 _IDLE_PERCENT, _BUSY_PERCENT = 5.0, 50.0
 _TIMES_AS_MUCH = 1.2  # times the memory of the others, and
 _BYTES_MORE = 256 << 20  # bytes more, from which a rank's memory is shown
-_TIMES_A_STEP = 5  # times as long as a step usually takes: then the job makes none
-_STANDS_AFTER = 10.0  # seconds without a step or a line from any rank
+_STOPPED_AFTER_STEPS = 5  # times as long as a step usually takes: then the job makes none
+_STOPPED_AFTER = 10.0  # seconds without a step or a line from any rank
 _RUNNING = ("running", "debugged")  # states of which a rank may still differ
 
 
@@ -196,9 +197,9 @@ class LiveRows:
         while len(steps) > 2 and steps[1].at < at - _RECENT_SECONDS:
             steps.popleft()
 
-    def show_no_progress(self, at: float) -> bool:
+    def lacks_signs_of_life(self, at: float) -> bool:
         """Whether no rank has made a step or written a line for some time: which collective they wait in is worth a question."""
-        return bool(self._rows) and at - self._changed_at >= _STANDS_AFTER
+        return bool(self._rows) and at - self._changed_at >= _STOPPED_AFTER
 
     def show_waits(self, waits: Iterable[Wait]) -> None:
         """Show who waits in which collective, until a rank makes a step or writes a line."""
@@ -247,7 +248,7 @@ class LiveRows:
         progress, steps_per_second = progress_of(self._replies), self._pace()
         pause = at - self._steps[-1].at if self._steps else 0.0  # seconds since the last step
         usual = 1 / steps_per_second if steps_per_second else 0.0  # seconds a step
-        has_stopped = pause > max(_STANDS_AFTER, _TIMES_A_STEP * usual)
+        has_stopped = pause > max(_STOPPED_AFTER, _STOPPED_AFTER_STEPS * usual)
         if idle := idle_in_words(run):
             yield idle, ODD
         elif run.phase != "running":

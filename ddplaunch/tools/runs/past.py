@@ -19,7 +19,7 @@ from ddplaunch.system.words import duration, signal_name, size
 from ddplaunch.tools.runs import choice, find
 from ddplaunch.tools.runs.find import Known
 
-_OF_SIGNAL = of_signal(0)  # what the status of a signal is greater than
+_SIGNALS_ABOVE = of_signal(0)  # the exit status above which a status stands for a signal
 _IN_WORDS = {"front_lost": "ddplaunch was killed"}  # where the reason as it stands in the summary says it to nobody
 _HEADER = ("run", "script", "began", "took", "size", "how it ended")
 
@@ -80,8 +80,8 @@ def _end_of(run: Known) -> _End:
         return _End("finished", status=status, seconds=record.seconds)
     why = str(record.summary.get("why", ""))
     why = _IN_WORDS.get(why, why.replace("_", " "))
-    if why == "signalled" and status > _OF_SIGNAL:
-        why = signal_name(status - _OF_SIGNAL)
+    if why == "signalled" and status > _SIGNALS_ABOVE:
+        why = signal_name(status - _SIGNALS_ABOVE)
     because = printable(record.first_failure or why)
     how = f"status {status}: {because}" if because else f"status {status}"
     return _End(how, BAD, status=status, seconds=record.seconds)

@@ -49,7 +49,6 @@ TO_CLIENT: list[dict[str, Any]] = [
     {"type": "node", "node_rank": None, "host": "a", "answer": {"type": "none", "reason": "was lost"}},
     {"type": "done", "status": 130},
     {"type": "elsewhere", "run_id": "20261122-1", "host": "a", "srun_job": "7+1"},
-    {"type": "said", "text": "(Pdb) ", "asks": True, "ends": False},
     {"type": "refused", "reason": "too many", "runs_no_python": False},
 ]
 TO_VIEWER: list[dict[str, Any]] = [{"place": "L3J1bnMAc29ja2V0", "columns": 80, "lines": 24, "snapshot": True}]
@@ -58,6 +57,7 @@ CASES = [
     for decode, messages in [
         (requests.decode_request, TO_AGENT),
         (requests.decode_reply, TO_CLIENT),
+        (requests.decode_said, [{"text": "(Pdb) ", "asks": True, "ends": False}]),
         (rows.decode_draw, TO_VIEWER),
     ]
     for message in messages
@@ -77,6 +77,7 @@ def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harml
 def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
     taken(requests.decode_request, payload)
     taken(requests.decode_reply, payload)
+    taken(requests.decode_said, payload)
     taken(rows.decode_draw, payload)
 
 

@@ -48,8 +48,8 @@ def test_who_came_last_kept_the_others_waiting(tmp_path: Path) -> None:
     called(tmp_path, 3, [(number, {0: number, 1: number + 0.1, 2: number + 0.5}) for number in range(1, 5)])
     found, _ = read_of(tmp_path)
     worst, *others = waits(found)[("0", "0-2")]
-    assert (worst.rank, worst.seen, worst.last) == (2, 4, 4)
-    assert worst.kept == pytest.approx(4 * 0.4)
+    assert (worst.rank, worst.came_to, worst.came_last) == (2, 4, 4)
+    assert worst.kept_waiting == pytest.approx(4 * 0.4)
     assert {each.rank: each.waited for each in others} == pytest.approx({0: 2.0, 1: 1.6})
 
 

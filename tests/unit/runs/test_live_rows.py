@@ -163,11 +163,11 @@ def test_a_job_stands_once_no_rank_has_written_or_made_a_step_for_a_while_and_wh
     made = LiveRows()
     made.on_replies(replies(worker(0, written=5)), 0.0)
     made.on_replies(replies(worker(0, written=5)), 9.0)
-    assert not made.show_no_progress(9.0)
-    assert made.show_no_progress(10.0)
+    assert not made.lacks_signs_of_life(9.0)
+    assert made.lacks_signs_of_life(10.0)
     made.show_waits([Wait(name="0", operation="all_reduce", number=1, waiting=(0,), missing=())])
     made.on_replies(replies(worker(0, written=6)), 11.0)
-    assert not made.show_no_progress(11.0)
+    assert not made.lacks_signs_of_life(11.0)
     assert "all_reduce" not in made.render(11.0, 100, 10)[1].plain
 
 
