@@ -247,7 +247,7 @@ class Groups:
         name = group.group_name
         self._ranks[name] = {in_group: in_job for in_job, in_group in ranks.items()}
         title = str(getattr(group, "group_desc", ""))[:LONGEST]
-        is_of_program = title not in ("undefined", "default_pg")  # what torch calls groups
+        is_of_program = title not in ("undefined", "default_pg")  # torch's words where the program says nothing
         self._notes.write(
             "group",
             name=name,
