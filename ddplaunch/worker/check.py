@@ -160,17 +160,17 @@ def stop_at_saves(module: "Any", names: "Sequence[str]", notes: Notes) -> None:
 
 
 class GroupTable(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
-    """torch's table of the ranks of each process group, which calls `note` for each group that torch adds."""
+    """torch's table of the ranks of each process group, which has `groups` note each group that torch adds."""
 
-    def __init__(self, table: "Mapping[Any, Any]", note: "Callable[[Any, Any], None]") -> None:
+    def __init__(self, table: "Mapping[Any, Any]", groups: "Groups") -> None:
         dict.__init__(self, table)  # of another class in our place it would be called with what is for ours
         vars(self).update(getattr(table, "__dict__", {}))
-        self._note = note
+        self._groups = groups
 
     def __setitem__(self, group: "Any", ranks: "Any") -> None:
         super().__setitem__(group, ranks)
         if hasattr(group, "group_name"):  # a number stands for all groups that this rank is not in
-            self._note(group, ranks)
+            self._groups.note_group(group, ranks)
 
 
 class Groups:
@@ -188,9 +188,8 @@ class Groups:
         self._sent: dict[tuple[str, int], int] = {}
         self._library = torch.library.Library("c10d", "IMPL")  # the kernels live as long as it does
         table = self._c10d._pg_group_ranks
-        # a dict that calls `_note_group` for each group that torch adds
         class_of_ours = our_distributed.class_in_place_of(table, GroupTable)
-        self._c10d._pg_group_ranks = class_of_ours(table, self._note_group)
+        self._c10d._pg_group_ranks = class_of_ours(table, self)
         self._c10d.rendezvous = self._dist.rendezvous = self._rendezvous  # programs call it, too, as ours does
         self._make_group = self._c10d._new_process_group_helper
         self._signature = inspect.signature(self._make_group)
@@ -242,12 +241,12 @@ class Groups:
             self._notes.call("new_group", self._c10d.GroupMember.WORLD.group_name, members=members)
         return self._make_group(*bound.args, **bound.kwargs)
 
-    def _note_group(self, group: "Any", ranks: "Mapping[int, int]") -> None:
+    def note_group(self, group: "Any", ranks: "Mapping[int, int]") -> None:
         """Note the name, members and title of a group; `ranks` holds rank in the group by rank in the job."""
         name = group.group_name
         self._ranks[name] = {in_group: in_job for in_job, in_group in ranks.items()}
         title = str(getattr(group, "group_desc", ""))[:LONGEST]
-        is_of_program = title not in ("undefined", "default_pg")  # what torch calls groups
+        is_of_program = title not in ("undefined", "default_pg")  # torch's words where the program says nothing
         self._notes.write(
             "group",
             name=name,

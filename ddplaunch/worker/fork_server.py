@@ -318,7 +318,7 @@ class Imported:
 
 
 def _import_with_few_collections(modules: "list[str]", kind: str, target: str) -> "tuple[list[str], str | None]":
-    """Import modules with thresholds of the garbage collector that make it run rarely; return what `_import_all` does."""
+    """Import modules while the garbage collector runs rarely; return notes, and why nothing may be forked."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*_RARELY)
     ours = gc.get_threshold()  # Python 3.14 has only two of them

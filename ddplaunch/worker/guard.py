@@ -38,7 +38,7 @@ def serve(control: "Any", fork_server: "ModuleType", imported: "Any") -> "list[s
     """Serve the agent at the other side of `control` until it ends. Returns only in a worker, with the worker's arguments.
 
     `fork_server` is the module of fork_server.py; `imported` its record of what the warm interpreter has imported. The last
-    descriptors of a worker are the pipe that releases it (see `become_worker`) and the pipe for how it ends.
+    descriptors of a worker are the pipe from which it reads a byte before it begins, and the pipe for how it ends.
     """
     os.setsid()
     adopt_orphans()
@@ -82,7 +82,7 @@ class _Guard:
     def __init__(self, control: "Any", fork_server: "ModuleType") -> None:
         self._control = control
         self._fork_server = fork_server
-        self._agent_pid = 0  # before its first request
+        self._agent_pid = 0  # not known yet
         self._kept_open: list[int] = []  # copies by which the agent and the front learn of the end of this process
         self._children = Children()
         self._end_pipes: dict[int, int] = {}  # pid of a worker -> the pipe for how it ends; -1 once that is written
@@ -130,7 +130,7 @@ class _Guard:
             try:
                 kind, fields, descriptors = self._fork_server.receive(self._control)
             except (EOFError, OSError):
-                self._end()
+                self._end_all_and_exit()
             if kind == "fork":
                 return fields, descriptors
             if kind == "agent":
@@ -138,7 +138,7 @@ class _Guard:
             else:  # reap
                 self._fork_server.send(self._control, self._reap(int(fields.rstrip(b"\0"))))
 
-    def _end(self) -> "NoReturn":
+    def _end_all_and_exit(self) -> "NoReturn":
         """Kill everything below this process, and exit. Processes that clean up have some seconds to do so first."""
         tidy_until = time.monotonic() + TIDY_TIMEOUT
         until = tidy_until + _KILL_TIMEOUT
@@ -182,7 +182,7 @@ class _Guard:
                 self._end_pipes[worker] = -1
         for orphan in {*self._children.now()} - self._end_pipes.keys():
             os.waitpid(orphan, os.WNOHANG)
-        if self._agent_pid:
+        if self._agent_pid:  # which comes with its first request
             try:
                 os.kill(self._agent_pid, _signal.SIGCHLD)
             except OSError:  # it has ended

@@ -115,17 +115,17 @@ class Watching:
             self._searching.discard(this_search)
         is_executed = spec is not None and hasattr(spec.loader, "exec_module")  # a folder without `__init__.py` is not
         if is_executed and self.watches_found(spec):
-            spec.loader = Loader(spec.loader, self.execute)
+            spec.loader = Loader(spec.loader, self)
         return spec
 
 
 class Loader:
     """A loader that stands in front of another until the module is executed, and is the other in all else."""
 
-    def __init__(self, loader: "Any", call: "Callable[[Execute, ModuleType], None]") -> None:
-        """Have `call` execute modules with the function of `loader`."""
+    def __init__(self, loader: "Any", watching: Watching) -> None:
+        """Have `watching` execute modules with the function of `loader`."""
         self._loader = loader
-        self._call = call
+        self._watching = watching
 
     @property  # type: ignore[misc]  # the attribute of any object may be set
     def __class__(self) -> "Any":
@@ -144,7 +144,7 @@ class Loader:
             spec.loader = self._loader
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._loader
-        self._call(self._loader.exec_module, module)
+        self._watching.execute(self._loader.exec_module, module)
 
 
 def search_with_all_finders(name: str, path: "Sequence[str] | None", target: "ModuleType | None") -> "Any":

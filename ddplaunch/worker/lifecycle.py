@@ -183,7 +183,7 @@ def _call_at_the_very_end(function: "Callable[[], None]") -> None:
     import atexit
 
     atexit.register(function)
-    if not is_imported:
+    if not is_imported:  # else the program finds it without an import
         del sys.modules["atexit"]
 
 

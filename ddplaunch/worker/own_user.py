@@ -105,7 +105,7 @@ def listen(debugpy: "Any") -> int:
         RuntimeError: this debugpy starts it in another way, or somebody else listens at the port.
     """
     subprocess_module: Any = subprocess
-    original, subprocess_module.Popen = subprocess_module.Popen, Adapter
+    original, subprocess_module.Popen = subprocess_module.Popen, Adapter  # by which debugpy starts it
     try:
         _, port = debugpy.listen(("127.0.0.1", 0))
     finally:

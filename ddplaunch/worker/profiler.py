@@ -39,7 +39,7 @@ READ_INTERVAL = 0.5  # seconds between two readings of the recorders, less where
 ENTRIES_PER_READING = 250  # entries that a reading should find: recorders keep 500
 MOST_RECORDED = 100_000  # samples, and entries of recorders
 GROWTH_LIMIT = 1 << 30  # bytes by which the worker may grow
-ROOM = 2 << 30  # bytes that a folder for the trace should have free
+ROOM_WANTED = 2 << 30  # bytes that a folder for the trace should have free
 PIECE = 1 << 18  # bytes that are compressed at once
 LONGEST_LINE = 1 << 16  # bytes of what the client says
 # torch's functions that give what its flight recorders hold
@@ -447,7 +447,7 @@ def saved(result: "Any") -> "Any":
     import tempfile
 
     folders = [os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", "")), tempfile.gettempdir()]
-    folder = next((folder for folder in folders if room_in(folder) > ROOM), folders[-1])
+    folder = next((folder for folder in folders if room_in(folder) > ROOM_WANTED), folders[-1])
     own = ""
     try:
         own = tempfile.mkdtemp(prefix="ddplaunch-profile-", dir=folder)  # nobody else can put a link at the path in it

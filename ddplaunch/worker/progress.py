@@ -14,7 +14,7 @@ from typing import Any, SupportsFloat, SupportsIndex
 _FOLDER_PREFIX = "ddplaunch-errors-"  # of the folder in which the agent looks, see spec/error_file.py
 _METRICS_AGE = 0.2  # seconds; to read a metric of a GPU waits for its kernels
 _MOST_METRICS = 16
-_LONGEST = 40  # characters of a metric's name
+_LONGEST_NAME = 40  # characters
 _file: _ProgressFile | None = None
 
 
@@ -70,7 +70,7 @@ class _ProgressFile:
             self._first = step, now
         if now - self._converted_at >= _METRICS_AGE:
             first_metrics = list(metrics.items())[:_MOST_METRICS]
-            self._metrics = {name[:_LONGEST]: float(value) for name, value in first_metrics}
+            self._metrics = {name[:_LONGEST_NAME]: float(value) for name, value in first_metrics}
             self._converted_at = now
         line = json.dumps(
             {"step": step, "total": total, "at": now, "first": self._first, "metrics": self._metrics}

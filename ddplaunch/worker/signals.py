@@ -68,7 +68,7 @@ def offer_debugger(fd: int, signum: int, address: str, load_sibling: "Callable[[
         return
 
     def take_permissions(bits: int) -> None:
-        """Tell the agent, by the mode of the file for stacks: no others': our handler is there; no group's: no more."""
+        """Take these from the file for stacks, which tells the agent: OF_OTHERS, that our handler is there; OF_GROUP, no more."""
         try:
             if os.getpid() == handler.worker and is_file_for_stacks(fd):
                 os.fchmod(fd, os.fstat(fd).st_mode & 0o777 & ~bits)

@@ -49,7 +49,7 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_only_node = os.environ["GROUP_WORLD_SIZE"] == "1"
     is_on_node_0, is_rank_0 = os.environ["GROUP_RANK"] == "0", os.environ["RANK"] == "0"
-    agent = os.getppid()
+    agent_pid = os.getppid()
     construct: Any = store_class.__init__
     hosted = []  # keeps the store of rank 0 alive
 
@@ -62,7 +62,7 @@ def host_for_clients(distributed: "Any", program: str, ask_agent: "Callable[[], 
         elif is_on_node_0:
             nothing = subprocess.DEVNULL
             subprocess.run(
-                [sys.executable, program, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
+                [sys.executable, program, str(agent_pid)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
             )
         elif not is_hosted_within(NODE_0_HOSTS_WITHIN, address, port):  # no worker of node 0 needs it
             ask_agent()

@@ -76,7 +76,7 @@ class _Warm:
         self.fork_server, self.guard = load_sibling("fork_server"), load_sibling("guard")
         self._socket_module = self.fork_server._socket
         self._path = path
-        self._inode = _inode(path)  # another at the path later: somebody else's socket
+        self._inode = _inode(path)  # of our socket
         self._listener = self._socket_module.socket(fileno=fd)  # None once no further run is accepted
         self._listener.listen(_BACKLOG)  # again: from now on the kernel tells clients the pid of this process
         self._listener.settimeout(0)
@@ -205,11 +205,7 @@ class _Warm:
             kind, fields, _ = self.fork_server.receive(connection)  # which a client sends whole: this never waits
             answer, asks_for_guard = self._answer(kind, os.fsdecode(fields).split("\0")[:-1], connection)
             connection.sendall(os.fsencode(answer))
-        except (
-            EOFError,
-            OSError,
-            ValueError,
-        ):  # the client only looked whether we are there, or sent no number or path
+        except (EOFError, OSError, ValueError):  # the client only looked whether we are there, or sent nonsense
             return False
         connection.settimeout(None)  # a guard waits for requests
         return asks_for_guard
@@ -233,7 +229,7 @@ class _Warm:
         self._idle_until = time.monotonic() + self._idle_limit
         if kind == "guard":
             self._runs_served += 1
-        if _inode(self._path) == self._inode:
+        if self._has_path():
             os.utime(self._path)  # shows which interpreter was unused for longest, when another is to be started
         return "ok\n", kind == "guard"
 
@@ -263,16 +259,20 @@ class _Warm:
             return
         self._listener.close()
         self._listener = None
-        if self._inode and _inode(self._path) == self._inode:
+        if self._has_path():
             os.unlink(self._path)
 
+    def _has_path(self) -> bool:
+        """Return whether its path still leads to our socket, and not to nothing, or to that of another interpreter."""
+        return self._inode is not None and _inode(self._path) == self._inode
 
-def _inode(path: str) -> int:
-    """Return the inode of the file at a path; 0 if there is none."""
+
+def _inode(path: str) -> "int | None":
+    """Return the inode of the file at a path; None if there is none."""
     try:
         return os.stat(path).st_ino
     except OSError:  # removed: clients that have connected are still served
-        return 0
+        return None
 
 
 # --- what `ps` shows

@@ -242,7 +242,7 @@ class Starter:
             self._forker.prepare(plan, caller, self._handled)
 
     def on_guard_over(self) -> None:
-        """Have the ends of workers looked at. Called by the forker."""
+        """Have the ends of workers looked at: a guard was their parent, which has ended. Called by the forker."""
         self._loop.post(ChildEnded())
 
     @property

@@ -83,7 +83,7 @@ class ForkRequests:
                     self.notes.append(text)
                 case "ready":
                     self.is_ready = True
-                case "unsafe" | "stale" | "unfit":  # why no worker can be forked: see worker/warm.py
+                case "unsafe" | "stale" | "unfit":  # with why no worker can be forked
                     raise ServerLost(text)
                 case "guard":  # with its pid
                     self._process = look(int(text))
@@ -214,7 +214,7 @@ class ForkServer(ForkRequests):
         return self._child.pid
 
     def fork(self, forks: Sequence[Fork]) -> list[Child]:
-        """Fork workers, which begin together; see `_fork`."""
+        """Fork workers, which begin together. Raises StartError, ServerLost."""
         return self._fork(forks, lambda pid: Child(pid, os.pidfd_open(pid)))
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class Guard(ForkRequests):
         return False
 
     def fork(self, forks: Sequence[Fork]) -> list[GuardedChild]:
-        """Fork workers, which begin together, each with a pipe by which the guard tells how it has ended; see `_fork`."""
+        """Fork workers, which begin together, each with a pipe for how it has ended. Raises StartError, ServerLost."""
         reads: list[int] = []  # our ends of the pipes of workers that have none yet
         writes: list[int] = []
 
@@ -370,9 +370,9 @@ class GuardedChild(Child, kw_only=True):
 
 
 def _pids(answer: Sequence[str], number: int) -> list[int]:
-    """Return the pids of so many workers in an answer to `_ask`: a pid each, then `forked`, or why no more could be forked.
+    """Return the pids of so many workers in the server's answer: a pid each, then `forked`, or why no more could be forked.
 
-    Raises StartError or ServerLost, as `_fork`: the answer has not all of them.
+    Raises StartError or ServerLost: the answer has not all of them.
     """
     *pids, last = answer
     what, _, text = last.partition(" ")

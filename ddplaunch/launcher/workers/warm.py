@@ -105,7 +105,7 @@ def connect(name: str) -> socket.socket:
 def ask(name: str, *request: str) -> str:
     """Send a request to an interpreter; return the answer, "" if the interpreter has ended meanwhile.
 
-    Raises: as `connect`.
+    Raises: FileNotFoundError or ConnectionRefusedError: there is none; OSError: it does not answer, or is not ours.
     """
     with connect(name) as sock:
         sock.sendall(packed_request(*request))
@@ -149,7 +149,7 @@ def interpreter_for(plan: Plan, env_of_command: Mapping[str, str]) -> Interprete
         folder = os.getcwd() if command.kind == "module" else os.path.dirname(os.path.realpath(command.program))
     except OSError:
         raise CannotKeep("the working directory was removed") from None
-    if "\n" in folder:  # which ends a line of an answer
+    if "\n" in folder:  # answers name it, and are lines
         raise CannotKeep("the path of the folder has two lines")
     name = _name_for(command, of_warm_interpreter(env_of_command, plan), plan.preload, folder)
     if name is None:
