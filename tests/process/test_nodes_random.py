@@ -39,6 +39,7 @@ from tests.unit.builders import Host
 from tests.unit.coordinator.played import PlayedAsker
 from tests.unit.coordinator.test_messages import TO_AGENT, TO_COORDINATOR
 from tests.unit.hostile import HOSTILE, places, with_value
+from tests.written import KeptLines
 
 KEY = key("a long secret", "job-1")
 SLOWEST = 2.0  # seconds for one turn of the loop, on a machine that is busy
@@ -53,7 +54,7 @@ class Bed:
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
-        self.said: list[str] = []
+        self.lines = KeptLines()
         self.honest: list[Any] = []
         self.slowest = 0.0
         self.generation = -1  # of the other agent
@@ -68,7 +69,7 @@ class Bed:
             keepalive=Keepalive(max_nodes=3, timeout=60.0),
             run_id="job-1", address="127.0.0.1", key=KEY, listen="127.0.0.1", ports=(0,),
         )  # fmt: skip
-        reporter = Reporter(spec, Stderr(put=self.said.append, put_last=self.said.append), time.time)
+        reporter = Reporter(spec, Stderr(writer=self.lines), time.time)
         self.coordinator = Coordinator(
             self.loop, job.first_state(policy, self.loop.now(), 1), draft, JobReporter(reporter)
         )
@@ -133,7 +134,7 @@ class Bed:
             if condition():
                 return
             self.turn()
-        pytest.fail(f"{self.coordinator.state} {self.said[-5:]}")
+        pytest.fail(f"{self.coordinator.state} {self.lines.said[-5:]}")
 
 
 def node_end(generation: int) -> NodeEnd:
@@ -214,11 +215,11 @@ def test_whatever_an_agent_sends_the_others_go_on(bed: Bed, seed: int) -> None:
             asked = AskStatus() if number % 20 else AskStacks()
             bed.coordinator.questions.ask(asked, 1.0, asker)
         bed.turn()
-        assert bed.agents.job_end is None, bed.said
+        assert bed.agents.job_end is None, bed.lines.said
     assert all(isinstance(order, Generation) for order in bed.honest), "the other agent was neither lost nor sent home"
     assert mad.lost, "some of that is worth a connection"
     bed.loop.pass_time(3.0)
     assert asker.told.count("done") == questions, "each is done in its time, whoever does not answer"
     assert bed.slowest < SLOWEST
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 64 << 10, "KiB"
-    assert len("".join(bed.said)) < 2000 * MESSAGES
+    assert len("".join(bed.lines.said)) < 2000 * MESSAGES

@@ -85,9 +85,14 @@ def taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     return found
 
 
+class SilentWorkers:
+    def stderr_tail(self, rank: int) -> str:
+        return ""
+
+
 def _taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     loop = Loop()
-    inspection = Inspection(loop, "here", {}, lambda _rank: "")
+    inspection = Inspection(loop, "here", {}, SilentWorkers())
     answers: list[list[Sample]] = []
     inspection.capture(
         workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), convert_samples=tuple

@@ -15,7 +15,7 @@ from ddplaunch.reach.pipes import BARS, FULL, OURS, STDERR, UNREAD_TIMEOUT, Outp
 from ddplaunch.system.errors import visible
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
-from ddplaunch.system.process.clock import soonest
+from ddplaunch.system.process.clock import is_due, soonest
 
 REMEMBERED = 100  # messages of ours; hosts send equal ones at about the same time
 
@@ -34,7 +34,7 @@ class Console:
         self._gives_up_front = False  # one that takes nothing for UNREAD_TIMEOUT: from when the job is being stopped
         self._wakes = loop.timer(None, lambda: None)  # ends the sleep when `update` has something to do
         self._bars: dict[HostConnection, tuple[Bar, ...]] = {}  # the progress bars that are shown of each host
-        self._bar_feed = BarFeed(lambda: chain.from_iterable(self._bars.values()), queue.put_bars)
+        self._bar_feed = BarFeed(queue)
 
     def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
         """Show output of a host. A message of ddplaunch (OURS) that several hosts send is shown once.
@@ -62,14 +62,18 @@ class Console:
         before = self._bars.get(host, ())
         self._bars[host] = bars
         if len(bars) < len(before):
-            self._bar_feed.update(self._loop.now())  # at once: a bar that has ended may follow as a line of output
+            self._pass_bars_on()  # at once: a bar that has ended may follow as a line of output
         elif bars != before:
             self._bar_feed.note_change(self._loop.now())
 
     def forget_bars(self, host: HostConnection) -> None:
         """Show no progress bars of this host any more."""
         if self._bars.pop(host, ()):
-            self._bar_feed.update(self._loop.now())
+            self._pass_bars_on()
+
+    def _pass_bars_on(self) -> None:
+        """Show the progress bars of all hosts now."""
+        self._bar_feed.update([*chain.from_iterable(self._bars.values())], self._loop.now())
 
     def note_signal(self, signum: int) -> None:
         """Draw the progress bars again after SIGWINCH and SIGCONT: the terminal has another size, or the shell wrote to it."""
@@ -89,7 +93,8 @@ class Console:
     def update(self, hosts: Iterable[HostConnection]) -> None:
         """Let hosts send output or not, by how full the queue is; give up a front that reads none. Called before each sleep."""
         queue, now = self.queue, self._loop.now()
-        self._bar_feed.flush(now)
+        if is_due(self._bar_feed.deadline, now):
+            self._pass_bars_on()
         reads = queue.sent != self._sent or not queue.size  # or has nothing to read
         if reads:
             self._sent, self._sent_at = queue.sent, now

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -38,20 +38,22 @@ _LEAST_CPU = 0.02  # seconds: two ticks of the clock
 _LEAST_BYTES = 1 << 16  # that are more than one thread telling another to wake up
 
 
+class StderrTails(Protocol):
+    """What knows what workers have written."""
+
+    def stderr_tail(self, rank: int) -> str:
+        """Return the last lines of a worker's stderr."""
+
+
 class Inspection:
     """Looks into the workers of one generation (start of all workers) after another; late answers about the last are dropped."""
 
-    def __init__(
-        self, loop: Loop, host: str, running: Mapping[int, RunningWorker], printed: Callable[[int], str]
-    ) -> None:
-        """`running`, which the agent changes, are the workers of the present generation by rank; empty between two.
-
-        `printed` gives the end of what a rank has written to stderr.
-        """
+    def __init__(self, loop: Loop, host: str, running: Mapping[int, RunningWorker], tails: StderrTails) -> None:
+        """`running`, which the agent changes, are the workers of the present generation by rank; empty between two."""
         self._loop = loop
         self._host = host
         self._running = running
-        self._printed = printed
+        self._tails = tails
         self.begin()
 
     def begin(self) -> None:
@@ -89,7 +91,7 @@ class Inspection:
                 file = FIRST + len(files)
                 files.append(worker.stacks)
             targets.append((worker, file))
-        until, host, printed = time.monotonic() + within, self._host, self._printed
+        until, host, tails = time.monotonic() + within, self._host, self._tails
 
         def question() -> T:
             from ddplaunch.launcher.look.stacks import Target, capture_stacks
@@ -98,7 +100,9 @@ class Inspection:
             asked = [Target(worker.rank, worker.pid, file, worker.recorder_socket) for worker, file in targets]
             samples = capture_stacks(asked, until=until, host=host, native=native, stacks=stacks, ras=ras)
             # stderr is the worker's, and may say why it hangs; of the processes below a worker that is not known
-            samples = [one if one.child else replace(one, said=last_error(printed(one.rank))) for one in samples]
+            samples = [
+                one if one.child else replace(one, said=last_error(tails.stderr_tail(one.rank))) for one in samples
+            ]
             return convert_samples(samples)
 
         return self.ask(question, within, reply, files)

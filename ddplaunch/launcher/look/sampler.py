@@ -10,13 +10,14 @@ from __future__ import annotations
 import marshal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from ddplaunch.record.events import VERSION
+from ddplaunch.record.run_folder import SAMPLES
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.process.ask import FIRST
 from ddplaunch.system.process.child import RunningWorker
@@ -131,14 +132,21 @@ class _Row(NamedTuple):
     plans: Sequence[WorkerPlan]  # of the workers in it
 
 
+class SampleFolder(Protocol):
+    """What keeps samples, as `RunFolder` does."""
+
+    def keep_sample(self, name: str, sample: Mapping[str, Any]) -> int:
+        """Append a line to this file; return how many bytes it has."""
+
+
 class Sampler:
     """Takes the samples of one generation (start of all workers) after another, and knows what the GPUs do."""
 
-    def __init__(self, loop: Loop, devices: Sequence[Device], write_row: Callable[[Mapping[str, Any]], int]) -> None:
-        """`devices` are the NVIDIA GPUs of this node; `write_row` writes a sample, and returns how many bytes it has."""
+    def __init__(self, loop: Loop, devices: Sequence[Device], folder: SampleFolder | None) -> None:
+        """`devices` are the NVIDIA GPUs of this node; `folder` is the run folder, None: there is none."""
         self.due = inf  # by the loop's clock, when the next sample may be taken
         self._loop = loop
-        self._write_row = write_row
+        self._folder = folder
         self._gpus = GpuGauge(loop, devices)
         self._cpu: dict[int, _CpuReading] = {}  # by pid, at the last sample
         self._unwritten: _Row | None = None
@@ -198,9 +206,8 @@ class Sampler:
             if any(use.memory is not None for use in uses):
                 row["gpu_memory"] = [None if use.memory is None else use.memory // _MIB for use in uses]
         has_workers = bool(row["cpu"])
-        if has_workers:
-            size = self._write_row(row)
-            self._bytes_written += size
+        if has_workers and self._folder is not None:
+            self._bytes_written += self._folder.keep_sample(SAMPLES, row)
 
     def gpus(self, plans: Iterable[WorkerPlan]) -> dict[int, GpuUse]:
         """Return what the GPUs of each worker did a moment ago, and ask for what they do now."""

@@ -102,7 +102,7 @@ class BehindFront(ABC):
             status = self.status()
             self._wait_for_errands()  # as commands of --notify
         if self._context.closing_lines:
-            self._reporter.stderr.put(self._context.closing_lines)
+            self._context.write_line(self._context.closing_lines)
         if (requeue := self._requeue_to_use) is not None:
             self._queue_again(requeue)
         self._finish_files_and_output()

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from msgspec import Struct
 
@@ -24,7 +23,7 @@ from ddplaunch.plan.cluster.endpoints import LOOPBACK
 from ddplaunch.plan.make import is_shown_as_it_is
 from ddplaunch.plan.variables import of_terminal
 from ddplaunch.reach.other_host import job_in_slurm, job_of_srun
-from ddplaunch.reach.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
+from ddplaunch.reach.pipes import CONTROL, OURS, STDERR, OutputQueue
 from ddplaunch.record.events import Event
 from ddplaunch.record.file_queue import FileQueue
 from ddplaunch.record.folders import bad_nodes_file
@@ -41,9 +40,6 @@ from ddplaunch.system.process.child import ATTACH_SIGNAL
 from ddplaunch.system.process.terminal import new_line
 from ddplaunch.system.redaction import Redactor, literals
 
-_LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
-
-_TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
 _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.ERR}, Streams.BOTH: set(Stream)}
 
 
@@ -195,19 +191,12 @@ class AgentContext:
             screen=screen,
             template=_prefix_of_torchrun(spec),
             world_size=plan.world_size,
-            stamp=self._time_of_day if spec.timestamps else None,
+            wall_clock=self if spec.timestamps else None,
             folds_tracebacks=spec.verbosity <= 0,
         )
-        queue = self.queue
         # where a command starts all agents, it shows the output of all nodes
         nodes_on_screen = plan.nnodes if inputs.allocation.hosts_to_start_on else 1
-        return Output(
-            display,
-            lambda stream, data: queue.put(_TAGS[stream], data),
-            queue.put_bars,
-            nodes=nodes_on_screen,
-            on_terminal=self._on_terminal(plan),
-        )
+        return Output(display, self.queue, nodes=nodes_on_screen, on_terminal=self._on_terminal(plan))
 
     def _on_terminal(self, plan: Plan) -> frozenset[int]:
         """Return the ranks whose streams are both shown on a terminal, so that their progress bars stay in place there.
@@ -221,7 +210,7 @@ class AgentContext:
         shown = (worker for worker in plan.workers if worker.rank == 0 or spec.output != "rank0")
         return frozenset(worker.rank for worker in shown if _shown(spec, worker.local_rank) == BOTH)
 
-    def _time_of_day(self, at: float) -> bytes:
+    def time_of_day(self, at: float) -> bytes:
         """Return the time of day, as it stands before a line, at a time of the loop's clock."""
         then = time.time() - self._loop.now() + at
         return f"{time.strftime('%H:%M:%S', time.localtime(then))}.{int(then % 1 * 1000):03d} ".encode()
@@ -247,7 +236,7 @@ class AgentContext:
             time.monotonic,
             around=surroundings,
             reports_job=inputs.reports_job,
-            caller=CallerReporter(partial(_send, self.queue)) if inputs.reports_to_caller else None,
+            caller=CallerReporter(self.queue) if inputs.reports_to_caller else None,
         )
         is_simulated_node = inputs.spec.simulate and not inputs.only_coordinates
         if is_simulated_node:  # the command may inject faults, for which it has to know the workers' processes
@@ -255,50 +244,40 @@ class AgentContext:
         return reporter
 
     def _stderr(self) -> Stderr:
-        """Return what writes ddplaunch's own lines: to the front, or after its loss to our stderr.
-
-        A command that has started agents (`leads`) keeps the lines that close the job until it has shown all their output.
-        """
+        """Return what hides the secrets in ddplaunch's own lines, colours them, and writes them by this context."""
         inputs, screen = self.inputs, self.inputs.screen
-        # a command that has started the agents shows a line of OURS once, however many of them say the same
-        tag = OURS if inputs.allocation.hosts_to_start_on and not inputs.only_coordinates else STDERR
-
-        def put(text: str) -> None:
-            # a worker may have left a line on the terminal without its end
-            shown = (new_line(2) if self.shares_line else "") + visible(text)
-            if self.writes_itself:
-                write_stderr(shown)
-            else:
-                self.queue.put(tag, shown.encode(errors="surrogateescape"))
-
-        def put_last(text: str) -> None:
-            self.closing_lines += visible(text)
-
         # a caller in Python gets an exception, which has no colours
         has_colour = Stream.ERR in screen.colour
         return Stderr(
-            put=put,
-            put_last=put_last if inputs.only_coordinates else put,
+            writer=self,
             paint=Paint() if inputs.reports_to_caller else Paint(has_colour, screen.links, screen.columns),
             redactor=Redactor(self.known_secrets),
         )
+
+    def write_line(self, text: str) -> None:
+        """Write a line of ours to the front, or after its loss to our stderr."""
+        inputs = self.inputs
+        # a command that has started the agents shows a line of OURS once, however many of them say the same
+        tag = OURS if inputs.allocation.hosts_to_start_on and not inputs.only_coordinates else STDERR
+        # a worker may have left a line on the terminal without its end
+        shown = (new_line(2) if self.shares_line else "") + visible(text)
+        if self.writes_itself:
+            write_stderr(shown)
+        else:
+            self.queue.put(tag, shown.encode(errors="surrogateescape"))
+
+    def write_closing_line(self, text: str) -> None:
+        """Write a line that closes the job; a command that has started agents (`leads`) first shows all their output."""
+        if self.inputs.only_coordinates:
+            self.closing_lines += visible(text)
+        else:
+            self.write_line(text)
 
 
 def _tell_of_workers(queue: OutputQueue, event: Event) -> None:
     """Tell the command that has started this simulated node, and may inject faults, which process each worker is."""
     if event.name == "worker_started":
         queue.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
-
-
-def _send(queue: OutputQueue, what: Mapping[str, Any]) -> None:
-    """Send one message; of a text that is too long for it, the beginning."""
-    import json
-
-    if "text" in what:
-        text = visible(what["text"])
-        # cut between lines: a colour or a link may not be left open
-        what = {**what, "text": text if len(text) <= _LONGEST else text[:_LONGEST].rpartition("\n")[0]}
-    queue.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
 
 
 def _prefix_of_torchrun(spec: JobSpec) -> str | None:

@@ -22,7 +22,7 @@ from ddplaunch.launcher.node.starter import CannotStart, Starter
 from ddplaunch.launcher.node.workers import Workers
 from ddplaunch.launcher.tell.closing import render_still_running, render_stuck
 from ddplaunch.reach.pipes import Backpressure
-from ddplaunch.record.run_folder import COLLECTIVES, SAMPLES
+from ddplaunch.record.run_folder import COLLECTIVES
 from ddplaunch.spec.error_file import FINAL, IMPORTED, IMPORTING, JOINED, RAISED, SCRIPT_ENDED, STORE_WANTED
 from ddplaunch.spec.job import RUNNER, ProgramKind
 from ddplaunch.spec.outcome import StartFailure, WorkerExit
@@ -340,11 +340,11 @@ class Generations:
         if self.made_inspection is None:
             from ddplaunch.launcher.look.inspection import Inspection  # most jobs need none
 
-            self.made_inspection = Inspection(self._loop, self._context.host, self.running, self._printed)
+            self.made_inspection = Inspection(self._loop, self._context.host, self.running, self)
         return self.made_inspection
 
-    def _printed(self, rank: int) -> str:
-        """Return the end of what a rank has written to stderr."""
+    def stderr_tail(self, rank: int) -> str:
+        """Return the last lines that a worker has written to stderr."""
         return self.output.tail(rank)
 
     @property
@@ -355,9 +355,7 @@ class Generations:
 
             node, folder = self._context.inputs.node, self._context.folder
             devices = node.devices if node.hardware.visible_variable == "CUDA_VISIBLE_DEVICES" else ()
-            self._made_sampler = Sampler(
-                self._loop, devices, lambda row: folder.keep_sample(SAMPLES, row) if folder else 0
-            )
+            self._made_sampler = Sampler(self._loop, devices, folder)
         return self._made_sampler
 
     def _sample(self) -> None:

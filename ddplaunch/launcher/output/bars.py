@@ -7,11 +7,12 @@ all nodes. The lines that bars leave when they are complete are shown once for a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 
 from msgspec import Struct
 
+from ddplaunch.reach.pipes import OutputQueue
 from ddplaunch.system.console.streams import Stream
 from ddplaunch.system.fields import COLOUR
 from ddplaunch.system.process.clock import soonest
@@ -212,33 +213,26 @@ class BarFeed:
     Bars that have not changed are not passed on again.
     """
 
-    def __init__(self, bars: Callable[[], Iterable[Bar]], send: Callable[[bytes], bool], interval: float = INTERVAL):
-        """`bars` returns the bars that there are; `send` takes a message, and returns False if it cannot take one now."""
-        self._bars = bars
-        self._send = send
+    def __init__(self, queue: OutputQueue, interval: float = INTERVAL) -> None:
+        """Pass bars on by `queue` to the front (the process that has the console); the owner gives them at each call."""
+        self._queue = queue
         self._interval = self._pause = interval  # seconds
         self._sent = b""  # the last message
         self._sent_at = -inf
-        self.deadline: float | None = None  # when to call `flush`, monotonic seconds
+        self.deadline: float | None = None  # when to call `update`, monotonic seconds
 
     def note_change(self, at: float) -> None:
         """Note that bars have changed: they are due at once, or a pause after the last message."""
         self.deadline = soonest(self.deadline, max(at, self._sent_at + self._pause))
 
-    def flush(self, at: float) -> None:
-        """Pass the bars on if that is due."""
-        if self.deadline is not None and at >= self.deadline:
-            self.update(at)
-
-    def update(self, at: float) -> None:
-        """Pass the bars on now, if they have changed: a bar that has become a line is to be gone before the line is shown."""
+    def update(self, bars: Collection[Bar], at: float) -> None:
+        """Pass these bars on now, if they have changed: a bar that has become a line is to be gone before the line is shown."""
         self.deadline = None
-        bars = tuple(self._bars())
         self._pause = self._interval * max(1.0, len(bars) / _AT_ONCE)  # to condense twice as many takes twice as long
         message = pack(condense(bars))
         if message == self._sent:
             return
-        if self._send(message):
+        if self._queue.put_bars(message):
             self._sent = message
             self._sent_at = at
         else:

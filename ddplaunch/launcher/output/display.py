@@ -6,10 +6,10 @@ beyond `deadline`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.system.console.lines import Lines, LoneLines
 from ddplaunch.system.console.streams import Chunks, Prefix, Prefixes, Screen, ShownWorker, Stream, without_torchs
@@ -51,6 +51,21 @@ _Writer = tuple[int, Stream]
 _Reader = Lines | LoneLines | _RawReader
 
 
+class WallClock(Protocol):
+    """What knows the time of day."""
+
+    def time_of_day(self, at: float) -> bytes:
+        """Return the time of day, as it stands before a line, at a time in monotonic seconds."""
+
+
+class Logs(Protocol):
+    """What keeps the output in logs."""
+
+    @property
+    def logs_have_all(self) -> bool:
+        """Whether all that is shown is in logs too."""
+
+
 class Display:
     """What the console shows of one node's workers, for the whole job: their bytes come in, whole lines with a prefix go out.
 
@@ -76,13 +91,13 @@ class Display:
         screen: Screen = _PIPES,
         template: str | None = None,
         world_size: int | None = None,
-        stamp: Callable[[float], bytes] | None = None,
+        wall_clock: WallClock | None = None,
         folds_tracebacks: bool = False,
     ) -> None:
         """Show `ranks`, all workers of this node, hidden ones too, in the mode of --output, on the streams of `screen`.
 
         `template` replaces the prefix (--log-line-prefix-template; None or "": the rank in brackets); `world_size` is the job's,
-        None: `ranks` are all; `stamp` returns the time of day before lines that came at a time, None: no time stands there;
+        None: `ranks` are all; `wall_clock` gives the time of day that stands before each line, None: no time stands there;
         `folds_tracebacks`: see `Tracebacks`; wherever the logs are complete, and of workers that share the console alone.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
@@ -92,11 +107,11 @@ class Display:
         self._terminals = screen.terminals
         self._unprefixed = mode in ("raw", "rank0")
         self._has_template = bool(template)
-        self._stamp = stamp
+        self._wall_clock = wall_clock
         # with more workers than those, other nodes write to the console too
         all_workers_are_here = world_size is None or len(ranks) >= world_size
         # one worker has the console for itself; a line with a time before it is no longer the worker's own
-        self._shows_one_alone = len(shown) == 1 and (mode == "rank0" or all_workers_are_here) and stamp is None
+        self._shows_one_alone = len(shown) == 1 and (mode == "rank0" or all_workers_are_here) and wall_clock is None
         self._tells_ranks_apart = not self._shows_one_alone and not self._unprefixed  # by a prefix before each line
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # the readers that have a deadline
@@ -112,8 +127,7 @@ class Display:
         self._tracebacks: Tracebacks | None = None  # made with the first traceback that may be folded
         self._folds_equal = folds_tracebacks and self._tells_ranks_apart
         self._folds_following = self._folds_equal and Stream.ERR in screen.terminals
-        # returns whether all that is shown is in logs too; the writer of the logs sets this
-        self.logs_have_all: Callable[[], bool] = lambda: False
+        self.logs: Logs | None = None  # set by what writes them
         self._finished_bars: FinishedBars | None = None  # made with the first bar
         self._collapse: Collapse | None = None  # None: equal lines of several ranks are not joined
         if mode == "collapse" and not self._shows_one_alone:
@@ -184,6 +198,10 @@ class Display:
         """Return the tracebacks that are still held, since no worker is left that could explain them."""
         return self._prefix_blocks(_of_stderr(self._tracebacks.flush(inf)), at) if self._tracebacks is not None else []
 
+    @property
+    def _logs_have_all(self) -> bool:
+        return self.logs is not None and self.logs.logs_have_all
+
     def _make_tracebacks(self) -> Tracebacks | None:
         """Return what folds tracebacks, made at the first call; None where each traceback is shown."""
         if self._tracebacks is None and self._tells_ranks_apart:
@@ -191,7 +209,7 @@ class Display:
                 from ddplaunch.launcher.output.tracebacks import Tracebacks  # most jobs end without a traceback
 
                 # an error that another rank has shown may differ in its numbers, which only the logs will have
-                folds_equal = self._folds_equal and self.logs_have_all()
+                folds_equal = self._folds_equal and self._logs_have_all
                 self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=folds_equal)
         return self._tracebacks
 
@@ -273,7 +291,7 @@ class Display:
             return _RawReader(terminal=stream in self._terminals)
         if self._shows_one_alone and not is_live:
             return LoneLines(self._prefixes[stream].of((rank,)))
-        if self._unprefixed and self._stamp is None:
+        if self._unprefixed and self._wall_clock is None:
             return LoneLines(_NO_PREFIX)
         return Lines(live=is_live)
 
@@ -305,7 +323,7 @@ class Display:
         """Return what to show now of lines of stderr: no traceback that is or may be folded, and not faulthandler's modules."""
         if self._tracebacks is None and self._folds_equal and b"Traceback (" in block:
             self._make_tracebacks()
-        if self._folds_equal and _MODULES in block and self.logs_have_all():
+        if self._folds_equal and _MODULES in block and self._logs_have_all:
             block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
         return block if self._tracebacks is None else self._tracebacks.feed(rank, block, at)
 
@@ -341,7 +359,7 @@ class Display:
             return []
         if self._collapse is not None:
             return self._prefix_groups(self._collapse.feed(rank, stream, block, at), at)
-        time_of_day = self._stamp(at) if self._stamp is not None else b""
+        time_of_day = self._wall_clock.time_of_day(at) if self._wall_clock is not None else b""
         has_prefix = self._tells_ranks_apart  # the reader of a worker alone has added its prefix
         if not has_prefix and not time_of_day:
             return [(stream, block)]  # as it came, which may be less than a line
@@ -350,7 +368,7 @@ class Display:
 
     def _prefix_groups(self, groups: list[Group], at: float) -> Chunks:
         """Return blocks with the prefix of their ranks."""
-        time_of_day = self._stamp(at) if self._stamp is not None else b""
+        time_of_day = self._wall_clock.time_of_day(at) if self._wall_clock is not None else b""
         return [(stream, self._prefixes[stream].of(ranks).add(block, time_of_day)) for stream, ranks, block in groups]
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.launcher.output.display import Display
+from ddplaunch.reach.pipes import STDERR, STDOUT, OutputQueue
 from ddplaunch.record.file_queue import Log
 from ddplaunch.system.console.lines import MAX_LINE, Lines
 from ddplaunch.system.console.streams import Prefix, Stream
 from ddplaunch.system.fields import TERMINAL_ESCAPE
-from ddplaunch.system.process.clock import soonest
+from ddplaunch.system.process.clock import is_due, soonest
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.output.bars import Bar, BarFeed
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
 _NODES_AT_ONCE = 8  # nodes that pass their bars on at the full rate; more nodes do so less often
 TAIL = 1 << 16  # bytes of stderr kept: faulthandler writes some thousands after the reason of a crash
 _RECENT = 500  # bytes kept of what each worker wrote last
-
 _LONGEST = 1 << 16  # bytes of a line that are passed on before its end
-
-Put = Callable[[Stream, bytes], None]
+_TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
 
 
 class LineFilter:
@@ -140,23 +139,20 @@ class Output:
     def __init__(
         self,
         display: Display,
-        put: Put,
-        put_bars: Callable[[bytes], bool] | None = None,
+        queue: OutputQueue,
         *,
         nodes: int = 1,
         on_terminal: frozenset[int] = frozenset(),
-    ):
-        """`put` sends output to the front; `put_bars` a message of bars to be shown in place, or returns False if it cannot now.
+    ) -> None:
+        """Write what `display` makes of the output to `queue`, which leads to the front; `nodes`: how many share the console.
 
-        `put_bars` is None where bars are ordinary lines. `nodes`: how many share the console. `on_terminal`: ranks whose output
-        goes to a terminal with its escape sequences, and to their logs without these.
+        `on_terminal`: ranks whose output goes to a terminal with its escape sequences, and to their logs without these.
         """
         self._on_terminal = on_terminal
         self._plain: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
         self._display = display
-        display.logs_have_all = lambda: self.logs_have_all
-        self._put = put
-        self._put_bars = put_bars
+        display.logs = self
+        self._queue = queue
         self._nodes = nodes
         self._bars: BarFeed | None = None  # made with the first bar
         self._logs: dict[tuple[int, Stream], Log] = {}
@@ -170,7 +166,7 @@ class Output:
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
         self._debugger_has_terminal = False  # nothing is shown then
-        self._status: tuple[Bar, ...] = ()  # shown in place until a worker writes
+        self._status: list[Bar] = []  # shown in place until a worker writes
         # the worker that reads the terminal, -1: none; how to find out in which read(2) it waits there, None: in none
         self._terminal_rank = -1
         self._find_awaited_read: Callable[[], str | None] | None = None
@@ -196,7 +192,7 @@ class Output:
 
         The prompt has its answer when the worker no longer waits in the read(2) in which it waited at the prompt.
         """
-        if self._put_bars is None or self._find_awaited_read is None:  # there are no bars, or no worker reads there
+        if self._find_awaited_read is None:  # no worker reads there
             return
         if not self._display.has_prompt(self._terminal_rank):
             self._read_at_prompt = None
@@ -207,7 +203,7 @@ class Output:
 
             self._read_at_prompt = None
             answered = pack([Bar(ranks=(self._terminal_rank,), text="", row=ANSWERED)])  # tells the front
-            if not self._debugger_has_terminal and self._put_bars(answered):
+            if not self._debugger_has_terminal and self._queue.put_bars(answered):
                 self._display.answered(self._terminal_rank)
                 self._pass_bars_on(at)
 
@@ -316,17 +312,17 @@ class Output:
             self._write(rank, stream, plain.flush(at))
         self._show(self._display.flush(at), at)
         self._note_answer(at)
-        if self._bars is not None and not self._debugger_has_terminal:
-            self._bars.flush(at)
+        if self._bars is not None and is_due(self._bars.deadline, at) and not self._debugger_has_terminal:
+            self._bars.update(self._bars_in_place(), at)
 
     def show_status(self, ranks: tuple[int, ...], text: str, at: float) -> None:
         """Show in place what these workers do, until any writes; an empty text takes it away."""
-        if self._debugger_has_terminal or not (text or self._status) or (feed := self._bar_feed()) is None:
+        if self._debugger_has_terminal or not (text or self._status):
             return
         from ddplaunch.launcher.output.bars import Bar  # none without a terminal
 
-        self._status = (Bar(ranks, text),) if text else ()
-        feed.update(at)
+        self._status = [Bar(ranks, text)] if text else []
+        self._bar_feed().update(self._bars_in_place(), at)
 
     def show_bars_again(self, at: float) -> None:
         """Pass the bars on once more: the terminal has another size, or another program has written to it."""
@@ -335,8 +331,8 @@ class Output:
 
     def hide(self, hidden: bool) -> None:
         """Show nothing, not even progress bars, or show again what comes; the logs have all."""
-        if hidden and not self._debugger_has_terminal and self._put_bars is not None and self._bars is not None:
-            self._put_bars(b"")
+        if hidden and not self._debugger_has_terminal and self._bars is not None:
+            self._queue.put_bars(b"")
         self._debugger_has_terminal = hidden
 
     def _show(self, chunks: Iterable[tuple[Stream, bytes]], at: float) -> None:
@@ -349,26 +345,28 @@ class Output:
             if self.muted:
                 self.dropped += len(shown)
             else:
-                self._put(stream, shown)
+                self._queue.put(_TAGS[stream], shown)
 
     def _pass_bars_on(self, at: float) -> None:
         """Have bars that have changed passed on."""
-        if (feed := self._bar_feed()) is None:
-            return
+        feed = self._bar_feed()
         if self._display.bar_has_ended:
-            feed.update(at)  # now, for the line that the bar may have become is shown next
+            feed.update(self._bars_in_place(), at)  # now, for the line that the bar may have become is shown next
         else:
             feed.note_change(at)
         self._display.bars_have_changed = self._display.bar_has_ended = False
 
-    def _bar_feed(self) -> BarFeed | None:
-        """Return what passes bars on, made at the first call; None where bars are ordinary lines."""
-        if self._bars is None and self._put_bars is not None:
+    def _bars_in_place(self) -> list[Bar]:
+        return self._status or self._display.bars()
+
+    def _bar_feed(self) -> BarFeed:
+        """Return what passes bars on, made at the first call."""
+        if self._bars is None:
             from ddplaunch.launcher.output.bars import INTERVAL, BarFeed  # most jobs draw none
 
             # however many nodes there are, the command that shows the bars of all gets a limited number of messages
             interval = INTERVAL * max(1.0, self._nodes / _NODES_AT_ONCE)
-            self._bars = BarFeed(lambda: self._status or self._display.bars(), self._put_bars, interval)
+            self._bars = BarFeed(self._queue, interval)
         return self._bars
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
@@ -16,19 +16,21 @@ from ddplaunch.launcher.tell.closing import headline, render_repeated, render_st
 from ddplaunch.launcher.tell.story import Ended, Story, row_of
 from ddplaunch.plan import Plan
 from ddplaunch.plan.devices import sysfs
+from ddplaunch.reach.pipes import CONTROL, OutputQueue
 from ddplaunch.record.events import Event, Reader
 from ddplaunch.record.folders import short
 from ddplaunch.record.run_folder import COLLECTIVES, RunFolder
 from ddplaunch.spec.job import JobSpec
 from ddplaunch.spec.outcome import ClusterQuestions, Traces, Why
 from ddplaunch.system.console.paint import Paint
-from ddplaunch.system.errors import indented
+from ddplaunch.system.errors import indented, visible
 from ddplaunch.system.process.clock import Pause
 from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import count, duration, tilde
 
 _LONGEST_PROGRAM = 1000  # characters in an event
 _NAMES = ("run_id", "host", "master_addr", "name", "ranks")  # fields of events by which others find things: no secrets
+_LONGEST_CLOSING = 10_000  # characters, each of at most six bytes: less than a message holds
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
 _OF_THIS_NODE = ("refused", "left", "not_reached", "lost")  # ends that no other node reports
 
@@ -38,21 +40,30 @@ _NO_TOKEN = (
 )
 
 
+class LineWriter(Protocol):
+    """What writes the lines of this node to where its user reads."""
+
+    def write_line(self, text: str) -> None:
+        """Write a text now."""
+
+    def write_closing_line(self, text: str) -> None:
+        """Write what closes the job: the command that started the agents does so behind their last output."""
+
+
 class Stderr(Struct, frozen=True, kw_only=True):
     """Where this node writes its lines for people, and how they look there."""
 
-    put: Callable[[str], None]
-    put_last: Callable[[str], None]  # takes what closes the job: the command that started the agents may print it last
+    writer: LineWriter
     paint: Paint = Paint()
     redactor: Redactor = field(default_factory=Redactor)  # hides secrets in whatever is written
 
     def write(self, text: str) -> None:
         """Write a text, but for its secrets, its sentences as the terminal shows them."""
-        self.put(self.paint.report(self.redactor.text(text)))
+        self.writer.write_line(self.paint.report(self.redactor.text(text)))
 
     def write_last(self, text: str) -> None:
         """Write what closes the job, behind the last output of all nodes."""
-        self.put_last(self.paint.report(self.redactor.text(text)))
+        self.writer.write_closing_line(self.paint.report(self.redactor.text(text)))
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
@@ -71,16 +82,25 @@ class Surroundings(Struct, frozen=True, kw_only=True):
 class CallerReporter:
     """Reports to the program that called `launch()` how the job ended, in place of the user."""
 
-    def __init__(self, send: Callable[[Mapping[str, Any]], None]) -> None:
-        self._send = send
+    def __init__(self, queue: OutputQueue) -> None:
+        """Report by way of the front, to which `queue` leads."""
+        self._queue = queue
 
     def closed(self, text: str) -> None:
         """Report why the job ended: the failure summary, or the line that closes a job which did not fail."""
+        text = visible(text)
+        if len(text) > _LONGEST_CLOSING:  # cut between lines: a colour or a link may not be left open
+            text = text[:_LONGEST_CLOSING].rpartition("\n")[0]
         self._send({"type": "failure_text", "text": text})
 
     def ended(self, outcome: Mapping[str, Any]) -> None:
         """Report how the job ended, as `Story.outcome` returns it, but for the workers: one message may be too short for all."""
         self._send({"type": "outcome", **outcome, "workers": ()})
+
+    def _send(self, what: Mapping[str, Any]) -> None:
+        import json  # a job of a command needs none
+
+        self._queue.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
 
 
 class Reporter:

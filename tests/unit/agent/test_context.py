@@ -15,7 +15,7 @@ def test_the_time_before_a_line_is_right_after_a_pause():
     paused._seen -= 3600.0  # the last look was an hour ago
     context: Any = SimpleNamespace(_loop=paused)
     before = time.time()
-    stamp = AgentContext._time_of_day(context, paused.now()).decode()
+    stamp = AgentContext.time_of_day(context, paused.now()).decode()
     after = time.time()
     possible = {time.strftime("%H:%M:%S", time.localtime(at)) for at in (before, after)}
     assert stamp.partition(".")[0] in possible

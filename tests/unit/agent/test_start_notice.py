@@ -7,12 +7,13 @@ import pytest
 
 from ddplaunch.launcher.node.start_notice import StartNotice
 from ddplaunch.launcher.node.workers import Workers
-from ddplaunch.launcher.output.bars import Bar, unpack
+from ddplaunch.launcher.output.bars import Bar
 from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.system.console.streams import BOTH, Screen, Stream
 from tests.loops import FakeLoop
 from tests.unit.builders import shown_workers
+from tests.written import KeptOutput
 
 RANKS = (0, 1)
 
@@ -23,24 +24,19 @@ class Bed:
     def __init__(self, waiting: tuple[int, ...] = RANKS) -> None:
         """`waiting` are the ranks that have no process yet."""
         self.loop = FakeLoop()
-        self.rows: tuple[Bar, ...] = ()
-        self.lines = b""
+        self.front = KeptOutput()
         screen = Screen(terminals=BOTH, live=BOTH)
         display = Display(mode="prefix", ranks=shown_workers(*RANKS), screen=screen)
-        self.output = Output(display, self._put, self._put_bars)
+        self.output = Output(display, self.front)
         self.notice = StartNotice(self.loop)
         workers = cast(Workers, SimpleNamespace(waiting=waiting))
         for rank in RANKS:
             self.output.open(rank, None)
         self.notice.begin(workers, self.output, RANKS, "starting")
 
-    def _put(self, stream: Stream, data: bytes) -> None:
-        assert not self.rows, "a line comes while the row is there"
-        self.lines += data
-
-    def _put_bars(self, message: bytes) -> bool:
-        self.rows = unpack(message)
-        return True
+    @property
+    def rows(self) -> tuple[Bar, ...]:
+        return self.front.bars
 
     def wait(self, seconds: float) -> str:
         """Let so much time pass; return the row."""
@@ -60,7 +56,7 @@ def test_the_row_is_gone_before_the_first_line_and_comes_no_more() -> None:
     bed = Bed(waiting=())
     assert bed.wait(3.0) == "running, nothing printed yet, 3 s"
     bed.output.on_output(1, Stream.OUT, b"hello\n", bed.loop.now())
-    assert (bed.rows, bed.lines) == ((), b"[1] hello\n")
+    assert (bed.rows, bed.front.lines) == ((), b"[1] hello\n")
     assert bed.wait(100.0) == ""
     assert bed.loop.is_idle
 

@@ -16,6 +16,7 @@ from ddplaunch.launcher.look import sampler
 from ddplaunch.launcher.look.sampler import GpuUse, Sampler
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.devices import Device
+from ddplaunch.record.run_folder import SAMPLES
 from ddplaunch.spec.outcome import Progress
 from ddplaunch.system.process.child import RunningWorker
 from tests.loops import FakeLoop
@@ -67,11 +68,12 @@ class Bed:
     def __init__(self, devices: Sequence[Device] = ()) -> None:
         self.loop = Driver()
         self.rows: list[Mapping[str, Any]] = []
-        self.sampler = Sampler(self.loop, devices, self._keep)
+        self.sampler = Sampler(self.loop, devices, self)
         self.size = 100
 
-    def _keep(self, row: Mapping[str, Any]) -> int:
-        self.rows.append(row)
+    def keep_sample(self, name: str, sample: Mapping[str, Any]) -> int:
+        assert name == SAMPLES
+        self.rows.append(sample)
         return self.size
 
 

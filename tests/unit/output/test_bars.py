@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from ddplaunch.launcher.output import bars
 from ddplaunch.launcher.output.bars import Bar, BarFeed, condense, pack, unpack
+from ddplaunch.system.process.clock import is_due
 from ddplaunch.system.words import compress
+from tests.written import KeptOutput
 
 
 def shown(*texts: str) -> list[tuple[str, str]]:
@@ -114,62 +116,64 @@ def test_more_kinds_than_anybody_reads_are_dropped() -> None:
 class Feed:
     def __init__(self) -> None:
         self.drawn = [Bar((0,), "1%")]
-        self.sent: list[bytes] = []
-        self.takes = True
-        self.feed = BarFeed(lambda: self.drawn, self.take)
+        self.front = KeptOutput()
+        self.feed = BarFeed(self.front)
 
     def due(self) -> float | None:
         return self.feed.deadline
 
-    def take(self, message: bytes) -> bool:
-        self.sent += [message] * self.takes
-        return self.takes
+    def update(self, at: float) -> None:
+        self.feed.update(self.drawn, at)
+
+    def update_if_due(self, at: float) -> None:
+        if is_due(self.feed.deadline, at):
+            self.update(at)
 
 
 def test_bars_are_passed_on_at_once_then_ten_times_a_second_and_only_if_they_move() -> None:
     one = Feed()
     one.feed.note_change(5.0)
     assert one.feed.deadline == 5.0
-    one.feed.flush(5.0)
-    assert one.sent == [b"0 0 1%\n"]
+    one.update_if_due(5.0)
+    assert one.front.messages == [b"0 0 1%\n"]
     one.drawn = [Bar((0,), "2%")]
     one.feed.note_change(5.01)
     one.feed.note_change(5.02)
-    one.feed.flush(5.02)
-    assert (len(one.sent), one.due()) == (1, 5.1)
-    one.feed.flush(5.1)
-    assert (len(one.sent), one.due()) == (2, None)
+    one.update_if_due(5.02)
+    assert (len(one.front.messages), one.due()) == (1, 5.1)
+    one.update_if_due(5.1)
+    assert (len(one.front.messages), one.due()) == (2, None)
     one.feed.note_change(5.3)
-    one.feed.flush(5.3)
-    assert (len(one.sent), one.due()) == (2, None)
+    one.update_if_due(5.3)
+    assert (len(one.front.messages), one.due()) == (2, None)
 
 
 def test_many_bars_are_read_less_often() -> None:
     one = Feed()
     one.drawn = [Bar((rank,), f"{rank}%") for rank in range(512)]
-    one.feed.update(5.0)
+    one.update(5.0)
     one.feed.note_change(5.1)
     assert one.due() == 5.4
 
 
 def test_while_nothing_is_taken_the_last_state_waits() -> None:
     one = Feed()
-    one.takes = False
+    one.front.takes_bars = False
     one.feed.note_change(5.0)
-    one.feed.flush(5.0)
+    one.update_if_due(5.0)
     assert one.feed.deadline == 5.1
-    one.takes, one.drawn = True, [Bar((0,), "9%")]
-    one.feed.flush(5.1)
-    assert one.sent == [b"0 0 9%\n"]
+    one.front.takes_bars, one.drawn = True, [Bar((0,), "9%")]
+    one.update_if_due(5.1)
+    assert one.front.messages == [b"0 0 9%\n"]
 
 
 def test_a_bar_that_ended_is_gone_at_once_and_a_new_size_shows_the_same_again() -> None:
     one = Feed()
-    one.feed.update(5.0)
+    one.update(5.0)
     one.feed.repeat(5.0)
-    one.feed.flush(6.0)
+    one.update_if_due(6.0)
     one.drawn = []
-    one.feed.update(6.01)
+    one.update(6.01)
     one.feed.repeat(6.02)
-    assert one.sent == [b"0 0 1%\n", b"0 0 1%\n", b""]
+    assert one.front.messages == [b"0 0 1%\n", b"0 0 1%\n", b""]
     assert one.feed.deadline is None

@@ -71,6 +71,11 @@ def test_the_rank_that_torch_puts_before_a_traceback_is_not_doubled() -> None:
     assert shown(display, 1, b"[rank1]: Error\n", ERR) == b"[0-1] Error\n"
 
 
+class Clock:
+    def time_of_day(self, at: float) -> bytes:
+        return b"at %d " % at
+
+
 @pytest.mark.parametrize(
     ("mode", "ranks", "expected"),
     [
@@ -81,7 +86,7 @@ def test_the_rank_that_torch_puts_before_a_traceback_is_not_doubled() -> None:
     ],
 )
 def test_the_time_stands_before_each_line(mode: str, ranks: int, expected: bytes) -> None:
-    display = Display(mode=mode, ranks=workers(ranks), stamp=lambda at: b"at %d " % at)
+    display = Display(mode=mode, ranks=workers(ranks), wall_clock=Clock())
     assert b"".join(chunk for _, chunk in display.feed(0, OUT, b"a\nb\n", 5.0)) == expected
 
 

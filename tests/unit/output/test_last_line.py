@@ -8,6 +8,7 @@ from ddplaunch.launcher.output.display import Display
 from ddplaunch.launcher.output.sinks import Output
 from ddplaunch.system.console.streams import Stream
 from tests.unit.builders import shown_workers
+from tests.written import KeptOutput
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from tests.unit.builders import shown_workers
     ],
 )
 def test_it_is_a_whole_line_the_state_of_a_bar_or_the_end_of_a_long_one(pieces: list[bytes], last: str) -> None:
-    output = Output(Display(mode="none", ranks=shown_workers(0)), lambda *_: None)
+    output = Output(Display(mode="none", ranks=shown_workers(0)), KeptOutput())
     output.open(0, None)
     for piece in pieces:
         output.on_output(0, Stream.OUT, piece, 1.0)
@@ -34,7 +35,7 @@ def test_it_is_a_whole_line_the_state_of_a_bar_or_the_end_of_a_long_one(pieces: 
 
 
 def test_two_streams_are_not_joined_into_one_line() -> None:
-    output = Output(Display(mode="none", ranks=shown_workers(0)), lambda *_: None)
+    output = Output(Display(mode="none", ranks=shown_workers(0)), KeptOutput())
     output.open(0, None)
     output.on_output(0, Stream.OUT, b"to stdout", 1.0)
     output.on_output(0, Stream.ERR, b"to stderr", 1.0)

@@ -1,6 +1,7 @@
 """Tracebacks of Ctrl-C, and those that follow from another failure, become a line; all else stays."""
 
 from math import inf
+from typing import NamedTuple
 
 import pytest
 
@@ -233,10 +234,14 @@ def test_an_error_that_a_rank_prints_again_is_shown_again_and_so_is_that_of_the_
     assert tracebacks.feed(1, SAME, 1.0) + tracebacks.end_stream(1, 1.0) == SAME
 
 
+class Logs(NamedTuple):
+    logs_have_all: bool
+
+
 @pytest.mark.parametrize(("is_kept", "mode"), [(True, "prefix"), (False, "prefix"), (True, "raw")])
 def test_equal_errors_and_the_list_of_modules_are_left_out_where_the_logs_have_them(is_kept: bool, mode: str) -> None:
     display = Display(mode=mode, ranks=shown_workers(0, 1), folds_tracebacks=True)
-    display.logs_have_all = lambda: is_kept
+    display.logs = Logs(logs_have_all=is_kept)
     chunks: Chunks = []
     for rank in range(2):
         chunks += display.feed(rank, Stream.ERR, SAME + b"Extension modules: numpy (total: 1)\n", 0.0)

@@ -26,6 +26,7 @@ from ddplaunch.spec.outcome import Why
 from ddplaunch.system.process.clock import Pause
 from tests.unit.builders import spec
 from tests.unit.supervise.job_histories import ELASTIC, THREE, end, ended, history, met, stopping
+from tests.written import KeptLines
 
 SIGNALS = {
     "to the command that started the agents": StopRequested(Why.SIGNALLED, SIGINT, 4.0),
@@ -37,8 +38,8 @@ SIGNALS = {
 @pytest.mark.parametrize("policy", [ELASTIC, THREE], ids=["goes on without it", "ends with it"])
 @pytest.mark.parametrize("event", SIGNALS.values(), ids=SIGNALS.keys())
 def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
-    clock, said = [100.0], []
-    stderr = Stderr(put=said.append, put_last=said.append)
+    clock, lines = [100.0], KeptLines()
+    stderr = Stderr(writer=lines)
     told = JobReporter(Reporter(spec(grace_period=30.0), stderr, lambda: clock[0]))
     before, _ = history(policy, [*met(), AgentLost(2, "connection closed", 2.0)])
 
@@ -52,16 +53,16 @@ def test_it_is_acknowledged_once_and_the_last_line_has_its_time(event, policy):
     happens(event, 4.0)
     happens(NodeStopping(1, Why.SIGNALLED, SIGINT, 4.5), 4.5)
     keys = "" if event == SIGNALS["to another node"] else "; Ctrl-C again kills"
-    assert said == [f"ddplaunch: stopping the workers on 2 nodes, up to 30 s{keys}\n"]
+    assert lines.said == [f"ddplaunch: stopping the workers on 2 nodes, up to 30 s{keys}\n"]
     for id, host in enumerate("ab"):
         killed = end(id, host, 110.0, code=None, signal=9, stopped_with=9, stopped_at=102.0)
         happens(ended(id, 10.0, killed), 10.0)
     told.report_end(Findings(state=before))
     if policy is ELASTIC:
         took = "2 workers ended in 8 s, ranks 0-1 by SIGKILL"
-        assert said[1:] == [f"ddplaunch: stopped by SIGINT (Ctrl-C) after 4 s; {took}\n"]
+        assert lines.said[1:] == [f"ddplaunch: stopped by SIGINT (Ctrl-C) after 4 s; {took}\n"]
     else:
-        assert said[1].startswith("error: node 2 (c) was lost")
+        assert lines.said[1].startswith("error: node 2 (c) was lost")
 
 
 WHAT = "rank 1 has not reached all_reduce #4 of group 0, in which rank 0 waits"
@@ -79,8 +80,8 @@ WHAT = "rank 1 has not reached all_reduce #4 of group 0, in which rank 0 waits"
 )
 @pytest.mark.parametrize("signum", [SIGINT, SIGTERM])
 def test_the_line_of_a_job_that_a_signal_ended_says_who_hung(found, notice, added, signum):
-    said = []
-    stderr = Stderr(put=said.append, put_last=said.append)
+    lines = KeptLines()
+    stderr = Stderr(writer=lines)
     told = JobReporter(Reporter(spec(), stderr, lambda: 104.0))
     state, _ = history(THREE, [*met(), NodeStopping(1, Why.SIGNALLED, signum, 4.0)])
     if notice is not None:
@@ -89,8 +90,8 @@ def test_the_line_of_a_job_that_a_signal_ended_says_who_hung(found, notice, adde
     told.report_end(Findings(state=state, found=found))
     shows_stacks = signum == SIGINT and bool(found.what)
     added = "" if found.what and not shows_stacks else added
-    assert headline(said[-1]).endswith(f"started{added}")
-    assert WHAT not in headline(said[-1]).removesuffix(added)
+    assert headline(lines.said[-1]).endswith(f"started{added}")
+    assert WHAT not in headline(lines.said[-1]).removesuffix(added)
     assert tuple(told.story.locations) == (found.locations if shows_stacks else ())
 
 
@@ -106,10 +107,10 @@ def test_the_line_of_a_job_that_a_signal_ended_says_who_hung(found, notice, adde
     ids=str,
 )
 def test_after_a_pause_a_line_says_which_limits_of_time_ran_meanwhile(nodes, runs):
-    said = []
-    stderr = Stderr(put=said.append, put_last=said.append)
+    lines = KeptLines()
+    stderr = Stderr(writer=lines)
     Reporter(spec(**nodes), stderr, lambda: 0.0).report_pause(Pause(60.0, 0.0))
-    assert said == [f"ddplaunch: paused for 1 min; no time limit ran meanwhile{runs}\n"]
+    assert lines.said == [f"ddplaunch: paused for 1 min; no time limit ran meanwhile{runs}\n"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_after_a_pause_a_line_says_which_limits_of_time_ran_meanwhile(nodes, run
     ids=["before the generation", "in it"],
 )
 def test_a_node_that_is_let_go_has_left(events):
-    told = JobReporter(reporter := Reporter(spec(), Stderr(put=list, put_last=list), lambda: 0.0))
+    told = JobReporter(reporter := Reporter(spec(), Stderr(writer=KeptLines()), lambda: 0.0))
     found = []
     reporter.add_reader(found.append)
     before, _ = history(ELASTIC, met())
