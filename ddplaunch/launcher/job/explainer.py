@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -18,21 +18,11 @@ from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.job.questions import Questions
+    from ddplaunch.launcher.job.coordinator import Coordinator
     from ddplaunch.record.window.questions import Answer
     from ddplaunch.system.loop.loop import Pending
 
 _EXPLAINED_WITHIN = 5.0  # seconds that a child gets
-
-
-class _Coordinator(Protocol):
-    """The coordinator, as far as a report on idle workers needs it."""
-
-    state: job.State
-
-    @property
-    def questions(self) -> Questions: ...
-    def members_at_work(self) -> Mapping[int, job.Member] | None: ...
 
 
 class Explainer:
@@ -104,7 +94,7 @@ class IdleReport:
     What fails in that is no reason to end a job: the report says less then.
     """
 
-    def __init__(self, coordinator: _Coordinator, explainer: Explainer, reporter: JobReporter, seconds: float) -> None:
+    def __init__(self, coordinator: Coordinator, explainer: Explainer, reporter: JobReporter, seconds: float) -> None:
         """Prepare to report that the workers have been idle for so many seconds; `ask_nodes` follows."""
         self._coordinator = coordinator
         self._explainer = explainer
@@ -115,14 +105,11 @@ class IdleReport:
 
     def ask_nodes(self) -> None:
         """Ask all nodes for the stacks of their workers; the report follows once they have answered."""
-        self._call_or_report_at_once(self._ask)
-
-    def _ask(self) -> None:
         from ddplaunch.launcher.job.straggler_check import TRAVEL_TIME, WORKERS_WITHIN
         from ddplaunch.record.window.questions import AskStacks
 
-        question = AskStacks(WORKERS_WITHIN, threads=False, native=False)
-        self._coordinator.questions.ask(question, WORKERS_WITHIN + TRAVEL_TIME, self)
+        question, within = AskStacks(WORKERS_WITHIN, threads=False, native=False), WORKERS_WITHIN + TRAVEL_TIME
+        self._call_or_report_at_once(lambda: self._coordinator.questions.ask(question, within, self))
 
     def on_answer(self, member: job.Member, answer: Answer) -> None:
         """Keep where the workers of a node are. Called by the questions."""

@@ -171,9 +171,8 @@ def _print_warnings(allocated: AllocatedJob) -> None:
             say(f"warning: {indented(weakness)}")
     if spec.simulate:  # its hosts are all this machine
         return
-    is_first = (
-        allocation.node_rank in (0, None) and not allocation.has_front
-    )  # None: any; has_front: a command started it
+    # None: any rank; behind a front, the command that has started this agent prints them
+    is_first = allocation.node_rank in (0, None) and not allocation.has_front
     doubts = (allocation.doubt,) if allocation.doubt else ()
     for warning in (*doubts, *(allocation.warnings if is_first else ())):
         say(f"warning: {warning}")
