@@ -353,7 +353,7 @@ class Dispatcher(Lead):
             return
         statuses.errors[node_rank] = error
         is_first_error = not self._settle_by.is_set
-        if is_first_error or statuses.only_names_failed:  # of names that do not resolve, more are awaited each time
+        if is_first_error or statuses.only_names_failed:  # names that do not resolve are said together
             self._settle_by.set(self._loop.now() + SETTLE_TIME)
 
     @property

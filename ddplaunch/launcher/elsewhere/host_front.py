@@ -65,7 +65,7 @@ class HostFront:
         self._stop_signals: Collection[int] = ()  # signals that ask the job to end
         # status and text if the agent was killed before the job began
         self._outcome_if_prevented: tuple[int, str] | None = None
-        # pids and starts of processes that outlive the agent: see `FrontPipes.spared_processes`
+        # pids and starts of processes that are to outlive the agent: no leftovers of it
         self.spared: tuple[tuple[int, int], ...] = ()
         self._is_held = False  # the dispatcher has asked for no more output at present
         self._unacknowledged = 0  # bytes of output that were sent, but the dispatcher has not said that it has them

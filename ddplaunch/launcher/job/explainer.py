@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -18,11 +18,21 @@ from ddplaunch.system.errors import call_or_report
 from ddplaunch.system.loop.loop import Loop
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.job.coordinator import Coordinator
+    from ddplaunch.launcher.job.questions import Questions
     from ddplaunch.record.window.questions import Answer
     from ddplaunch.system.loop.loop import Pending
 
 _EXPLAINED_WITHIN = 5.0  # seconds that a child gets
+
+
+class _Coordinator(Protocol):
+    """The coordinator, as far as a report on idle workers needs it."""
+
+    state: job.State
+
+    @property
+    def questions(self) -> Questions: ...
+    def members_at_work(self) -> Mapping[int, job.Member] | None: ...
 
 
 class Explainer:
@@ -94,7 +104,7 @@ class IdleReport:
     What fails in that is no reason to end a job: the report says less then.
     """
 
-    def __init__(self, coordinator: Coordinator, explainer: Explainer, reporter: JobReporter, seconds: float) -> None:
+    def __init__(self, coordinator: _Coordinator, explainer: Explainer, reporter: JobReporter, seconds: float) -> None:
         """Prepare to report that the workers have been idle for so many seconds; `ask_nodes` follows."""
         self._coordinator = coordinator
         self._explainer = explainer

@@ -159,7 +159,7 @@ def _warning_of_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
 
 
 def _print_warnings(allocated: AllocatedJob) -> None:
-    """Print the warnings of the allocation, unless the job is to be quiet: on the first node alone, or where a command leads.
+    """Print the warnings of the allocation, unless the job is to be quiet: on one node, or by the command that starts all.
 
     On all nodes: that the secret is weak, and the doubt whether the variables of the cluster are those of another job.
     """

@@ -130,9 +130,7 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, `node`, and put all workers into one plan."""
     run_id, nnodes = run_id_of(spec), allocation.nnodes[1] - spec.spares
     nodes = [assign.simulated(node, node_rank, nnodes, spec.simulate) for node_rank in range(nnodes)]
-    slots = [host.slots for host in allocation.start[:nnodes]] or [
-        None
-    ] * nnodes  # workers, as given for each host; None: no number was given
+    slots = [host.slots for host in allocation.start[:nnodes]] or [None] * nnodes  # workers; None: no number was given
     specs = [spec if given is None else replace(spec, nproc_per_node=given) for given in slots]
     here = make_plan(specs[0], allocation, nodes[0], run_id=run_id)
     if any(given is not None for given in slots):
