@@ -92,7 +92,7 @@ class HostFront:
         *,
         sent_again: frozenset[int] = frozenset(),
     ) -> int:
-        """Fork the agent and serve it until it has ended, as `front.run` does; return its exit status.
+        """Fork the agent and serve it until it has ended, in place of `front.run`; return its exit status.
 
         Of the `signals` that are passed on, `stops` ask the job to end. `sent_again` is not needed: which signals escalate, the
         dispatcher decides.
