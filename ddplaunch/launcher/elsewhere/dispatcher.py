@@ -194,7 +194,7 @@ class Dispatcher(Lead):
         self._chaos = Chaos(loop, self._spec.chaos, self._hosts, self._reporter)
         self._startup = Startup(loop, self._remote, self._hosts, self)
         # set once a host has failed without which the job cannot begin: then all are given up, and the errors named together
-        self._settle_by = loop.timer(None, self._startup.disconnect)
+        self._give_up_hosts_at = loop.timer(None, self._startup.disconnect)
 
     def begin(self, opened: ExitStack) -> None:
         """Start the agents of the first hosts."""
@@ -207,10 +207,10 @@ class Dispatcher(Lead):
 
     def status(self) -> int:
         """Return the exit status of the job, and say what is wrong with hosts because of which it could not begin."""
-        if self._is_front_lost:
+        if self._is_front_lost:  # by SIGKILL, and nobody reads a status any more
             return exitcodes.of_signal(SIGKILL)
         if error := self._statuses.error():
-            self._context.closing_lines = ""  # that all hosts were cut off then
+            self._context.closing_lines = ""  # which would say that all hosts were cut off
             self.fail(error)
             return error.status
         return exitcodes.NODE_LOST if self._status_of_job is None else self._status_of_job
@@ -219,8 +219,8 @@ class Dispatcher(Lead):
 
     def before_sleep(self) -> None:
         """Let hosts send output or not; once the job cannot begin, end it when each host is known to be fit or not."""
-        if self._settle_by.is_set and not self._startup.is_undecided:
-            self._settle_by.cancel()
+        if self._give_up_hosts_at.is_set and not self._startup.is_undecided:
+            self._give_up_hosts_at.cancel()
             self._startup.disconnect()
         self._console.update(self._hosts)
         super().before_sleep()
@@ -362,9 +362,9 @@ class Dispatcher(Lead):
             self.coordinator.feed(decide.NodeGivenUp(node_rank, self._loop.now()))
             return
         statuses.errors[node_rank] = error
-        is_first_error = not self._settle_by.is_set
-        if is_first_error or statuses.only_names_failed:  # of names that do not resolve, more are awaited each time
-            self._settle_by.set(self._loop.now() + SETTLE_TIME)
+        is_first_error = not self._give_up_hosts_at.is_set
+        if is_first_error or statuses.only_names_failed:  # names that do not resolve are said together
+            self._give_up_hosts_at.set(self._loop.now() + SETTLE_TIME)
 
     @property
     def _can_kill_leftovers(self) -> bool:

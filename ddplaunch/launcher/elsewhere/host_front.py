@@ -65,7 +65,7 @@ class HostFront:
         self._stop_signals: Collection[int] = ()  # signals that ask the job to end
         # status and text if the agent was killed before the job began
         self._outcome_if_prevented: tuple[int, str] | None = None
-        # pids and starts of processes that outlive the agent: see `FrontPipes.spared_processes`
+        # pids and starts of processes that are to outlive the agent: no leftovers of it
         self.spared: tuple[tuple[int, int], ...] = ()
         self._is_held = False  # the dispatcher has asked for no more output at present
         self._unacknowledged = 0  # bytes of output that were sent, but the dispatcher has not said that it has them
@@ -99,7 +99,7 @@ class HostFront:
         *,
         sent_again: frozenset[int] = frozenset(),
     ) -> int:
-        """Fork the agent and serve it until it has ended, as `front.run` does; return its exit status.
+        """Fork the agent and serve it until it has ended, in place of `front.run`; return its exit status.
 
         Of the `signals` that are passed on, `stops` ask the job to end. `sent_again` is not needed: which signals escalate, the
         dispatcher decides.

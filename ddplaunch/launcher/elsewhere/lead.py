@@ -229,7 +229,7 @@ class Lead(BehindFront):
             status=end.status,
             why=end.why,
             text=end.text,
-            restarts=generation.number,
+            restarts=generation.number,  # the first one has 0
             exits=generation.exits,
             failure=generation.start_failure or generation.failure,
         )

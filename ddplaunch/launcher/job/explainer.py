@@ -115,14 +115,11 @@ class IdleReport:
 
     def ask_nodes(self) -> None:
         """Ask all nodes for the stacks of their workers; the report follows once they have answered."""
-        self._call_or_report_at_once(self._ask)
-
-    def _ask(self) -> None:
         from ddplaunch.launcher.job.straggler_check import TRAVEL_TIME, WORKERS_WITHIN
         from ddplaunch.record.window.questions import AskStacks
 
-        question = AskStacks(WORKERS_WITHIN, threads=False, native=False)
-        self._coordinator.questions.ask(question, WORKERS_WITHIN + TRAVEL_TIME, self)
+        question, within = AskStacks(WORKERS_WITHIN, threads=False, native=False), WORKERS_WITHIN + TRAVEL_TIME
+        self._call_or_report_at_once(lambda: self._coordinator.questions.ask(question, within, self))
 
     def on_answer(self, member: job.Member, answer: Answer) -> None:
         """Keep where the workers of a node are. Called by the questions."""

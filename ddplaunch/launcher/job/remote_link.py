@@ -257,9 +257,8 @@ class RemoteLink(Link):
             self._lose_coordinator(self._loss_by(reason))
             return
         error = f"this node was {when_paused}, and {self._the_coordinator} was gone then: {reason}"
-        self._lose_coordinator(
-            _Loss(error, f"{self._name_with_address} is lost: {reason}, while this node was {when_paused}")
-        )
+        news = f"{self._name_with_address} is lost: {reason}, while this node was {when_paused}"
+        self._lose_coordinator(_Loss(error, news))
 
     def _on_given_up(self, reason: str, *, may_return: bool) -> None:
         """Lose a coordinator that goes on without this node; `may_return`: as a new node this one may come back to it."""
@@ -280,9 +279,8 @@ class RemoteLink(Link):
         """Lose a coordinator that leaves by a signal, is unfit, or has lost the command with which it was started."""
         if signum:
             leaves = f"leaves ({signal_name(signum)})"
-            self._lose_coordinator(
-                _Loss(f"{self._the_coordinator} was lost: it {leaves}", f"{self._name_with_address} {leaves}")
-            )
+            error, news = f"{self._the_coordinator} was lost: it {leaves}", f"{self._name_with_address} {leaves}"
+            self._lose_coordinator(_Loss(error, news))
         elif why_unfit:
             self._lose_coordinator(self._loss_by(f"its health check failed: {why_unfit}"))
         else:
@@ -349,9 +347,8 @@ class RemoteLink(Link):
         if not self._how_lost:
             return
         if end.leftovers:  # the next generation would run beside these processes
-            self._end(
-                f"{self._how_lost}, and processes are left here that could not be ended: {', '.join(end.leftovers)}"
-            )
+            leftovers = ", ".join(end.leftovers)
+            self._end(f"{self._how_lost}, and processes are left here that could not be ended: {leftovers}")
         else:
             self._look_again()
 
@@ -441,12 +438,10 @@ class RemoteLink(Link):
     @property
     def _name_with_address(self) -> str:
         """Say what coordinates, and node 0 with the address that was typed: "node 0 (gpu01)"."""
-        places = self._search.places
-        return (
-            f"{self._coordinator_name} ({places[0][0]})"
-            if places and not self._elsewhere.command_host
-            else self._coordinator_name
-        )
+        if self._elsewhere.command_host or not self._search.places:
+            return self._coordinator_name
+        host, _port = self._search.places[0]
+        return f"{self._coordinator_name} ({host})"
 
     @property
     def _searched_places(self) -> str:

@@ -104,9 +104,8 @@ class StragglerCheck:
 
         ranks = sum(member.workers for member in members.values())
         question = AskArrivals(within=WORKERS_WITHIN, every=max(1, ranks // _MOST_RANKS_READ_WHOLLY))
-        self._coordinator.questions.ask(
-            question, WORKERS_WITHIN + TRAVEL_TIME, _Reading(self, self._history, len(members))
-        )
+        reading = _Reading(self, self._history, len(members))
+        self._coordinator.questions.ask(question, WORKERS_WITHIN + TRAVEL_TIME, reading)
 
     def add_answer(self, reading: _Reading, member: Member, answer: Answer) -> None:
         """Add what a node answers to a reading, unless the node has no answer, or its clock cannot be compared with ours."""

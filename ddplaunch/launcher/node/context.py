@@ -267,7 +267,7 @@ class AgentContext:
             self.queue.put(tag, shown.encode(errors="surrogateescape"))
 
     def write_closing_line(self, text: str) -> None:
-        """Write a line that closes the job; a command that has started agents (`leads`) first shows all their output."""
+        """Write a line that closes the job; a command that has started agents (`only_coordinates`) first shows all their output."""
         if self.inputs.only_coordinates:
             self.closing_lines += visible(text)
         else:

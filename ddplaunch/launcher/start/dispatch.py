@@ -154,7 +154,7 @@ def _warning_of_failed(spec: JobSpec, allocation: Allocation, failures: Sequence
 
 
 def _print_warnings(allocated: AllocatedJob) -> None:
-    """Print the warnings of the allocation, unless the job is to be quiet: on the first node alone, or where a command leads.
+    """Print the warnings of the allocation, unless the job is to be quiet: on one node, or by the command that starts all.
 
     On all nodes: that the secret is weak, and the doubt whether the variables of the cluster are those of another job.
     """
@@ -166,9 +166,8 @@ def _print_warnings(allocated: AllocatedJob) -> None:
             say(f"warning: {indented(weakness)}")
     if spec.simulate:  # its hosts are all this machine
         return
-    is_first = (
-        allocation.node_rank in (0, None) and not allocation.has_front
-    )  # None: any; has_front: a command started it
+    # None: any rank; behind a front, the command that has started this agent prints them
+    is_first = allocation.node_rank in (0, None) and not allocation.has_front
     doubts = (allocation.doubt,) if allocation.doubt else ()
     for warning in (*doubts, *(allocation.warnings if is_first else ())):
         say(f"warning: {warning}")

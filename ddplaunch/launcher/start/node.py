@@ -69,7 +69,7 @@ def run(
 
     `screen` is what is written to, if that is not our stdout and stderr. `reports_job`: this node reports the job as a whole;
     None: it does unless a node with rank 0 does on the same screen. `reports_to_caller`: how the job ended is for a caller in
-    Python, in place of the user. `serve` forks and serves the agent; None: as `front.run` does. `carried` is the agent's
+    Python, in place of the user. `serve` forks and serves the agent; None: `front.run`. `carried` is the agent's
     connection to the coordinator, where what has started the agent carries it.
 
     Raises LaunchError: nothing was started.
