@@ -233,9 +233,7 @@ class AgentContext:
             home=inputs.env.get("HOME", ""),
             cluster=inputs.cluster,
             slurm_job=job_in_slurm(inputs.env) if is_in_slurm else "",
-            srun_job=job_of_srun(inputs.env, inputs.node.host)
-            if is_in_slurm
-            else "",  # of a heterogeneous job, this host's component
+            srun_job=job_of_srun(inputs.env, inputs.node.host) if is_in_slurm else "",
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
             has_front=inputs.allocation.has_front,
         )
@@ -255,7 +253,7 @@ class AgentContext:
     def _stderr(self) -> Stderr:
         """Return what writes ddplaunch's own lines: to the front, or after its loss to our stderr.
 
-        A command that has started agents (`leads`) keeps the lines that close the job until it has shown all their output.
+        A command that has started agents keeps the lines that close the job until it has shown all their output.
         """
         inputs, screen = self.inputs, self.inputs.screen
         # a command that has started the agents shows a line of OURS once, however many of them say the same
