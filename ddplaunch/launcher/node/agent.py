@@ -57,9 +57,12 @@ class Agent(BehindFront):
         """Return the link to the coordinator, which is reached, or made in this process."""
         link = self._connect(self._loop, self._reporter)
         if self._job.inputs.allocation.has_one_screen:
-            # what holds for several nodes is said once for all of them, by the coordinator
-            self._reporter.tell_all = lambda text, is_warning: self._report(Warned.of(text, is_warning))
+            self._reporter.tell_all = self._tell_all
         return link
+
+    def _tell_all(self, text: str, is_warning: bool) -> None:
+        """Have the coordinator say once what holds for several nodes. Called by the reporter."""
+        self._report(Warned.of(text, is_warning))
 
     def begin(self, opened: ExitStack) -> None:
         """Have what may announce the end of this node watched, and what forks workers made ready."""

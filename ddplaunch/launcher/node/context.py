@@ -224,9 +224,7 @@ class AgentContext:
             home=inputs.env.get("HOME", ""),
             cluster=inputs.cluster,
             slurm_job=job_in_slurm(inputs.env) if is_in_slurm else "",
-            srun_job=job_of_srun(inputs.env, inputs.node.host)
-            if is_in_slurm
-            else "",  # of a heterogeneous job, this host's component
+            srun_job=job_of_srun(inputs.env, inputs.node.host) if is_in_slurm else "",
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
             has_front=inputs.allocation.has_front,
         )
@@ -267,7 +265,7 @@ class AgentContext:
             self.queue.put(tag, shown.encode(errors="surrogateescape"))
 
     def write_closing_line(self, text: str) -> None:
-        """Write a line that closes the job; a command that has started agents (`only_coordinates`) first shows all their output."""
+        """Write a line that closes the job; a command that has started agents first shows all their output."""
         if self.inputs.only_coordinates:
             self.closing_lines += visible(text)
         else:

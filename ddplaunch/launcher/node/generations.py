@@ -59,7 +59,7 @@ class Generations:
         self.workers: Workers | None = None  # of the generation that lives; None between two
         self.running: dict[int, RunningWorker] = {}  # of these, by rank, dead ones included until they are reaped
         self.starter = Starter(loop, context)
-        self._next_generation: Generation | None = None  # the next generation, as the coordinator has ordered it
+        self._next_generation: Generation | None = None  # as the coordinator has ordered it
         self._address: str | None = None  # of this node, as the other nodes reach it
         self._ready_setup: WorkerSetup | None = None  # what `begin` has made; None once there are `workers`
         self._number = 0  # of the generation that was started last
@@ -187,7 +187,7 @@ class Generations:
             if setup.generation == 0:
                 self._describe_timer.set(now + DESCRIBE_AFTER)
         self._context.reporter.generation_started(setup.generation, setup.term, setup.port)
-        has_terminal = any(worker.terminal for worker in plan.workers)
+        has_terminal = any(worker.terminal for worker in plan.workers)  # and may leave a line there without its end
         self._context.shares_line = has_terminal and Stream.ERR in self._context.inputs.screen.live
 
     def start_no_more(self) -> None:
@@ -220,9 +220,11 @@ class Generations:
             case node.FindStuck(ranks):
                 warning = "workers that hang get the whole grace period"
                 self.call_or_warn(warning, lambda: self.inspection.find_stuck(ranks))
-            case node.CheckProgress(asks):
+            case node.CheckProgress(asks_for_stacks):
                 warning = "a job in which nothing moves is no longer noticed"
-                self.call_or_warn(warning, lambda: self.inspection.check_progress(workers.has_written, asks=asks))
+                self.call_or_warn(
+                    warning, lambda: self.inspection.check_progress(workers.has_written, asks=asks_for_stacks)
+                )
             case node.NameRunning(ranks, seconds):
                 self._context.reporter.print(render_still_running(workers.written_since_stop(ranks), seconds))
             case node.NameStuck(ranks, seconds):

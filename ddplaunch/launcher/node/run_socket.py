@@ -67,7 +67,7 @@ class RunSocket:
         is_coordinator = self._link.coordinator is not None
         if why := reply.get("why"):
             if is_coordinator:  # which is the one that users ask
-                self._warn(f"do not reach this run: {why}")
+                self._warn_that_commands(f"do not reach this run: {why}")
             return
         assert self._context.files.listener is not None
         self._listens = True
@@ -149,9 +149,9 @@ class RunSocket:
     def fail(self, why: str) -> None:
         """Do without the socket, because something failed; the job goes on."""
         self.close()
-        self._warn(f"no longer reach this run: {why}")
+        self._warn_that_commands(f"no longer reach this run: {why}")
 
-    def _warn(self, what: str) -> None:
+    def _warn_that_commands(self, what: str) -> None:
         self._context.reporter.print(f"warning: `ddplaunch ps`, `stop` and `stacks` {what}")
 
     def ended(self, end: JobEnd) -> None:
