@@ -154,7 +154,7 @@ def bind_device(
 
 
 def pin_notes(spec: JobSpec, pin: str, owned: Owned) -> list[str]:
-    """Return a note for scripts that take LOCAL_RANK for a device index, where it is none; `pin`: how workers are kept to theirs."""
+    """Return a note for scripts that take LOCAL_RANK for an index, where it is none; `pin`: how workers are kept to them."""
     workers = len(owned)
     devices = len({device for own in owned for device in own})
     if not devices or spec.virtual_local_rank:
