@@ -363,7 +363,7 @@ def _of_a_worker() -> Mapping[str, str]:
 
 
 def _example() -> Plan:
-    gpus = tuple(Device(kind="cuda", index=index, token=str(index)) for index in range(4))
+    gpus = tuple(Device(kind="cuda", index=index, visible_as=str(index)) for index in range(4))
     node = Node(
         host="localhost",
         hardware=Hardware(devices=gpus, cpus=tuple(range(16))),

@@ -140,12 +140,12 @@ def bind_device(
         return "cpu", {}
     visibility = hardware.visible_variable  # "CUDA_VISIBLE_DEVICES"
     if pin == "visible":
-        return f"{own[0].kind}:0", {visibility: ",".join(device.token for device in own)}
+        return f"{own[0].kind}:0", {visibility: ",".join(device.visible_as for device in own)}
     variables = {}
     index = own[0].index
-    # where CUDA chooses the order of the devices, tokens are UUIDs, and only a list of them makes an index certain
-    if spec.devices is not None or not all(device.token.isdigit() for device in devices):
-        variables[visibility] = ",".join(device.token for device in devices)
+    # where CUDA chooses the order, devices are visible as UUIDs, and only a list of these makes an index certain
+    if spec.devices is not None or not all(device.visible_as.isdigit() for device in devices):
+        variables[visibility] = ",".join(device.visible_as for device in devices)
         index = devices.index(own[0])
     name = f"{own[0].kind}:{index}"
     if pin == "device":
@@ -154,7 +154,7 @@ def bind_device(
 
 
 def pin_notes(spec: JobSpec, pin: str, owned: Owned) -> list[str]:
-    """Return a note for scripts that take LOCAL_RANK for a device index, where it is none; `pin` is as of `choose_pin`."""
+    """Return a note for scripts that take LOCAL_RANK for an index, where it is none; `pin`: how workers are kept to them."""
     workers = len(owned)
     devices = len({device for own in owned for device in own})
     if not devices or spec.virtual_local_rank:
@@ -207,7 +207,7 @@ def cannot_use(build: TorchBuild, kind: str) -> str | None:
 
 def _gpu_as_nccl_counts(device: Device) -> str:
     """Return what NCCL takes for the device: it sees only the GPU behind a MIG instance (issue 1716 of NVIDIA/nccl)."""
-    return device.pci or device.token if device.is_mig else device.token
+    return device.pci or device.visible_as if device.is_mig else device.visible_as
 
 
 # --- whether the workers can use the devices that the job was granted, or that its backend needs

@@ -114,7 +114,7 @@ def _machine(devices: Sequence[Device]) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "memory": int(memory[1]) << 10 if memory else None,
         # a device without a name as CUDA_VISIBLE_DEVICES has it
-        "devices": [line(device.name or device.token) for device in devices],
+        "devices": [line(device.name or device.visible_as) for device in devices],
         "driver": driver[1] if driver else None,
     }
 

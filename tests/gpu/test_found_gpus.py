@@ -46,5 +46,5 @@ def test_a_list_of_visible_gpus_is_read_as_cuda_reads_it(hardware: Hardware, val
 @pytest.mark.claim("ddplaunch finds without torch the devices that torch finds, in its order", page="guides/devices.md")
 def test_a_token_shows_its_device_alone(hardware: Hardware) -> None:
     for gpu in hardware.devices:
-        shown = torch_finds({**os.environ, "CUDA_VISIBLE_DEVICES": gpu.token})
+        shown = torch_finds({**os.environ, "CUDA_VISIBLE_DEVICES": gpu.visible_as})
         assert [uuid for uuid, _, _ in shown] == [gpu.uuid]

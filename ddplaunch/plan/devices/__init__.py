@@ -10,7 +10,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
     kind: str  # torch's name: "cuda" (NVIDIA and ROCm) or "xpu"
     index: int  # torch's index for it in a process with our environment: cuda:INDEX
-    token: str  # what stands for it in the visibility variable: the outer index, or a GPU-/MIG- UUID
+    visible_as: str  # what stands for it in the visibility variable: the outer index, or a GPU-/MIG- UUID
     uuid: str | None = None
     name: str | None = None
     memory: int | None = None  # bytes
@@ -20,7 +20,7 @@ class Device(Struct, frozen=True, kw_only=True):
     @property
     def is_mig(self) -> bool:
         """Whether it is a MIG instance: CUDA shows a process only one of these, so a worker must see its own alone."""
-        return self.token.startswith("MIG-")
+        return self.visible_as.startswith("MIG-")
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"

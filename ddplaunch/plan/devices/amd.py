@@ -37,7 +37,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
         source = variable if devices else f"{variable}={value}"  # the value shows why there is none
         if variable == _OUTER:
             # the inner variable counts anew in what this left
-            devices = [replace(device, token=str(index)) for index, device in enumerate(devices)]
+            devices = [replace(device, visible_as=str(index)) for index, device in enumerate(devices)]
         if visible.problem:
             is_narrowed = variable != _OUTER and _OUTER in env
             within = f"; it counts within {_OUTER}={env[_OUTER]}" if is_narrowed else ""
@@ -65,7 +65,7 @@ def _gpus(root: Root) -> list[Device]:
         device = Device(
             kind="cuda",
             index=len(found),
-            token=str(len(found)),
+            visible_as=str(len(found)),
             uuid=f"GPU-{unique:016x}" if unique else None,
             name=read(root, f"{_NODES}/{node}/name") or None,
             memory=memory or None,

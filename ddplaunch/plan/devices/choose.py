@@ -62,7 +62,7 @@ def _matching(devices: Sequence[Device], entry: str) -> list[Device]:
 
 
 def _uuid(device: Device) -> str:
-    return device.uuid or device.token
+    return device.uuid or device.visible_as
 
 
 # --- a visibility variable such as CUDA_VISIBLE_DEVICES: what the runtime would ignore is ignored too, and reported

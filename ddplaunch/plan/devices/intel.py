@@ -30,15 +30,15 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
     value = env.get(VARIABLE)
     if not value:
         return Hardware(devices=tuple(devices), device_source=_DRM, visible_variable=VARIABLE)
-    by_token = {device.token: device for device in devices}
+    by_name = {device.visible_as: device for device in devices}
     chosen: list[Device] = []
     left_out = []
     for entry in dict.fromkeys(part.strip() for part in value.split(",")):
         card, _, tile = entry.partition(".")
-        if card in by_token and (not tile or tile.isdigit()):
-            whole = by_token[card]
+        if card in by_name and (not tile or tile.isdigit()):
+            whole = by_name[card]
             pci = None if tile else whole.pci
-            chosen.append(Device(kind="xpu", index=len(chosen), token=entry, name=whole.name, pci=pci))
+            chosen.append(Device(kind="xpu", index=len(chosen), visible_as=entry, name=whole.name, pci=pci))
         else:
             left_out.append(entry)
     return Hardware(
@@ -50,7 +50,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
 
 
 def _gpus(root: Root, *, by_tile: bool) -> list[Device]:
-    """Return Intel's discrete GPUs, or, `by_tile`, each of their tiles; index and token count them, as Level Zero does."""
+    """Return Intel's discrete GPUs, or, `by_tile`, each of their tiles; counted as Level Zero does."""
     found: list[Device] = []
     for card in names(root, _DRM, prefix="card"):
         if read(root, f"{_DRM}/{card}/device/vendor") != _INTEL:
@@ -66,5 +66,5 @@ def _gpus(root: Root, *, by_tile: bool) -> list[Device]:
         tiles = len(names(root, f"{_DRM}/{card}/device", prefix="tile")) if by_tile else 1
         for _ in range(max(1, tiles)):  # a card without tiles has no such folder
             index = len(found)
-            found.append(Device(kind="xpu", index=index, token=str(index), pci=pci or None))
+            found.append(Device(kind="xpu", index=index, visible_as=str(index), pci=pci or None))
     return found

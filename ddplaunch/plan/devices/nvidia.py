@@ -109,7 +109,7 @@ def narrowed_by_variable(
 
     CUDA counts from the fastest GPU unless CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML by PCI address. So an index stands
     for a known GPU only where all are of one model, or the order is asked for, and none is lost or in MIG mode;
-    else a device's token is its UUID, and one that was named by index keeps the index and has no other facts.
+    else a device is visible as its UUID, and one that was named by index keeps the index and has no other facts.
 
     With MIG on, a GPU's instances are the devices, also where the variable names the GPU. CUDA shows a process
     only one instance at a time ("only single MIG instance enumeration is supported", CUDA programming guide).
@@ -138,7 +138,7 @@ def narrowed_by_variable(
 
 
 def _all_devices(gpus: Sequence[Gpu], *, by_index: bool) -> tuple[list[Device], tuple[str, ...]]:
-    """Return the devices of all GPUs, and a note about each GPU that has none; `by_index`: tokens are indices, not UUIDs."""
+    """Return the devices of all GPUs, and a note about each GPU that has none; `by_index`: visible as indices, not UUIDs."""
     found: list[Device] = []
     notes = []
     for index, gpu in enumerate(gpus):
@@ -178,18 +178,20 @@ def _named_devices(value: str, gpus: Sequence[Gpu], *, index_is_certain: bool) -
         elif index_is_certain:
             found.append(_of_gpu(gpu, str(position)))
         else:  # which GPU that is, is not known
-            found.append(Device(kind="cuda", index=0, token=str(position)))
+            found.append(Device(kind="cuda", index=0, visible_as=str(position)))  # the caller numbers them
     return list(dict.fromkeys(found)), problem
 
 
-def _of_gpu(gpu: Gpu, token: str) -> Device:
-    return Device(kind="cuda", index=0, token=token, uuid=gpu.uuid, name=gpu.name, memory=gpu.memory, pci=gpu.pci)
+def _of_gpu(gpu: Gpu, visible_as: str) -> Device:
+    return Device(
+        kind="cuda", index=0, visible_as=visible_as, uuid=gpu.uuid, name=gpu.name, memory=gpu.memory, pci=gpu.pci
+    )
 
 
 def _of_instance(gpu: Gpu, instance: Instance) -> Device:
-    """Return a MIG instance as a device: its token is its UUID."""
+    """Return a MIG instance as a device: visible as its UUID."""
     name, uuid = instance.name or gpu.name, instance.uuid
-    return Device(kind="cuda", index=0, token=uuid, uuid=uuid, name=name, memory=instance.memory, pci=gpu.pci)
+    return Device(kind="cuda", index=0, visible_as=uuid, uuid=uuid, name=name, memory=instance.memory, pci=gpu.pci)
 
 
 # --- NVIDIA's management library (NVML), which knows nothing of CUDA_VISIBLE_DEVICES

@@ -7,7 +7,7 @@ from tests.unit.builders import refusal
 
 FOUR = Hardware(
     devices=tuple(
-        Device(kind="cuda", index=index, token=str(index + 4), uuid=uuid)
+        Device(kind="cuda", index=index, visible_as=str(index + 4), uuid=uuid)
         for index, uuid in enumerate(["GPU-8932aaaa", "GPU-8932bbbb", "GPU-12345678", "MIG-99999999"])
     ),
     device_source="NVML",

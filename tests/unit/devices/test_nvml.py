@@ -65,13 +65,13 @@ def mig(number: int, instance: int) -> str:
 
 
 def tokens(hardware: Hardware) -> list[str]:
-    return [device.token for device in hardware.devices]
+    return [device.visible_as for device in hardware.devices]
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_equal_gpus_are_counted_by_index(probed: Probe, count: int) -> None:
     found = probed(" ".join(["H200"] * count))
-    assert [(device.index, device.token) for device in found.devices] == [(i, str(i)) for i in range(count)]
+    assert [(device.index, device.visible_as) for device in found.devices] == [(i, str(i)) for i in range(count)]
     assert found.device_source == "NVML"
     assert found.visible_variable == "CUDA_VISIBLE_DEVICES"
     assert found.notes == ()
@@ -84,7 +84,7 @@ def test_a_gpu_is_described_in_full(probed: Probe, tmp_path: Path) -> None:
     assert probed("H200 H200").devices[1] == Device(
         kind="cuda",
         index=1,
-        token="1",
+        visible_as="1",
         uuid=gpu(1),
         name="NVIDIA H200",
         memory=80 * GIB,
@@ -122,7 +122,7 @@ def test_a_broken_nvml_leaves_the_gpus_that_the_driver_lists(probed: Probe, tmp_
 
 def test_the_outer_list_gives_order_and_tokens(probed: Probe) -> None:
     found = probed("H200 H200 H200 H200", CUDA_VISIBLE_DEVICES="2,0")
-    assert [(str(device), device.token, device.uuid) for device in found.devices] == [
+    assert [(str(device), device.visible_as, device.uuid) for device in found.devices] == [
         ("cuda:0", "2", gpu(2)),
         ("cuda:1", "0", gpu(0)),
     ]
@@ -145,7 +145,7 @@ def test_mig_instances_are_the_devices(probed: Probe) -> None:
     assert found.devices[3] == Device(
         kind="cuda",
         index=3,
-        token=mig(1, 2),
+        visible_as=mig(1, 2),
         uuid=mig(1, 2),
         name="NVIDIA A100 MIG 1g.10gb",
         memory=10 * GIB,
@@ -187,7 +187,7 @@ def test_a_lost_gpu_that_was_asked_for_is_an_error(probed: Probe) -> None:
 
 def test_a_gpu_of_another_job_leaves_no_gap(probed: Probe) -> None:
     found = probed("#H200 H200 H200", CUDA_VISIBLE_DEVICES="0,1")
-    assert [(device.token, device.uuid) for device in found.devices] == [("0", gpu(1)), ("1", gpu(2))]
+    assert [(device.visible_as, device.uuid) for device in found.devices] == [("0", gpu(1)), ("1", gpu(2))]
 
 
 def test_gpus_that_know_no_mig_are_gpus(probed: Probe) -> None:
@@ -209,7 +209,7 @@ def test_different_models_in_pci_order_are_counted_by_index(probed: Probe) -> No
 
 def test_an_index_among_different_models_stays_what_it_is(probed: Probe) -> None:
     found = probed("A100 H200", CUDA_VISIBLE_DEVICES="1")
-    assert found.devices == (Device(kind="cuda", index=0, token="1"),)
+    assert found.devices == (Device(kind="cuda", index=0, visible_as="1"),)
 
 
 @pytest.mark.parametrize(

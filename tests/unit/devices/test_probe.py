@@ -13,7 +13,7 @@ SLURM = {"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1", "ZE_AFFIN
 
 def seen(hardware: Hardware) -> list[tuple[str, str]]:
     """The devices as torch calls them and as the visibility variable does."""
-    return [(str(device), device.token) for device in hardware.devices]
+    return [(str(device), device.visible_as) for device in hardware.devices]
 
 
 def test_an_empty_machine_has_no_devices_but_our_cpus(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_amd_gpus_are_the_nodes_with_compute_units(amd: Path) -> None:
 )
 def test_rocm_counts_within_what_its_lower_layer_left(amd, env, expected, buses):
     found = probe(env, root=amd)
-    assert [device.token for device in found.devices] == expected
+    assert [device.visible_as for device in found.devices] == expected
     assert [device.index for device in found.devices] == list(range(len(expected)))
     assert [device.pci for device in found.devices] == [f"0000:0{bus}:00.0" for bus in buses]
     assert found.notes == ()
@@ -158,7 +158,7 @@ def test_each_tile_of_a_discrete_intel_card_is_a_device(intel: Path) -> None:
     ids=str,
 )
 def test_the_mask_chooses_among_intel_devices(intel: Path, env: dict[str, str], expected: list[str]) -> None:
-    assert [device.token for device in probe(env, root=intel).devices] == expected
+    assert [device.visible_as for device in probe(env, root=intel).devices] == expected
 
 
 def test_slurms_variables_for_all_vendors_do_not_hide_the_one_that_is_there(intel: Path) -> None:

@@ -10,7 +10,7 @@ from ddplaunch.tools.doctor.gpus import Gpus, UsingProcess, judge
 from tests import verdicts
 
 GIB = 1 << 30
-DEVICES = tuple(Device(kind="cuda", index=at, token=str(at), uuid=f"GPU-{at}", name="H200") for at in range(2))
+DEVICES = tuple(Device(kind="cuda", index=at, visible_as=str(at), uuid=f"GPU-{at}", name="H200") for at in range(2))
 HARDWARE = Hardware(devices=DEVICES, device_source="NVML", cpus=(0, 1, 2, 3))
 HEALTHY = tuple(Health(index=at, uuid=f"GPU-{at}", name="H200", memory=80 * GIB, persistence=True) for at in range(2))
 MACHINE = Machine(driver="580.95", cuda=(13, 0), gpus=HEALTHY, pairs=(Pair(0, 1, True),))

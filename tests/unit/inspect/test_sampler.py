@@ -61,7 +61,7 @@ def running(*pids: int) -> dict[int, RunningWorker]:
 
 
 def gpus(count: int) -> list[Device]:
-    return [Device(kind="cuda", index=index, token=str(index), uuid=f"GPU-{index}") for index in range(count)]
+    return [Device(kind="cuda", index=index, visible_as=str(index), uuid=f"GPU-{index}") for index in range(count)]
 
 
 class Bed:

@@ -15,7 +15,7 @@ from tests.unit.builders import spec
 
 
 def gpus(number: int) -> tuple[Device, ...]:
-    return tuple(Device(kind="cuda", index=index, token=str(index)) for index in range(number))
+    return tuple(Device(kind="cuda", index=index, visible_as=str(index)) for index in range(number))
 
 
 def hardware(number: int, cpus: int = 8, quota: float | None = None) -> Hardware:

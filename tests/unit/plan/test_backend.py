@@ -14,7 +14,7 @@ Owned = list[tuple[Device, ...]]
 
 
 def gpu(index: int, kind: str = "cuda") -> Device:
-    return Device(kind=kind, index=index, token=str(index))
+    return Device(kind=kind, index=index, visible_as=str(index))
 
 
 def each(*indices: int, kind: str = "cuda") -> Owned:
@@ -58,7 +58,7 @@ def test_a_torch_can_use_what_it_was_built_for(build: TorchBuild, kind: str, usa
 
 
 def mig(card: int, instance: int) -> tuple[Device]:
-    return (Device(kind="cuda", index=0, token=f"MIG-{card}-{instance}", pci=f"0000:{card}1:00.0"),)
+    return (Device(kind="cuda", index=0, visible_as=f"MIG-{card}-{instance}", pci=f"0000:{card}1:00.0"),)
 
 
 def test_instances_of_one_gpu_share_it() -> None:
@@ -74,5 +74,5 @@ def test_instances_of_different_gpus_are_gpus_of_ones_own() -> None:
 
 
 def test_tiles_of_one_intel_gpu_are_devices_of_ones_own() -> None:
-    tiles = [(Device(kind="xpu", index=tile, token=f"0.{tile}", pci="0000:11:00.0"),) for tile in range(2)]
+    tiles = [(Device(kind="xpu", index=tile, visible_as=f"0.{tile}", pci="0000:11:00.0"),) for tile in range(2)]
     assert choose_backend(tiles, XPU)[0] == "xccl"

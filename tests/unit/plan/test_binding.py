@@ -30,7 +30,7 @@ def machine(
 
 
 def gpu(index: int, cpus: Iterable[int] = ()) -> Device:
-    return Device(kind="cuda", index=index, token=str(index), cpus=tuple(cpus))
+    return Device(kind="cuda", index=index, visible_as=str(index), cpus=tuple(cpus))
 
 
 def gpus(*near: Iterable[int]) -> list[Device]:

@@ -124,5 +124,5 @@ def test_a_backend_that_needs_devices_is_refused_without(gpus, asked, more, mess
 
 
 def test_nccl_is_taken_where_every_worker_has_a_gpu() -> None:
-    devices = tuple(Device(kind="cuda", index=n, token=str(n)) for n in range(2))
+    devices = tuple(Device(kind="cuda", index=n, visible_as=str(n)) for n in range(2))
     assert plan(2, spec(backend="nccl"), build=CUDA, devices=devices).backend == "nccl"

@@ -41,7 +41,7 @@ A = Endpoint("a", "the first node", None, "a free one is reserved at the start")
 
 def node(gpus: int = 0, cpus: int = 8, *, chosen: tuple[int, ...] | None = None, **changes: Any) -> Node:
     """A machine with GPUs of one model and one NUMA node of cores without hyperthreading."""
-    devices = tuple(Device(kind="cuda", index=n, token=str(n), uuid=f"GPU-{n}") for n in range(gpus))
+    devices = tuple(Device(kind="cuda", index=n, visible_as=str(n), uuid=f"GPU-{n}") for n in range(gpus))
     hardware = Hardware(devices=devices, device_source="NVML" if gpus else "none found", cpus=tuple(range(cpus)))
     values: dict[str, Any] = {
         "host": "gpu01",

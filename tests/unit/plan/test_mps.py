@@ -7,7 +7,7 @@ from ddplaunch.plan.devices import Device
 from ddplaunch.spec.job import JobSpec, Program, ProgramKind
 from ddplaunch.system.errors import LaunchError
 
-GPUS = [Device(kind="cuda", index=n, token=str(n)) for n in range(3)]
+GPUS = [Device(kind="cuda", index=n, visible_as=str(n)) for n in range(3)]
 SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="a.py"), mps=True, origins={"mps": "DDPLAUNCH_MPS"})
 
 
@@ -30,7 +30,7 @@ def test_the_parts_of_a_gpu_are_never_more_than_the_whole_unless_each_is_the_lea
 
 WRONG = [
     (((),), "/mps", False, "DDPLAUNCH_MPS: the workers have no NVIDIA GPU to share"),
-    (((Device(kind="xpu", index=0, token="0"),),), "/mps", False, "DDPLAUNCH_MPS: the workers have no NVIDIA GPU"),
+    (((Device(kind="xpu", index=0, visible_as="0"),),), "/mps", False, "DDPLAUNCH_MPS: the workers have no NVIDIA GPU"),
     (((GPUS[0],),), None, False, "DDPLAUNCH_MPS: nvidia-cuda-mps-control was not found on PATH"),
     (((GPUS[0],),), "/mps", True, "DDPLAUNCH_MPS: a command was started for each rank"),
 ]

@@ -10,10 +10,10 @@ from ddplaunch.spec.job import JobSpec, ProgramKind
 from tests.unit.builders import refusal, spec
 
 NONE: Owned = ((), ())
-ONE_EACH: Owned = tuple((Device(kind="cuda", index=n, token=str(n)),) for n in range(2))
+ONE_EACH: Owned = tuple((Device(kind="cuda", index=n, visible_as=str(n)),) for n in range(2))
 ONE_SHARED: Owned = (ONE_EACH[0], ONE_EACH[0])
 TWO_FOR_ONE: Owned = ((*ONE_EACH[0], *ONE_EACH[1]),)
-MIG: Owned = tuple((Device(kind="cuda", index=n, token=f"MIG-{n}"),) for n in range(2))
+MIG: Owned = tuple((Device(kind="cuda", index=n, visible_as=f"MIG-{n}"),) for n in range(2))
 ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"
 OWN_ONLY = "each worker sees only its own devices, so LOCAL_RANK is not a device index: use DDPLAUNCH_DEVICE"
 
@@ -53,7 +53,7 @@ def test_a_way_that_cannot_work_is_refused(asked: JobSpec, owned: Owned, message
 
 
 def gpu(index: int, token: str) -> Device:
-    return Device(kind="cuda", index=index, token=token)
+    return Device(kind="cuda", index=index, visible_as=token)
 
 
 def place(how: str, own: tuple[Device, ...], there: tuple[Device, ...], **fields: Any) -> tuple[str, dict[str, str]]:
@@ -115,13 +115,13 @@ def test_what_a_worker_is_told_leads_cuda_to_its_own_device(outer, count, by_uui
     how = data.draw(st.sampled_from(["device", "visible", "none"]))
     device, variables = place(how, own, of_job, **({"devices": ("given",)} if chosen else {}))
     visible = variables.get("CUDA_VISIBLE_DEVICES", ",".join(tokens)).split(",")
-    assert visible[int(device.removeprefix("cuda:"))] == own[0].token
+    assert visible[int(device.removeprefix("cuda:"))] == own[0].visible_as
     if how == "visible":
-        assert visible == [mine.token for mine in own]
+        assert visible == [mine.visible_as for mine in own]
 
 
 def test_other_vendors_have_a_variable_of_their_own() -> None:
-    tiles = tuple(Device(kind="xpu", index=n, token=str(n)) for n in range(2))
+    tiles = tuple(Device(kind="xpu", index=n, visible_as=str(n)) for n in range(2))
     hardware = Hardware(devices=tiles, visible_variable="ZE_AFFINITY_MASK")
     assert bind_device(spec(), "visible", tiles[1:], tiles, hardware) == ("xpu:0", {"ZE_AFFINITY_MASK": "1"})
 

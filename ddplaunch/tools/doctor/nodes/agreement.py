@@ -152,7 +152,7 @@ def judge_names(
     hint = f"correct {name} there in /etc/hosts or DNS (`getent hosts {name}`)"
     if not is_needed:
         hint += ". ddplaunch itself takes an address of node 0 that all nodes reach"
-    own = set(facts[0].addresses) if 0 in facts else set()
+    addresses_of_node_0 = set(facts[0].addresses) if 0 in facts else set()
     reasons: dict[int, str] = {}
     for node, one in met.items():
         if one.reached is not None:
@@ -162,7 +162,7 @@ def judge_names(
             reasons[node] = f"cannot resolve {name}, the name of node 0: {one.error}"
         elif all(address.startswith("127.") or address == "::1" for address in one.addresses):
             reasons[node] = f"{name}, the name of node 0, leads to {where} there, which is the node itself"
-        elif own.isdisjoint(one.addresses):
+        elif addresses_of_node_0.isdisjoint(one.addresses):
             reasons[node] = f"{name}, the name of node 0, leads to {where} there, which is none of its addresses"
         # else the name is right, and the network is at fault, which the pairs show
     for reason, nodes in by_value(reasons).items():
@@ -215,9 +215,8 @@ def good_nodes(number: int, concerns: Sequence[Concern]) -> list[int]:
         if not one.blames_link:
             bad.update(one.nodes)
     for one in matter:
-        if one.blames_link and bad.isdisjoint(
-            one.nodes
-        ):  # both ends are good but for this link: one of them is left out
+        are_good_but_for_link = one.blames_link and bad.isdisjoint(one.nodes)
+        if are_good_but_for_link:  # one of the two is left out
             bad.add(max(one.nodes))
     return [node for node in range(number) if node not in bad]
 

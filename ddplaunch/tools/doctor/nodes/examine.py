@@ -76,11 +76,10 @@ def examine_nodes(
             gathering = joined.Gathering(loop, spec, env, allocation, nodes)
             stack.callback(gathering.close)
         report, good = _Examination(loop, nodes, spec, env, named, only).run()
-    cluster_names_nodes = len(allocation.hosts) == len(
-        named.hosts_to_start_on
-    )  # else, of nodes that join, each says its own name
+    hosts = named.hosts_to_start_on
+    cluster_names_nodes = len(allocation.hosts) == len(hosts)  # else, of nodes that join, each says its own name
     if allocation.rendezvous is None or cluster_names_nodes:
-        return report, [named.hosts_to_start_on[node] for node in good]
+        return report, [hosts[node] for node in good]
     # its own name may be another host's, and later jobs would run there: the address from which the node has joined is safe
     addresses = {node: one.address for node, one in nodes.joining.items()}
     return report, [Host(name=addresses.get(node) or socket.gethostname()) for node in good]
@@ -157,7 +156,7 @@ class _Examination:
         self._have_joined = allocation.rendezvous is not None  # somebody else starts the nodes
         self._share_machine = bool(spec.simulate)  # all nodes do, so that clocks and speeds of the network tell nothing
         self._began = time.monotonic()
-        self._failed: list[Concern] = []  # requests that had no answer
+        self._unanswered: list[Concern] = []  # requests that had no answer
         self._seconds: dict[str, float] = {}  # from the beginning to the end of a check, by the check's name
 
     def run(self) -> tuple[NodesReport, list[int]]:
@@ -206,7 +205,7 @@ class _Examination:
         least, _most = self._allocation.nnodes
         return [
             *agreement.judge_lost(names, self._nodes.lost, least),
-            *self._failed,
+            *self._unanswered,
             *agreement.judge_facts(names, replies.facts),
             *agreement.judge_folders(names, replies.shared),
             *agreement.judge_clocks(names, {} if self._share_machine else replies.clocks),
@@ -244,7 +243,7 @@ class _Examination:
     def _collect(self, check: str, batch: Batch[R]) -> dict[int, R]:
         """Return the replies; where a node says instead why it has none, keep that as a finding of the check."""
         for why, nodes in agreement.by_value(batch.failures).items():
-            self._failed.append(agreement.failed(self._names, check, nodes, why))
+            self._unanswered.append(agreement.failed(self._names, check, nodes, why))
         return batch.replies
 
     def _ask_facts(self) -> dict[int, messages.Facts]:

@@ -46,9 +46,7 @@ class Batch(Struct, Generic[R_co], kw_only=True):
     kind: type[R_co]
     sent_at: float  # seconds since 1970
     until: float  # of the loop's clock
-    pending: dict[int, int] = field(
-        default_factory=dict
-    )  # ranks of the nodes that have not answered, by request number
+    pending: dict[int, int] = field(default_factory=dict)  # which node has not answered, by request number
     replies: dict[int, R_co] = field(default_factory=dict)  # by node rank
     failures: dict[int, str] = field(default_factory=dict)  # why a node has no reply, by node rank
     came_at: dict[int, float] = field(default_factory=dict)  # seconds since 1970, by node rank
