@@ -126,7 +126,7 @@ class Display:
         self.bar_has_ended = False  # one is shown in place no more
         self._tracebacks: Tracebacks | None = None  # made with the first traceback that may be folded
         self._folds_equal = folds_tracebacks and self._tells_ranks_apart
-        self._folds_following = self._folds_equal and Stream.ERR in screen.terminals
+        self._folds_consequences = self._folds_equal and Stream.ERR in screen.terminals
         self.logs: Logs | None = None  # set by what writes them
         self._finished_bars: FinishedBars | None = None  # made with the first bar
         self._collapse: Collapse | None = None  # None: equal lines of several ranks are not joined
@@ -180,13 +180,13 @@ class Display:
             tracebacks.note_interrupt()
 
     @property
-    def folds_following(self) -> bool:
+    def folds_consequences(self) -> bool:
         """Whether `note_failed` is to be called."""
-        return self._folds_following
+        return self._folds_consequences
 
     def note_failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
         """Note that these workers have failed, or one of another node: tracebacks of others may follow from that."""
-        if self._folds_following and (tracebacks := self._make_tracebacks()) is not None:
+        if self._folds_consequences and (tracebacks := self._make_tracebacks()) is not None:
             tracebacks.note_failed(ranks, elsewhere=elsewhere)
 
     def restart(self) -> None:
@@ -210,7 +210,7 @@ class Display:
 
                 # an error that another rank has shown may differ in its numbers, which only the logs will have
                 folds_equal = self._folds_equal and self._logs_have_all
-                self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=folds_equal)
+                self._tracebacks = Tracebacks(folds_consequences=self._folds_consequences, folds_equal=folds_equal)
         return self._tracebacks
 
     def deadline(self) -> float | None:
@@ -280,9 +280,9 @@ class Display:
         return reader
 
     def _new_reader(self, rank: int, stream: Stream) -> _Reader:
-        """Return a reader that shares the console as the table of the class says.
+        """Return a reader: `Lines` gives out whole lines, for a console that several workers share.
 
-        `Lines` gives out whole lines alone, `LoneLines` a progress bar at once too, `_RawReader` every byte at once.
+        For one worker alone, `LoneLines` gives out a progress bar at once, too, and `_RawReader` every byte.
         """
         is_live = stream in self._with_bars_in_place
         if self._has_rows_below:  # the front would draw these over a line that has not ended
@@ -291,7 +291,9 @@ class Display:
             return _RawReader(terminal=stream in self._terminals)
         if self._shows_one_alone and not is_live:
             return LoneLines(self._prefixes[stream].of((rank,)))
-        if self._unprefixed and self._wall_clock is None:
+        if (
+            self._unprefixed and self._wall_clock is None
+        ):  # several workers: between their lines a bar may come as it is
             return LoneLines(_NO_PREFIX)
         return Lines(live=is_live)
 

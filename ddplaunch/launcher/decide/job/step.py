@@ -179,7 +179,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         if others_would_wait(state) and front_is_lost:
             return _leave_to_others(state, event)
         return _stop_all_nodes(state, event)
-    # where one command has started all agents (`has_one_command`), a signal to one of them is for the job
+    # where one command has started all agents, a signal to one of them is for the job
     concerns_it_alone = member.node_rank is None and not state.policy.needs_all and not state.policy.has_one_command
     if front_is_lost or concerns_it_alone:
         state, then = on_agent_lost(state, events.AgentLost(id, ENDED_ITSELF, event.at))
@@ -216,7 +216,7 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
     alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
-    return state, (actions.LeaveJob(0), *then, *ended)
+    return state, (actions.LeaveJob(signum=0), *then, *ended)
 
 
 def _on_escalated(state: State, id: int, signum: int) -> Result:
@@ -258,7 +258,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     generation = replace(generation, node_exits=generation.node_exits.with_item(event.id, event.exits))
     may_have_begun = state.workers_may_have_begun or bool(event.exits or event.leftovers)
     state = replace(state, generation=generation, workers_may_have_begun=may_have_begun)
-    if member.is_leaving and event.id != SELF_ID:
+    if member.is_leaving and event.id != SELF_ID:  # node 0 leaves after all others have ended: `go_on_if_ended`
         state = replace(state, members=state.members.without(event.id))
         state, then = go_on_if_ended(state, event.at)
         return state, (actions.Release(event.id, member.leave_signal), *then)
@@ -276,7 +276,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         return _on_node_ended_unstopped(state, member, event)
     was_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT
     is_first_to_end = len(generation.node_exits) == 1
-    if was_ctrl_c and is_first_to_end and not state.members.have_ended:
+    if was_ctrl_c and is_first_to_end and not state.members.all_have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
         return state, (actions.StopNodes(state.members.running, SIGINT, another_node_ended=True),)
     return go_on_if_ended(state, event.at)

@@ -48,8 +48,8 @@ def stop(
     `by_cluster`: the cluster signals the workers itself, so ddplaunch sends no signal; after an order of the coordinator, that
     signal may still be on its way to this node.
     `shows_stacks`: first capture the workers' stacks, for the report, if the user wants that and this kind of stop allows it.
+    After Ctrl-C, and where no worker makes progress, they are captured in any case, to know later who stands where it stood.
     `stops_all`: a limit of time is over, and all nodes get this order; none sends a signal before all have captured the stacks.
-    After Ctrl-C, and where no worker makes progress, they are always captured, to know later who stands where it stood.
     """
     is_ordered = why in _ORDERED  # by the coordinator, which needs no report
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
