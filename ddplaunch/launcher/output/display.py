@@ -134,15 +134,9 @@ class Display:
             from ddplaunch.launcher.output.collapse import Collapse  # few jobs ask for it
 
             self._collapse = Collapse((rank, stream) for rank, worker in shown.items() for stream in worker.streams)
+        highest_rank = max([(world_size or 1) - 1, *shown])
         self._prefixes = {
-            stream: Prefixes(
-                tuple(shown.values()),
-                colour=stream in screen.colour,
-                template=template,
-                highest=max([(world_size or 1) - 1, *shown]),
-                together=self._collapse is not None,
-            )
-            for stream in Stream
+            stream: self._make_prefixes(stream in screen.colour, template, highest_rank) for stream in Stream
         }
 
     def feed(self, rank: int, stream: Stream, data: bytes, at: float) -> Chunks:
@@ -278,6 +272,16 @@ class Display:
         if reader is None:
             reader = self._streams[rank, stream] = self._new_reader(rank, stream)
         return reader
+
+    def _make_prefixes(self, has_colour: bool, template: str | None, highest_rank: int) -> Prefixes:
+        """Return the prefixes of one stream, as wide as that of the highest rank of the job."""
+        return Prefixes(
+            tuple(self._shown.values()),
+            colour=has_colour,
+            template=template,
+            highest=highest_rank,
+            together=self._collapse is not None,
+        )
 
     def _new_reader(self, rank: int, stream: Stream) -> _Reader:
         """Return a reader: `Lines` gives out whole lines, for a console that several workers share.

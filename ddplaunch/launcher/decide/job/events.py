@@ -173,17 +173,10 @@ class DeadlineReached(Struct, frozen=True):
 
 
 _OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
-_OfNodes = (
-    NodeStopping
-    | NodeNoticed
-    | NodeIdle
-    | NodeStacksRead
-    | NodeEscalated
-    | NodeEnded
-    | LimitsPaused
-    | Unreached
-    | Unheard
-)
+Report = (
+    NodeEnded | NodeIdle | NodeStacksRead | LimitsPaused
+)  # that is dropped if nothing of the generation is left there
+_OfNodes = Report | NodeStopping | NodeNoticed | NodeEscalated | Unreached | Unheard
 Event = (
     _OfMembers
     | ProgressKnown

@@ -75,11 +75,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.OwnUnfit(reason):
             return on_own_unfit(state, reason)
         case events.ProgressKnown(best_step, without_new_step):
-            # the disk was slow: what this start has counted meanwhile counts, too
-            without_new_step += state.restarts.without_new_step
-            best_step = max(best_step, state.restarts.best_step)
-            restarts = replace(state.restarts, best_step=best_step, without_new_step=without_new_step)
-            return replace(state, restarts=restarts), ()
+            return replace(state, restarts=state.restarts.after_earlier(best_step, without_new_step)), ()
         # the generation
         case events.BeginFailed(failure):
             generation = replace(state.generation, start_failure=failure)
@@ -88,14 +84,8 @@ def step(state: State, event: events.Event) -> Result:
             return take_back_generation(state, at), ()
         case events.NodeStopping(id, why, signum):
             return _on_node_stopping(_note_signal(state, signum, why), event) if id in state.members else (state, ())
-        case events.NodeEnded(id):
-            return _on_node_ended(state, event) if state.members.runs(id) else (state, ())
-        case events.NodeIdle(id):
-            return _on_node_idle(state, event) if state.members.runs(id) else (state, ())
-        case events.NodeStacksRead(id):
-            return _on_node_stacks_read(state) if state.members.runs(id) else (state, ())
-        case events.LimitsPaused(id, paused):
-            return _on_limits_paused(state, id, paused=paused) if state.members.runs(id) else (state, ())
+        case events.NodeEnded(id) | events.NodeIdle(id) | events.NodeStacksRead(id) | events.LimitsPaused(id):
+            return _on_report(state, event) if state.members.runs(id) else (state, ())
         case events.Unreached() if state.phase is Phase.RUNNING:
             return on_unreached(state, event)
         case events.Unheard(id) if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.members.runs(id):
@@ -118,6 +108,19 @@ def step(state: State, event: events.Event) -> Result:
         # time
         case events.DeadlineReached(at, is_first_silent):
             return _on_deadline(state, at, is_first_silent=is_first_silent)
+
+
+def _on_report(state: State, event: events.Report) -> Result:
+    """Take what a node reports on which processes of the generation are left."""
+    match event:
+        case events.NodeEnded():
+            return _on_node_ended(state, event)
+        case events.NodeIdle():
+            return _on_node_idle(state, event)
+        case events.NodeStacksRead():
+            return _on_node_stacks_read(state)
+        case events.LimitsPaused(id, paused):
+            return _on_limits_paused(state, id, paused=paused)
 
 
 def _note_signal(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:

@@ -78,15 +78,13 @@ def step(state: State, event: events.Event) -> Result:
             return _on_stacks_captured(state, event)
         case events.StuckFound(ranks):
             return teardown.on_stuck_found(state, ranks)
-        # debuggers
-        case events.TerminalRequested():
-            return debuggers.on_terminal_requested(state, event)
-        case events.TerminalReturned():
-            return debuggers.on_terminal_returned(state, event)
-        case events.DebuggerAttached(rank):
-            return debuggers.on_debugger_attached(state, rank)
-        case events.DebuggerDetached(rank, at):
-            return debuggers.on_debugger_detached(state, rank, at)
+        case (
+            events.TerminalRequested()
+            | events.TerminalReturned()
+            | events.DebuggerAttached()
+            | events.DebuggerDetached()
+        ):
+            return debuggers.step(state, event)
         # time
         case events.DeadlineReached(at):
             return _on_deadline(state, at)
