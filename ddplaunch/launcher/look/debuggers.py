@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -72,6 +72,13 @@ class _WaitingVisitor(Struct, frozen=True):
     profiles: bool  # else the visitor debugs
 
 
+class _DebugpyPort(NamedTuple):
+    """Where a worker listens for a client of debugpy."""
+
+    connection: socket.socket  # of the worker to the agent
+    port: int
+
+
 class Debuggers:
     """The workers of this node that debuggers hold, or that ask for one; visitors are clients that debug or profile a worker."""
 
@@ -84,10 +91,8 @@ class Debuggers:
         self._running = running
         self._reporter = reporter
         self._debugpy_ranks: Collection[int] = ()  # workers of this node that are to wait for a client of debugpy
-        # by rank: the connection, and the port of debugpy
-        self._debugpy_ports: dict[int, tuple[socket.socket, int]] = {}
-        # by rank: the connections of workers that want it
-        self._asking_for_terminal: dict[int, socket.socket] = {}
+        self._debugpy_ports: dict[int, _DebugpyPort] = {}  # by rank
+        self._asking_for_terminal: dict[int, socket.socket] = {}  # by rank: connections of workers
         self._waiting_visitors: dict[int, _WaitingVisitor] = {}  # by the rank that is to come
         self._give_up_timer = loop.timer(None, self._refuse_late_visitors)
         self._attached: dict[int, _Attachment] = {}  # by rank
@@ -137,7 +142,7 @@ class Debuggers:
         elif what == _COMES_FOR_VISITOR and rank in self._waiting_visitors:
             self._introduce(sock, rank, self._waiting_visitors.pop(rank))
         elif what == _LISTENS_FOR_DEBUGPY and text.isdigit() and rank not in self._debugpy_ports:
-            self._debugpy_ports[rank] = sock, int(text)
+            self._debugpy_ports[rank] = _DebugpyPort(sock, int(text))
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
             self._announce()
         else:
@@ -192,7 +197,7 @@ class Debuggers:
         if self._asking_for_terminal.get(rank) is sock:
             del self._asking_for_terminal[rank]
             self._loop.post(node.TerminalReturned(rank, self._loop.now()))
-        if rank in self._debugpy_ports and self._debugpy_ports[rank][0] is sock:
+        if rank in self._debugpy_ports and self._debugpy_ports[rank].connection is sock:
             del self._debugpy_ports[rank]
             self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
         if rank in self._attached and self._attached[rank].worker is sock:

@@ -100,7 +100,7 @@ class JobReporter:
         """Emit that nodes have left which were not lost, while the job goes on: `_emit_for_nodes` has the lost ones."""
         match event:
             # nodes do not hear each other: those without workers leave at once
-            case job.Unreached() | job.DeadlineReached():
+            case job.FirstNodeUnreached() | job.DeadlineReached():
                 for id in before.members.keys() - after.members.keys():
                     self._emit_left_behind(before.members[id])
             case job.NodeEnded(id) if id in before.members and id not in after.members:

@@ -95,14 +95,14 @@ class NodeEscalated(Struct, frozen=True):
     at: float
 
 
-class Unreached(Struct, frozen=True):
+class FirstNodeUnreached(Struct, frozen=True):
     """These nodes have not reached the first one, which is ready: the generation has not begun."""
 
     nodes: tuple[tuple[int, str], ...]  # ids, and why not
     at: float
 
 
-class Unheard(Struct, frozen=True):
+class FirstNodeUnheard(Struct, frozen=True):
     """A node does not hear the first one any more."""
 
     id: int
@@ -176,7 +176,7 @@ _OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
 Report = (
     NodeEnded | NodeIdle | NodeStacksRead | LimitsPaused
 )  # that is dropped if nothing of the generation is left there
-_OfNodes = Report | NodeStopping | NodeNoticed | NodeEscalated | Unreached | Unheard
+_OfNodes = Report | NodeStopping | NodeNoticed | NodeEscalated | FirstNodeUnreached | FirstNodeUnheard
 Event = (
     _OfMembers
     | ProgressKnown

@@ -177,7 +177,7 @@ def on_own_unfit(state: State, reason: str) -> Result:
 _MOST_NAMED = 8  # nodes
 
 
-def on_unheard(state: State, event: events.Unheard) -> State:
+def on_first_node_unheard(state: State, event: events.FirstNodeUnheard) -> State:
     """Note that a node does not hear the first one, which itself cannot say so."""
     if state.members[event.id].node_rank == 0:
         return state
@@ -210,7 +210,7 @@ def on_left_behind_ended(state: State, member: Member, at: float) -> Result:
     return state, (actions.LeaveBehind(member.id, member.why_left_behind), *then)
 
 
-def on_unreached(state: State, event: events.Unreached) -> Result:
+def on_first_node_unreached(state: State, event: events.FirstNodeUnreached) -> Result:
     """Take the generation back that no agent knows of yet; leave the smaller part behind, or end the job."""
     split = _split(state, {id: reason for id, reason in event.nodes if id in state.members}, verb="reach")
     rendezvous = state.rendezvous  # as it was: no port was taken, and the next generation waits for none

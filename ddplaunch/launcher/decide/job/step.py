@@ -24,13 +24,13 @@ from ddplaunch.launcher.decide.job.node_loss import (
     is_ending,
     leaves_job,
     on_agent_lost,
+    on_first_node_unheard,
+    on_first_node_unreached,
     on_left_behind_ended,
     on_node_0_leaving,
     on_node_leaving,
     on_own_unfit,
     on_partition_due,
-    on_unheard,
-    on_unreached,
     others_would_wait,
 )
 from ddplaunch.launcher.decide.job.starting import (
@@ -86,11 +86,11 @@ def step(state: State, event: events.Event) -> Result:
             return _on_node_stopping(_note_signal(state, signum, why), event) if id in state.members else (state, ())
         case events.NodeEnded(id) | events.NodeIdle(id) | events.NodeStacksRead(id) | events.LimitsPaused(id):
             return _on_report(state, event) if state.members.runs(id) else (state, ())
-        case events.Unreached() if state.phase is Phase.RUNNING:
-            return on_unreached(state, event)
-        case events.Unheard(id) if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.members.runs(id):
-            return on_unheard(state, event), ()
-        case events.Unreached() | events.Unheard():
+        case events.FirstNodeUnreached() if state.phase is Phase.RUNNING:
+            return on_first_node_unreached(state, event)
+        case events.FirstNodeUnheard(id) if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.members.runs(id):
+            return on_first_node_unheard(state, event), ()
+        case events.FirstNodeUnreached() | events.FirstNodeUnheard():
             return state, ()
         # the user, or a scheduler
         case events.NodeNoticed(id, signum):

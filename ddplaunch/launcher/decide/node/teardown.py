@@ -81,9 +81,8 @@ def stop(
 def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bool, awaits_all_nodes: bool) -> Result:
     """Capture the workers' stacks first; when they are known, or the time is up, `stop_with_stacks` sends the signal.
 
-    `shows_stacks`: the report is to show them all; else they only show, beside those of some
-    seconds after the signal, which workers are stuck, and the user waits less.
-    `awaits_all_nodes`: the coordinator stops all nodes at once, and says when those of all are known.
+    `shows_stacks`: the report shows them all; else the user waits less, and sees at most those of workers that then do not move.
+    `awaits_all_nodes`: the coordinator stops all nodes at once, and says when those of all nodes are known.
     """
     interval = state.policy.progress_interval
     within = state.policy.stacks_timeout if shows_stacks else min(STACKS_WITHIN, state.policy.stacks_timeout)
