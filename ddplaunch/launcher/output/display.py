@@ -158,7 +158,7 @@ class Display:
             return []
         del self._streams[rank, stream]  # a restarted worker gets a new reader
         self._forget_deadline(rank, stream)
-        self._note_bar(rank, stream, None)
+        self._note_bar(rank, stream, reader=None)
         chunks = self._pass_block(rank, stream, reader.end(), at, reader)
         if self._tracebacks is not None and stream is Stream.ERR:
             chunks += self._prefix_block(rank, stream, self._tracebacks.end_stream(rank, at), at)
@@ -303,7 +303,7 @@ class Display:
 
     def _note_state(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note what has changed in a reader that has read or flushed: whether it draws bars, and when it is to be flushed."""
-        self._note_drawn(rank, stream, reader)
+        self._note_rank_that_draws(rank, stream, reader)
         if stream in self._with_bars_in_place:
             self._note_bar(rank, stream, reader)
         if reader.deadline is None:
@@ -333,7 +333,7 @@ class Display:
             block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
         return block if self._tracebacks is None else self._tracebacks.feed(rank, block, at)
 
-    def _note_drawn(self, rank: int, stream: Stream, reader: _Reader) -> None:
+    def _note_rank_that_draws(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note that a rank draws bars, so that the lines that they leave wait for those of other ranks."""
         if not self._tells_ranks_apart or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
             return

@@ -203,14 +203,13 @@ class Reporter:
     def _on_stop_signal(self, event: node.SignalReceived, before: State) -> None:
         """Say that the workers are stopped, or killed at once, by a signal that came to this node."""
         plan = self.story.plan
-        # another node has reported the signal, and the coordinator has begun this stop: so this is no second signal
-        is_the_reported = before.why is Why.COORDINATOR and not before.end.stop_signal
+        # the coordinator has begun this stop for a signal that another node has reported: so this is no second one
+        was_reported_elsewhere = before.why is Why.COORDINATOR and not before.end.stop_signal
         # Ctrl-C at a debugger's prompt goes to that worker, and stops nothing
         is_for_debugger = event.signum == signal.SIGINT and before.terminal_holder
-        leaves_time_to_save = (
-            event.is_first_by_program and before.phase is node.Phase.STOPPING
-        )  # as the decision has it
-        if is_the_reported or is_for_debugger or leaves_time_to_save:
+        # as the decision has it
+        leaves_time_to_save = event.is_first_by_program and before.phase is node.Phase.STOPPING
+        if was_reported_elsewhere or is_for_debugger or leaves_time_to_save:
             return
         if before.phase is node.Phase.STOPPING:
             self.print("killing the workers at once")

@@ -26,7 +26,7 @@ from ddplaunch.launcher.decide.job.ending import (
 )
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member
 from ddplaunch.launcher.decide.job.starting import start_if_enough, take_back_generation
-from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, REPORTED_WITHIN, Partition, Phase, State
+from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, FURTHER_REPORTS_WITHIN, Partition, Phase, State
 from ddplaunch.spec.outcome import ENDED_ITSELF, MAY_RESTART, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.words import signal_name
@@ -190,7 +190,7 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
     While the first node is silent it may be lost itself: wait until it answers or is lost.
     """
     if is_first_silent:
-        return replace(state, partition=replace(state.partition, due=at + REPORTED_WITHIN)), ()
+        return replace(state, partition=replace(state.partition, due=at + FURTHER_REPORTS_WITHIN)), ()
     unheard = {id: reason for id, reason in state.partition.not_hearing if state.members.runs(id)}
     state = replace(state, partition=Partition())
     split = _split(state, unheard, verb="hear")
