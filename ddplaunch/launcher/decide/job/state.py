@@ -91,8 +91,8 @@ class State(Struct, frozen=True, kw_only=True):
     def next_generation(self, members: Members, at: float) -> State:
         """Return the state in which the next generation runs with these members.
 
-        Its number and its term, which grows from run to run, are above those of any generation that a node has begun, also under a
-        coordinator that is gone.
+        Its number and its term, which grows from run to run, are above those of any generation that a node has begun, also
+        under a coordinator that is gone.
         """
         return replace(
             self,
