@@ -49,7 +49,7 @@ BREAKS = (
     Break("launcher/decide/job/restarts.py", 'return "" if follows_another(failure) else failure.host', "return failure.host", "unit/supervise"),
     Break("launcher/decide/job/restarts.py", "if reached > self.best_step:", "if reached >= self.best_step:", "unit/supervise"),
     # leases, and nodes that are lost
-    Break("launcher/decide/job/node_loss.py", "not_before(renewed_at + state.policy.lease)", "not_before(renewed_at)", "unit/supervise"),
+    Break("launcher/decide/job/node_loss.py", "no_start_before(renewed_at + state.policy.lease)", "no_start_before(renewed_at)", "unit/supervise"),
     Break("launcher/decide/job/node_loss.py", "if len(near) >= len(far)", "if len(near) <= len(far)", "unit/supervise"),
     Break("launcher/decide/job/restarts.py", "max(self.term, after_term) + 1", "self.term + 1", "unit/supervise"),
     Break("launcher/job/link.py", "self._runs_from = self._sent.popleft()", "self._runs_from = self._sent.popleft()[0], self._clock.now()", "unit/coordinator"),

@@ -76,7 +76,7 @@ class Meeting:
                 pass  # it answers an earlier meeting
             case Reached(address="", reason=reason) if self._is_over:  # while the generation runs
                 self._agents.connections.ping_all()  # does the first node live? The decision waits for its answer
-                self._coordinator.feed(job.Unheard(id, indented(reason), self._loop.now()))
+                self._coordinator.feed(job.FirstNodeUnheard(id, indented(reason), self._loop.now()))
             case _ if self._is_over:
                 pass
             case CannotLead() if is_of_first:
@@ -101,7 +101,7 @@ class Meeting:
         """End the meeting if an agent of it is lost, before the loss is decided on: no worker runs, so no lease is waited for."""
         if not self._is_over and id in self._order:
             self._end()
-            self._coordinator.feed(job.Unreached((), at))
+            self._coordinator.feed(job.FirstNodeUnreached((), at))
 
     def cancel(self) -> None:
         """End the meeting, if it goes on, since its generation is to end: no worker was started for it on any node."""
@@ -162,7 +162,7 @@ class Meeting:
             return
         self._end()
         unreached = tuple((id, indented(why)) for id, why in self._unreached.items())
-        self._coordinator.feed(job.Unreached(unreached, self._loop.now()))
+        self._coordinator.feed(job.FirstNodeUnreached(unreached, self._loop.now()))
 
     def _begin_generation(self, port: int) -> None:
         """Have the generation begin, with the address under which most have reached the first node; alone it needs no network."""

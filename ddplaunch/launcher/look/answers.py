@@ -99,14 +99,14 @@ def _of_reaped(exit: WorkerExit) -> WorkerStatus:
     )
 
 
-def _state(worker: RunningWorker | None, kernel: str, debugged: bool) -> tuple[str, str]:
-    """Return the state of a worker in a word, and how it ended, or ""; `kernel` is the state letter of proc(5)."""
+def _state(worker: RunningWorker | None, kernel_state: str, debugged: bool) -> tuple[str, str]:
+    """Return the state of a worker in a word, and how it ended, or ""; `kernel_state` is the state letter of proc(5)."""
     if worker is None:
         return "waiting", ""
     if (end := worker.look()) is not None:
         return "ended", line(str(end))
-    if kernel in _STATES:
-        return _STATES[kernel], ""
+    if kernel_state in _STATES:
+        return _STATES[kernel_state], ""
     if worker.stopped_with is not None:
         return "stopping", ""
     return ("debugged" if debugged else "running"), ""

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -61,12 +61,19 @@ class _Attachment(Struct, frozen=True):
     visitor: socket.socket  # our copy of the client's connection, which the worker has been handed
 
 
-class _Pending(Struct, frozen=True):
+class _WaitingVisitor(Struct, frozen=True):
     """A visitor for whom a worker is to come."""
 
     visitor: Visitor
     until: float  # then the visitor is refused
     profiles: bool  # else the visitor debugs
+
+
+class _DebugpyPort(NamedTuple):
+    """Where a worker listens for a client of debugpy."""
+
+    connection: socket.socket  # of the worker to the agent
+    port: int
 
 
 class Debuggers:
@@ -81,10 +88,10 @@ class Debuggers:
         self._running = running
         self._reporter = reporter
         self._debugpy_ranks: Collection[int] = ()  # workers of this node that are to wait for a client of debugpy
-        self._ports: dict[int, tuple[socket.socket, int]] = {}  # by rank: the connection, and the port of debugpy
-        self._asking: dict[int, socket.socket] = {}  # by rank: connections of workers that ask for the terminal
-        self._pending: dict[int, _Pending] = {}  # by the rank that is to come
-        self._gives_up = loop.timer(None, self._give_up_pending)
+        self._debugpy_ports: dict[int, _DebugpyPort] = {}  # by rank
+        self._asking_for_terminal: dict[int, socket.socket] = {}  # by rank: connections of workers
+        self._waiting_visitors: dict[int, _WaitingVisitor] = {}  # by the rank that is to come
+        self._give_up_timer = loop.timer(None, self._refuse_late_visitors)
         self._attached: dict[int, _Attachment] = {}  # by rank
         self._hang_ups = select.epoll()  # tells which visitors hang up; what they send is for the worker alone to read
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,9 +101,9 @@ class Debuggers:
         loop.watch(self._hang_ups, self._on_hang_up)
 
     @property
-    def ranks(self) -> frozenset[int]:
+    def held_ranks(self) -> frozenset[int]:
         """The workers that have a debugger, or wait for one."""
-        return frozenset((*self._asking, *self._attached, *self._ports))
+        return frozenset((*self._asking_for_terminal, *self._attached, *self._debugpy_ports))
 
     def listen(self, debugpy_ranks: Collection[int] | None = None) -> None:
         """Take connections; `debugpy_ranks` are the workers of this node that are to wait for a client of debugpy."""
@@ -129,27 +136,27 @@ class Debuggers:
         except OSError:  # the connection is reset: it has ended
             packet = b""
         what, text = packet[:1], packet[1:]
-        if what == _HAS_FAILED and rank not in self._asking:
-            self._asking[rank] = sock
+        if what == _HAS_FAILED and rank not in self._asking_for_terminal:
+            self._asking_for_terminal[rank] = sock
             self._loop.post(node.TerminalRequested(rank, indented(text.decode(errors="replace")), self._loop.now()))
-        elif what == _COMES_FOR_VISITOR and rank in self._pending:
-            self._introduce(sock, rank, self._pending.pop(rank))
-        elif what == _LISTENS_FOR_DEBUGPY and text.isdigit() and rank not in self._ports:
-            self._ports[rank] = sock, int(text)
+        elif what == _COMES_FOR_VISITOR and rank in self._waiting_visitors:
+            self._introduce(sock, rank, self._waiting_visitors.pop(rank))
+        elif what == _LISTENS_FOR_DEBUGPY and text.isdigit() and rank not in self._debugpy_ports:
+            self._debugpy_ports[rank] = _DebugpyPort(sock, int(text))
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
             self._announce()
         else:
             self._drop(sock, rank)
 
-    def _introduce(self, sock: socket.socket, rank: int, pending: _Pending) -> None:
+    def _introduce(self, sock: socket.socket, rank: int, waiting: _WaitingVisitor) -> None:
         """Hand a worker the connection of the visitor that waits for this worker, unless the visitor has left."""
-        visitor = pending.visitor.hand_over(Done())
+        visitor = waiting.visitor.hand_over(Done())
         if visitor is None:
             self._drop(sock, rank)
             return
         with suppress(OSError):  # the worker has ended, as the next packet says
-            socket.send_fds(sock, [_PROFILES if pending.profiles else _DEBUGS], [visitor.fileno()])
-        if pending.profiles:  # a profile holds no worker: the agent has no more part in it
+            socket.send_fds(sock, [_PROFILES if waiting.profiles else _DEBUGS], [visitor.fileno()])
+        if waiting.profiles:  # a profile holds no worker: the agent has no more part in it
             visitor.close()
             self._drop(sock, rank)
         else:
@@ -167,13 +174,15 @@ class Debuggers:
             self._on_packet(attachment.worker, rank)
             is_still_attached = rank in self._attached
             worker = self._running.get(rank)
-            if worker is not None and is_still_attached and not _why_deadly(worker):
+            if worker is not None and is_still_attached and not _why_signal_is_unsafe(worker):
                 worker.signal(ATTACH_SIGNAL)
 
     def _announce(self) -> None:
         """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
-        if self._ports.keys() >= {*self._debugpy_ranks}:
-            self._reporter.stderr.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
+        if self._debugpy_ports.keys() >= {*self._debugpy_ranks}:
+            self._reporter.stderr.write(
+                announcement({rank: port for rank, (_, port) in sorted(self._debugpy_ports.items())})
+            )
 
     def _drop(self, sock: socket.socket, rank: int) -> None:
         """Close a connection of a worker, and post what that ends: its use of the terminal, or that a debugger holds it.
@@ -185,11 +194,11 @@ class Debuggers:
             return
         self._loop.unwatch(sock)
         sock.close()
-        if self._asking.get(rank) is sock:
-            del self._asking[rank]
+        if self._asking_for_terminal.get(rank) is sock:
+            del self._asking_for_terminal[rank]
             self._loop.post(node.TerminalReturned(rank, self._loop.now()))
-        if rank in self._ports and self._ports[rank][0] is sock:
-            del self._ports[rank]
+        if rank in self._debugpy_ports and self._debugpy_ports[rank].connection is sock:
+            del self._debugpy_ports[rank]
             self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
         if rank in self._attached and self._attached[rank].worker is sock:
             visitor = self._attached.pop(rank).visitor
@@ -199,13 +208,13 @@ class Debuggers:
 
     def lend_terminal(self, rank: int) -> None:
         """Lend the terminal to a worker that has asked for it."""
-        if (sock := self._asking.get(rank)) is not None:
+        if (sock := self._asking_for_terminal.get(rank)) is not None:
             with suppress(OSError):  # the worker has ended, as the next packet says
                 socket.send_fds(sock, [b"T"], _TERMINAL)
 
     def refuse_terminal(self, rank: int) -> None:
         """Let a worker that has asked for the terminal end without its debugger."""
-        if (sock := self._asking.get(rank)) is not None:
+        if (sock := self._asking_for_terminal.get(rank)) is not None:
             self._drop(sock, rank)
 
     def attach(self, request: Attach, visitor: Visitor) -> None:
@@ -215,8 +224,8 @@ class Debuggers:
             visitor.refuse(f"rank {rank} {why}")
             return
         self.listen()  # the worker connects to the address, and then `_introduce` brings the two together
-        self._pending[rank] = _Pending(visitor, until, request.profiles)
-        self._gives_up.set_by(until)
+        self._waiting_visitors[rank] = _WaitingVisitor(visitor, until, request.profiles)
+        self._give_up_timer.set_by(until)
         self._running[rank].signal(ATTACH_SIGNAL)
 
     def _why_unreachable(self, rank: int) -> str:
@@ -226,27 +235,27 @@ class Debuggers:
             return "has not been started yet"
         if worker.look() is not None:
             return "has ended"
-        if rank in self.ranks or (rank in self._pending and not self._pending[rank].profiles):
+        if rank in self.held_ranks or (rank in self._waiting_visitors and not self._waiting_visitors[rank].profiles):
             return "has a debugger already"
-        if rank in self._pending:
+        if rank in self._waiting_visitors:
             return "is about to be profiled"
         return _why_no_debugger(worker)
 
     def forget(self, client: int) -> None:
         """Have no worker come for the client of this number any more."""
-        for rank, pending in list(self._pending.items()):
-            if pending.visitor.number == client:
-                del self._pending[rank]
+        for rank, waiting in list(self._waiting_visitors.items()):
+            if waiting.visitor.number == client:
+                del self._waiting_visitors[rank]
 
-    def _give_up_pending(self) -> None:
+    def _refuse_late_visitors(self) -> None:
         """Tell visitors for whom no worker has come in time that none will."""
         now = self._loop.now()
-        for rank, pending in list(self._pending.items()):
-            if now >= pending.until:
-                del self._pending[rank]
+        for rank, waiting in list(self._waiting_visitors.items()):
+            if now >= waiting.until:
+                del self._waiting_visitors[rank]
                 reason = f"rank {rank} runs no Python in its main thread just now"
-                pending.visitor.refuse(reason, runs_no_python=True)
-        self._gives_up.set(min((pending.until for pending in self._pending.values()), default=None))
+                waiting.visitor.refuse(reason, runs_no_python=True)
+        self._give_up_timer.set(min((waiting.until for waiting in self._waiting_visitors.values()), default=None))
 
     def detach_all(self) -> None:
         """Disconnect all visitors, so that the workers that these hold can end, as they were asked to."""
@@ -258,10 +267,10 @@ class Debuggers:
         """Close all connections with workers and visitors, and the address."""
         self._acceptor.close()
         attached = [(rank, attachment.worker) for rank, attachment in self._attached.items()]
-        with_port = [(rank, sock) for rank, (sock, _) in self._ports.items()]
-        for rank, sock in [*self._asking.items(), *attached, *with_port]:
+        with_port = [(rank, sock) for rank, (sock, _) in self._debugpy_ports.items()]
+        for rank, sock in [*self._asking_for_terminal.items(), *attached, *with_port]:
             self._drop(sock, rank)
-        self._gives_up.cancel()
+        self._give_up_timer.cancel()
         self._loop.unwatch(self._hang_ups)
         self._hang_ups.close()
 
@@ -272,10 +281,10 @@ def _why_no_debugger(worker: RunningWorker) -> str:
     if status is not None and status.is_stopped:
         return "is stopped" if status.state == "T" else "is held by a debugger"
     blocks = status is not None and status.blocks(ATTACH_SIGNAL)
-    return _why_deadly(worker) or ("blocks the signal by which a debugger would get in" if blocks else "")
+    return _why_signal_is_unsafe(worker) or ("blocks the signal by which a debugger would get in" if blocks else "")
 
 
-def _why_deadly(worker: RunningWorker) -> str:
+def _why_signal_is_unsafe(worker: RunningWorker) -> str:
     """Return why the signal to attach might kill a worker, or not reach our handler, as a predicate; "" if it is safe.
 
     Bits in the mode of the worker's file for stacks tell whose handlers it has: the worker clears them.

@@ -20,6 +20,7 @@ from ddplaunch.record.seen.recorder import parse, parse_members
 _LONGEST_ANSWER = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
 # the recorder of gloo, since torch 2.13, and that of NCCL, where torch is built with it: each knows its own collectives only
 _HANDLERS = (b"fr_trace_json", b"dump_nccl_trace_json")
+WAITS = True  # what a question yields while it waits for its answer
 _CHUNK = 1 << 18  # bytes that are read at a time
 _PACE = 0.005  # seconds from one step of all questions to the next
 _READINGS = 5  # of both clocks: the quickest counts
@@ -55,7 +56,7 @@ def ask_each_recorder(path: str, on_answer: Callable[[bytes], None]) -> Iterator
                 try:
                     data = asked.recv(_CHUNK)
                 except BlockingIOError:
-                    yield True
+                    yield WAITS
                     continue
                 except OSError:
                     return
@@ -88,7 +89,7 @@ def read_arrivals(recorders: Mapping[int, str], *, until: float, every: int) -> 
     """
     found: list[Arrivals] = []
     pending = [_read_worker(rank, path, every, found) for rank, path in recorders.items() if os.path.exists(path)]
-    while pending := [asking for asking in pending if next(asking, None) is not None]:
+    while pending := [asking for asking in pending if next(asking, None) is WAITS]:
         if time.monotonic() >= until:
             break
         time.sleep(_PACE)
@@ -128,7 +129,7 @@ class RasService(Struct, frozen=True):
 
 
 def ask_ras(pids: Mapping[int, int], found: dict[int, str], *, until: float, port: int | None = None) -> Iterator[bool]:
-    """Add the state that RAS tells by the time `until` to `found`, under the rank that listens; yield True to be called again.
+    """Add the state that RAS tells by the time `until` to `found`, under the rank that listens; yield to be called again.
 
     `pids` are those of our workers, by rank: no other process is asked. `port` is where RAS listens, if not at its usual one.
     """
@@ -146,7 +147,7 @@ def ask_ras(pids: Mapping[int, int], found: dict[int, str], *, until: float, por
                         unsent = unsent[sent:]
                     data = asked.recv(_LONGEST_RAS_ANSWER)
                 except BlockingIOError:
-                    yield True
+                    yield WAITS
                     continue
                 if not data:
                     break

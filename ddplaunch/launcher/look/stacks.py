@@ -21,7 +21,7 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.launcher.look.recorder import ask_ras, ask_recorders
+from ddplaunch.launcher.look.recorder import WAITS, ask_ras, ask_recorders
 from ddplaunch.record.seen import NOT_BEGUN, Group, Sample
 from ddplaunch.record.seen.dump import parse_dump
 from ddplaunch.record.seen.stack import exit_state
@@ -102,7 +102,7 @@ def capture_stacks(
     pending += [_contain_errors(_capture_native(target, until, of_native)) for target in targets if native]
     while pending:
         is_last = time.monotonic() >= until  # in the last round, too, each may note what it has not learned
-        pending = [asking for asking in pending if next(asking, None) is not None]
+        pending = [asking for asking in pending if next(asking, None) is WAITS]
         if is_last:
             break
         time.sleep(_PACE)
@@ -144,7 +144,7 @@ def _capture_worker(target: Target, until: float, host: str, found: list[Sample]
             if time.monotonic() >= until:
                 found.append(Sample(rank=target.rank, pid=target.pid, host=host, state=_why_unanswered(target.pid)))
                 return
-            yield True
+            yield WAITS
         yield from _capture_process(target, worker, until, host, found, is_child=False)
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
             if _has_settled(child) and has_our_handler(child.pid, target.file):
@@ -215,7 +215,7 @@ def _capture_process(
         if time.monotonic() >= until:
             add_sample(state=_why_unanswered(process.pid))
             return
-        yield True
+        yield WAITS
     written = os.lseek(target.file, 0, os.SEEK_CUR)
     length = min(written, _LONGEST_OF_CHILD if is_child else _LONGEST_OF_WORKER)
     add_sample(os.pread(target.file, length, 0).decode(errors="replace"))  # leaves the shared offset where it is
@@ -238,7 +238,7 @@ def _capture_native(target: Target, until: float, found: dict[int, str]) -> Iter
                 preexec_fn=end_too,  # noqa: PLW1509 - this process has one thread
             ) as asked:
                 while asked.poll() is None and time.monotonic() < until:
-                    yield True
+                    yield WAITS
                 asked.kill()
             out.seek(0)
             found[target.rank] = out.read(_LONGEST_NATIVE).decode(errors="replace").strip()

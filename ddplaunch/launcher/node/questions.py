@@ -84,7 +84,7 @@ class Questions:
         generations, folder, workers = self._generations, self._context.folder, self._generations.workers
         written = workers.written if workers is not None else {}
         progress = workers.progress if workers is not None else {}
-        debugged = generations.made_debuggers.ranks if generations.made_debuggers is not None else frozenset()
+        debugged = generations.made_debuggers.held_ranks if generations.made_debuggers is not None else frozenset()
         gpus = generations.sampler.gpus(generations.plan.workers)
         log_folder = (folder.path or "") if folder is not None else ""
         return answers.status(plan.workers, generations.running, exits, written, progress, debugged, gpus, log_folder)

@@ -37,7 +37,7 @@ class StatusArea:
         self._live: list[str] = []  # rows of --live, below the bars; without room for all, the last are left out
         self._drawn: list[bytes] = []  # the rows on the screen, right above the cursor
         self._columns = 0  # of the terminal when those were drawn
-        self._is_open = False  # the cursor stands behind the last of them: a prompt, and what is typed
+        self._ends_in_prompt = False  # the last of them, behind which the cursor stands, and what is typed
         self._midline = False  # what was written last has not ended its line
 
     def show_bars(self, bars: tuple[Bar, ...]) -> None:
@@ -55,7 +55,7 @@ class StatusArea:
 
     def forget(self) -> None:
         """Leave the drawn rows as lines: another program has written below them, as the shell after Ctrl-Z."""
-        self._drawn, self._is_open = [], False
+        self._drawn, self._ends_in_prompt = [], False
 
     def keep_prompt(self, size: os.terminal_size | None) -> bytes:
         """Return what to write once a prompt was answered, so that it stays as a line, with what was typed behind it.
@@ -63,9 +63,9 @@ class StatusArea:
         Enter has moved the cursor to the next row, Ctrl-D has not. As many spaces as there are columns leave a cursor in the
         first column in its row, and bring any other to the next one.
         """
-        was_open = self._is_open
+        ended_in_prompt = self._ends_in_prompt
         self.forget()
-        return b" " * size.columns + b"\r\x1b[K" if was_open and size is not None else b""
+        return b" " * size.columns + b"\r\x1b[K" if ended_in_prompt and size is not None else b""
 
     def draw(self, size: os.terminal_size | None) -> bytes:
         """Return what to write so that the area is there, and up to date; a size of None: the terminal is not ours at present."""
@@ -75,28 +75,28 @@ class StatusArea:
         if self._midline:  # rows would continue the line
             return b""
         rows = render(self._bars, size)
-        # below the prompt there would be no place for the cursor: with rows of --live no row is open
-        is_open = bool(rows) and not self._live and any(bar.row == PROMPT_ROW for bar in self._bars)
+        # the cursor stands behind the prompt: below it, rows of --live would leave no place for that
+        ends_in_prompt = bool(rows) and not self._live and any(bar.row == PROMPT_ROW for bar in self._bars)
         room_for_live = max(0, min(size.lines // 2, size.lines - 1 - len(rows)))
         rows += [cut(row, size.columns - 1).encode(errors="replace") for row in self._live[:room_for_live]]
         if rows == self._drawn:
             return b""
         # a narrower terminal has wrapped the rows, which then take more of the screen: see `_height`
         has_same_height = len(rows) == len(self._drawn) == self._height(size)
-        open_row_changed = is_open != self._is_open or (is_open and rows[-1] != self._drawn[-1])
-        if has_same_height and not open_row_changed:
+        prompt_has_changed = ends_in_prompt != self._ends_in_prompt or (ends_in_prompt and rows[-1] != self._drawn[-1])
+        if has_same_height and not prompt_has_changed:
             return self._draw_over(rows, size)
         erase = self._erase(size)
-        self._drawn, self._columns, self._is_open = rows, size.columns, is_open
-        return erase + b"\n".join(rows) + (b"" if is_open or not rows else b"\n")
+        self._drawn, self._columns, self._ends_in_prompt = rows, size.columns, ends_in_prompt
+        return erase + b"\n".join(rows) + (b"" if ends_in_prompt or not rows else b"\n")
 
     def _draw_over(self, rows: list[bytes], size: os.terminal_size) -> bytes:
-        """Return what to write to draw as many rows over those that are there; an open last row is the same and stays.
+        """Return what to write to draw as many rows over those that are there; a prompt in the last one is the same and stays.
 
         The cursor, which may stand behind typed characters, is saved before (ESC 7) and comes back to its place (ESC 8).
         """
         old_rows, self._drawn, self._columns = self._drawn, rows, size.columns
-        changing = len(rows) - self._is_open
+        changing = len(rows) - self._ends_in_prompt
         pairs = zip(rows[:changing], old_rows[:changing], strict=True)
         drawn = (b"\n" if row == old else row + b"\x1b[K\n" for row, old in pairs)
         return b"\x1b7\r\x1b[%dA%b\x1b8" % (changing, b"".join(drawn))
@@ -105,8 +105,8 @@ class StatusArea:
         """Return what to write so that no row of the area is left."""
         if not self._drawn:
             return b""
-        above = self._height(size) - self._is_open  # rows above the cursor
-        self._drawn, self._is_open = [], False
+        above = self._height(size) - self._ends_in_prompt  # rows above the cursor
+        self._drawn, self._ends_in_prompt = [], False
         return b"\r%b\x1b[J" % (b"\x1b[%dA" % above if above else b"")
 
     def _height(self, size: os.terminal_size | None) -> int:

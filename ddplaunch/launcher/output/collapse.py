@@ -18,20 +18,20 @@ Group = tuple[Stream, tuple[int, ...], bytes]  # the ranks, ascending, that wrot
 class _Entry:
     """A line and the ranks that have written it; held until it is shown."""
 
-    __slots__ = ("at", "line", "number_here", "ranks", "stream")
+    __slots__ = ("at", "line", "live_ranks_here", "ranks", "stream")
 
     def __init__(self, stream: Stream, line: bytes, at: float, rank: int) -> None:
         self.stream = stream
         self.line = line
         self.at = at  # when the first of the ranks wrote it, monotonic seconds
         self.ranks = [rank]
-        self.number_here = 0  # how many live ranks stand here: they have written no later line to the stream
+        self.live_ranks_here = 0  # how many live ranks stand here: they have written no later line to the stream
 
 
 class _Writers:
     """The ranks that write to one stream. A rank whose stream has not ended is live, and stands at the entry of its last line."""
 
-    __slots__ = ("last_entry", "live_ranks", "number_before_all")
+    __slots__ = ("last_entry", "live_ranks", "live_ranks_before_all")
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.last_entry = dict.fromkeys(ranks, _NEVER)  # by rank: the number of the entry of its last line
@@ -41,7 +41,7 @@ class _Writers:
         """Wait for all of them; no line is held."""
         self.live_ranks = set(self.last_entry)
         # how many live ranks stand before the oldest entry that is held, and so may still join any; 0: none can join the oldest
-        self.number_before_all = len(self.live_ranks)
+        self.live_ranks_before_all = len(self.live_ranks)
 
 
 class Collapse:
@@ -78,18 +78,18 @@ class Collapse:
         number = writers.last_entry[rank]
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
-        if rank in writers.live_ranks:  # which stands at the entry of its last line
+        if rank in writers.live_ranks:  # each is counted at the entry of its last line
             self._leave_entry(writers, rank)
-            self._entries[number].number_here += 1
+            self._entries[number].live_ranks_here += 1
         writers.last_entry[rank] = number
         return self.flush(at)
 
     def _leave_entry(self, writers: _Writers, rank: int) -> None:
         """Count a live rank no longer where it stood: at its last entry, or before all that are held."""
         if (entry := self._entries.get(writers.last_entry[rank])) is not None:
-            entry.number_here -= 1
+            entry.live_ranks_here -= 1
         else:
-            writers.number_before_all -= 1
+            writers.live_ranks_before_all -= 1
 
     def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
         """Add a rank to the first entry with the same line behind the entry number `after`, else to a new one.
@@ -131,7 +131,7 @@ class Collapse:
         released: list[_Entry] = []
         while self._entries:
             entry = self._entries[self._oldest]
-            may_be_joined = self._writers[entry.stream].number_before_all > 0  # by ranks that stand before it
+            may_be_joined = self._writers[entry.stream].live_ranks_before_all > 0  # by ranks that stand before it
             if may_be_joined and at < entry.at + WAIT and self._held_bytes <= MAX_HELD:
                 break
             self._forget(entry)
@@ -147,7 +147,7 @@ class Collapse:
         same = (entry.stream, entry.line)
         if self._numbers[same][-1] == self._oldest:
             del self._numbers[same]
-        self._writers[entry.stream].number_before_all += entry.number_here
+        self._writers[entry.stream].live_ranks_before_all += entry.live_ranks_here
         del self._entries[self._oldest]
         self._oldest += 1
         self._held_bytes -= len(entry.line) + 1

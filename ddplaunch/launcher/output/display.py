@@ -126,7 +126,7 @@ class Display:
         self.bar_has_ended = False  # one is shown in place no more
         self._tracebacks: Tracebacks | None = None  # made with the first traceback that may be folded
         self._folds_equal = folds_tracebacks and self._tells_ranks_apart
-        self._folds_following = self._folds_equal and Stream.ERR in screen.terminals
+        self._folds_consequences = self._folds_equal and Stream.ERR in screen.terminals
         self.logs: Logs | None = None  # set by what writes them
         self._finished_bars: FinishedBars | None = None  # made with the first bar
         self._collapse: Collapse | None = None  # None: equal lines of several ranks are not joined
@@ -134,15 +134,9 @@ class Display:
             from ddplaunch.launcher.output.collapse import Collapse  # few jobs ask for it
 
             self._collapse = Collapse((rank, stream) for rank, worker in shown.items() for stream in worker.streams)
+        highest_rank = max([(world_size or 1) - 1, *shown])
         self._prefixes = {
-            stream: Prefixes(
-                tuple(shown.values()),
-                colour=stream in screen.colour,
-                template=template,
-                highest=max([(world_size or 1) - 1, *shown]),
-                together=self._collapse is not None,
-            )
-            for stream in Stream
+            stream: self._make_prefixes(stream in screen.colour, template, highest_rank) for stream in Stream
         }
 
     def feed(self, rank: int, stream: Stream, data: bytes, at: float) -> Chunks:
@@ -164,7 +158,7 @@ class Display:
             return []
         del self._streams[rank, stream]  # a restarted worker gets a new reader
         self._forget_deadline(rank, stream)
-        self._note_bar(rank, stream, None)
+        self._note_bar(rank, stream, reader=None)
         chunks = self._pass_block(rank, stream, reader.end(), at, reader)
         if self._tracebacks is not None and stream is Stream.ERR:
             chunks += self._prefix_block(rank, stream, self._tracebacks.end_stream(rank, at), at)
@@ -180,13 +174,13 @@ class Display:
             tracebacks.note_interrupt()
 
     @property
-    def folds_following(self) -> bool:
+    def folds_consequences(self) -> bool:
         """Whether `note_failed` is to be called."""
-        return self._folds_following
+        return self._folds_consequences
 
     def note_failed(self, ranks: Collection[int] = (), *, elsewhere: bool = False) -> None:
         """Note that these workers have failed, or one of another node: tracebacks of others may follow from that."""
-        if self._folds_following and (tracebacks := self._make_tracebacks()) is not None:
+        if self._folds_consequences and (tracebacks := self._make_tracebacks()) is not None:
             tracebacks.note_failed(ranks, elsewhere=elsewhere)
 
     def restart(self) -> None:
@@ -210,7 +204,7 @@ class Display:
 
                 # an error that another rank has shown may differ in its numbers, which only the logs will have
                 folds_equal = self._folds_equal and self._logs_have_all
-                self._tracebacks = Tracebacks(folds_following=self._folds_following, folds_equal=folds_equal)
+                self._tracebacks = Tracebacks(folds_consequences=self._folds_consequences, folds_equal=folds_equal)
         return self._tracebacks
 
     def deadline(self) -> float | None:
@@ -279,10 +273,20 @@ class Display:
             reader = self._streams[rank, stream] = self._new_reader(rank, stream)
         return reader
 
-    def _new_reader(self, rank: int, stream: Stream) -> _Reader:
-        """Return a reader that shares the console as the table of the class says.
+    def _make_prefixes(self, has_colour: bool, template: str | None, highest_rank: int) -> Prefixes:
+        """Return the prefixes of one stream, as wide as that of the highest rank of the job."""
+        return Prefixes(
+            tuple(self._shown.values()),
+            colour=has_colour,
+            template=template,
+            highest=highest_rank,
+            together=self._collapse is not None,
+        )
 
-        `Lines` gives out whole lines alone, `LoneLines` a progress bar at once too, `_RawReader` every byte at once.
+    def _new_reader(self, rank: int, stream: Stream) -> _Reader:
+        """Return a reader: `Lines` gives out whole lines, for a console that several workers share.
+
+        For one worker alone, `LoneLines` gives out a progress bar at once, too, and `_RawReader` every byte.
         """
         is_live = stream in self._with_bars_in_place
         if self._has_rows_below:  # the front would draw these over a line that has not ended
@@ -291,13 +295,15 @@ class Display:
             return _RawReader(terminal=stream in self._terminals)
         if self._shows_one_alone and not is_live:
             return LoneLines(self._prefixes[stream].of((rank,)))
-        if self._unprefixed and self._wall_clock is None:
+        if (
+            self._unprefixed and self._wall_clock is None
+        ):  # several workers: between their lines a bar may come as it is
             return LoneLines(_NO_PREFIX)
         return Lines(live=is_live)
 
     def _note_state(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note what has changed in a reader that has read or flushed: whether it draws bars, and when it is to be flushed."""
-        self._note_drawn(rank, stream, reader)
+        self._note_rank_that_draws(rank, stream, reader)
         if stream in self._with_bars_in_place:
             self._note_bar(rank, stream, reader)
         if reader.deadline is None:
@@ -327,7 +333,7 @@ class Display:
             block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
         return block if self._tracebacks is None else self._tracebacks.feed(rank, block, at)
 
-    def _note_drawn(self, rank: int, stream: Stream, reader: _Reader) -> None:
+    def _note_rank_that_draws(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note that a rank draws bars, so that the lines that they leave wait for those of other ranks."""
         if not self._tells_ranks_apart or not isinstance(reader, Lines) or not (reader.draws or reader.was_redrawn):
             return

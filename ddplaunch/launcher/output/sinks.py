@@ -149,7 +149,7 @@ class Output:
         `on_terminal`: ranks whose output goes to a terminal with its escape sequences, and to their logs without these.
         """
         self._on_terminal = on_terminal
-        self._plain: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
+        self._plain_texts: dict[tuple[int, Stream], PlainText] = {}  # removes escape sequences for the logs
         self._display = display
         display.logs = self
         self._queue = queue
@@ -162,11 +162,11 @@ class Output:
         self._filter_logs: list[Log] = []  # the logs of `_copies`, each once
         self.written_at: dict[int, float] = {}  # when each worker has last written, monotonic seconds
         self.written: Counter[int] = Counter()  # bytes, by rank
-        self._recent: dict[int, tuple[Stream, bytes]] = {}  # by rank: where it wrote last, and the end of that
+        self._last_written: dict[int, tuple[Stream, bytes]] = {}  # by rank: where it wrote last, and the end of that
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
         self._debugger_has_terminal = False  # nothing is shown then
-        self._status: list[Bar] = []  # shown in place until a worker writes
+        self._status_row: list[Bar] = []  # shown in place until a worker writes
         # the worker that reads the terminal, -1: none; how to find out in which read(2) it waits there, None: in none
         self._terminal_rank = -1
         self._find_awaited_read: Callable[[], str | None] | None = None
@@ -175,7 +175,7 @@ class Output:
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
         """Expect output of this worker, which starts; `logs` are those of its stdout and stderr, None: it has none."""
         self._tails[rank] = bytearray()
-        for of_last_generation in (self.written_at, self.written, self._recent):
+        for of_last_generation in (self.written_at, self.written, self._last_written):
             of_last_generation.pop(rank, None)
         self._ended -= {(rank, stream) for stream in Stream}
         self._logs.update(((rank, stream), log) for stream, log in zip(Stream, logs or (), strict=False))
@@ -187,7 +187,7 @@ class Output:
         """
         self._terminal_rank, self._find_awaited_read, self._read_at_prompt = rank, awaited_input, None
 
-    def _note_answer(self, at: float) -> None:
+    def _keep_answered_prompt(self, at: float) -> None:
         """Leave a prompt and its answer on the screen once the user has answered, so that no bar is drawn over them.
 
         The prompt has its answer when the worker no longer waits in the read(2) in which it waited at the prompt.
@@ -215,11 +215,11 @@ class Output:
 
     def on_output(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
         """Write what a worker wrote to its logs, and show it; `at` in monotonic seconds."""
-        self._note_answer(at)
+        self._keep_answered_prompt(at)
         self.written_at[rank] = at
         self.written[rank] += len(data)
         self._keep_recent(rank, stream, data)
-        if self._status:
+        if self._status_row:
             self.show_status((), "", at)  # an empty text takes it away: it is shown until a worker writes
         # what the worker drew for the terminal is too much for its log
         logged = self._plain_text(rank, stream).feed(data, at) if rank in self._on_terminal else data
@@ -228,12 +228,12 @@ class Output:
 
     def _keep_recent(self, rank: int, stream: Stream, data: bytes) -> None:
         """Keep the end of what a worker wrote last, for `last_line`: bytes of its other stream do not continue the line."""
-        last_stream, recent = self._recent.get(rank, (stream, b""))
+        last_stream, recent = self._last_written.get(rank, (stream, b""))
         line = recent if last_stream is stream else b""
-        self._recent[rank] = stream, (line + data[-_RECENT:])[-_RECENT:]
+        self._last_written[rank] = stream, (line + data[-_RECENT:])[-_RECENT:]
 
     def _plain_text(self, rank: int, stream: Stream) -> PlainText:
-        return self._plain.get((rank, stream)) or self._plain.setdefault((rank, stream), PlainText())
+        return self._plain_texts.get((rank, stream)) or self._plain_texts.setdefault((rank, stream), PlainText())
 
     def _write(self, rank: int, stream: Stream, data: bytes) -> None:
         """Write the bytes of a worker to its log and its filtered copy, and keep the end of its stderr."""
@@ -256,7 +256,7 @@ class Output:
 
     def note_failed(self, ranks: Callable[[], Collection[int]] = tuple, *, elsewhere: bool = False) -> None:
         """Note that workers have failed: those that `ranks` returns, or one on another node."""
-        if self._display.folds_following and self.logs_have_all:
+        if self._display.folds_consequences and self.logs_have_all:
             self._display.note_failed(ranks(), elsewhere=elsewhere)
 
     def release(self, at: float) -> None:
@@ -272,7 +272,7 @@ class Output:
         if (rank, stream) in self._ended:
             return
         self._ended.add((rank, stream))
-        if (plain := self._plain.pop((rank, stream), None)) is not None:
+        if (plain := self._plain_texts.pop((rank, stream), None)) is not None:
             self._write(rank, stream, plain.end())
         self._show(self._display.end_stream(rank, stream, at), at)
         if (copy := self._copies.get((rank, stream))) is not None:
@@ -297,31 +297,31 @@ class Output:
 
     def last_line(self, rank: int) -> str:
         """Return the last line that a worker wrote, or the end of a long one; of a progress bar its last state."""
-        lines = re.split(rb"[\r\n]+", without_escapes(self._recent.get(rank, (Stream.OUT, b""))[1]))
+        lines = re.split(rb"[\r\n]+", without_escapes(self._last_written.get(rank, (Stream.OUT, b""))[1]))
         return next((text for line in reversed(lines) if (text := line.decode(errors="replace").strip())), "")
 
     @property
     def deadline(self) -> float | None:
         """When to call flush."""
-        deadline = soonest(self._display.deadline(), *(plain.deadline for plain in self._plain.values()))
+        deadline = soonest(self._display.deadline(), *(plain.deadline for plain in self._plain_texts.values()))
         return deadline if self._bars is None or self._debugger_has_terminal else soonest(deadline, self._bars.deadline)
 
     def flush(self, at: float) -> None:
         """Show what was held back long enough."""
-        for (rank, stream), plain in self._plain.items():
+        for (rank, stream), plain in self._plain_texts.items():
             self._write(rank, stream, plain.flush(at))
         self._show(self._display.flush(at), at)
-        self._note_answer(at)
+        self._keep_answered_prompt(at)
         if self._bars is not None and is_due(self._bars.deadline, at) and not self._debugger_has_terminal:
             self._bars.update(self._bars_in_place(), at)
 
     def show_status(self, ranks: tuple[int, ...], text: str, at: float) -> None:
         """Show in place what these workers do, until any writes; an empty text takes it away."""
-        if self._debugger_has_terminal or not (text or self._status):
+        if self._debugger_has_terminal or not (text or self._status_row):
             return
         from ddplaunch.launcher.output.bars import Bar  # none without a terminal
 
-        self._status = [Bar(ranks, text)] if text else []
+        self._status_row = [Bar(ranks, text)] if text else []
         self._bar_feed().update(self._bars_in_place(), at)
 
     def show_bars_again(self, at: float) -> None:
@@ -357,7 +357,7 @@ class Output:
         self._display.bars_have_changed = self._display.bar_has_ended = False
 
     def _bars_in_place(self) -> list[Bar]:
-        return self._status or self._display.bars()
+        return self._status_row or self._display.bars()
 
     def _bar_feed(self) -> BarFeed:
         """Return what passes bars on, made at the first call."""

@@ -1,7 +1,7 @@
 """Folds tracebacks that say nothing new, each into a line: of Ctrl-C, of a peer that ended, of an error shown before.
 
 Pure; the node's agent feeds it. The logs have all tracebacks whole. A traceback that may follow from another worker's failure is
-held until that failure is known, for LONGEST seconds at most; of those that follow from each other, the first is shown whole.
+held until that failure is known, for HELD_FOR seconds at most; of those that follow from each other, the first is shown whole.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from msgspec import Struct
 from ddplaunch.launcher.decide.first_failure import follows_another
 from ddplaunch.spec.outcome import WorkerError
 
-SETTLE = 0.2  # seconds in which other tracebacks of the same failure come
-LONGEST = 1.0  # seconds until the failure from which one follows is known on all nodes
+SETTLED_AFTER = 0.2  # seconds in which other tracebacks of the same failure come
+HELD_FOR = 1.0  # seconds until the failure from which one follows is known on all nodes
 
-_BEGINS = b"Traceback (most recent call last):"
+_FIRST_LINE = b"Traceback (most recent call last):"
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _INTERRUPT = re.compile(rb"KeyboardInterrupt(: .*)?")
 _FRAME = re.compile(rb'^  File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -39,14 +39,16 @@ class _Traceback:
     It is open while its lines come, and complete once another line follows; a complete one is held, folded or shown.
     """
 
-    __slots__ = ("at", "exception", "later", "lines", "rank")
+    __slots__ = ("changed_at", "exception", "lines", "lines_behind", "rank")
 
     def __init__(self, rank: int, line: bytes, at: float) -> None:
         self.rank = rank
-        self.at = at  # monotonic seconds: while it is open, when its last line came; later, when it was complete
+        self.changed_at = (
+            at  # monotonic seconds: while it is open, when its last line came; later, when it was complete
+        )
         self.lines = [line]
         self.exception = b""  # the line "ValueError: ..." at its end; empty before that line has come
-        self.later: list[bytes] = []  # lines after it, while it is held
+        self.lines_behind: list[bytes] = []  # lines after it, while it is held
 
     @property
     def is_interrupt(self) -> bool:
@@ -54,7 +56,7 @@ class _Traceback:
 
     @property
     def text(self) -> bytes:
-        return b"".join([*self.lines, *self.later])
+        return b"".join([*self.lines, *self.lines_behind])
 
     @property
     def error(self) -> bytes:
@@ -93,16 +95,16 @@ class _Folded(Struct):
 class Tracebacks:
     """The filter for the stderr of all workers of a node, in whole lines: folds a traceback (shows one line in its place)."""
 
-    def __init__(self, *, folds_following: bool = False, folds_equal: bool = False) -> None:
-        """`folds_following`: fold failures that follow from another one; `folds_equal`: failures that another rank has shown.
+    def __init__(self, *, folds_consequences: bool = False, folds_equal: bool = False) -> None:
+        """`folds_consequences`: fold failures that follow from another one; `folds_equal`: failures that another rank has shown.
 
         Those of Ctrl-C are folded in any case, once `note_interrupt` was called.
         """
-        self._folds_following = folds_following
+        self._folds_consequences = folds_consequences
         self._folds_equal = folds_equal
         self._shown: dict[bytes, int] = {}  # the errors that were shown whole, and by which rank
         self._was_interrupted = False  # the workers have got Ctrl-C
-        self._open: dict[int, _Traceback] = {}  # by rank: being written
+        self._unfinished: dict[int, _Traceback] = {}  # by rank: being written
         self._held: dict[int, _Traceback] = {}  # by rank: follows from a failure that is not known yet
         self._folded: dict[bytes, _Folded] = {}  # whose line is to be shown, by what equal ones have in common
         self._failed: set[int] = set()  # the ranks of this node that have failed
@@ -128,8 +130,8 @@ class Tracebacks:
         """When to call flush; None: not before the next feed."""
         to_fold = self._failed if self._cause_is_known else ()
         times = [
-            *(one.at + SETTLE for one in self._open.values()),
-            *(one.at + (SETTLE if rank in to_fold else LONGEST) for rank, one in self._held.items()),
+            *(one.changed_at + SETTLED_AFTER for one in self._unfinished.values()),
+            *(one.changed_at + (SETTLED_AFTER if rank in to_fold else HELD_FOR) for rank, one in self._held.items()),
             *(one.due for one in self._folded.values()),
         ]
         return min(times, default=None)
@@ -142,57 +144,57 @@ class Tracebacks:
     def feed(self, rank: int, block: bytes, at: float) -> bytes:
         """Take whole lines of a rank; return what to show now, which may begin with lines that were held back before."""
         if rank in self._held:
-            self._held[rank].later.append(block)
+            self._held[rank].lines_behind.append(block)
             return b""
-        if rank not in self._open and _BEGINS not in block:
+        if rank not in self._unfinished and _FIRST_LINE not in block:
             return block
         lines = block.splitlines(keepends=True)
         shown = b""
         for number, line in enumerate(lines):
             shown += self._feed_line(rank, line, at)
             if rank in self._held:  # this line has completed a traceback: the lines behind it wait with it
-                self._held[rank].later += lines[number + 1 :]
+                self._held[rank].lines_behind += lines[number + 1 :]
                 break
         return shown
 
     def _feed_line(self, rank: int, line: bytes, at: float) -> bytes:
         """Take one line of a rank; return what to show now: nothing while the line belongs to a traceback that may be folded."""
         text = line.rstrip(b"\r\n")
-        traceback = self._open.get(rank)
+        traceback = self._unfinished.get(rank)
         if traceback is None:
-            if text == _BEGINS:
-                self._open[rank] = _Traceback(rank, line, at)
+            if text == _FIRST_LINE:
+                self._unfinished[rank] = _Traceback(rank, line, at)
                 return b""
             return line
-        traceback.at = at
+        traceback.changed_at = at
         # "During handling of the above exception, ..." and an empty line stand between two tracebacks of one error
-        is_chained = text == _BEGINS and traceback.exception and not traceback.lines[-1].strip()
+        is_chained = text == _FIRST_LINE and traceback.exception and not traceback.lines[-1].strip()
         is_part = not text or text.startswith(_CHAINED) or _CPP.match(text)  # the last: what torch's C++ adds
-        is_after_end = text == _BEGINS or (traceback.exception and not is_part)
+        is_after_end = text == _FIRST_LINE or (traceback.exception and not is_part)
         if is_chained:
             traceback.exception = b""  # that of the next part is to come
         elif is_after_end:
-            return self._decide(rank, at) + self._feed_after(rank, line, at)
+            return self._fold_hold_or_show(rank, at) + self._feed_line_behind(rank, line, at)
         elif not traceback.exception and not text.startswith(b" "):  # its frames are indented
             traceback.exception = text
         traceback.lines.append(line)
-        return self._open.pop(rank).text if len(traceback.lines) > _MOST_LINES else b""
+        return self._unfinished.pop(rank).text if len(traceback.lines) > _MOST_LINES else b""
 
-    def _feed_after(self, rank: int, line: bytes, at: float) -> bytes:
+    def _feed_line_behind(self, rank: int, line: bytes, at: float) -> bytes:
         """Take the line behind a complete traceback, which waits with the traceback if that is held."""
         if rank not in self._held:
             return self._feed_line(rank, line, at)
-        self._held[rank].later.append(line)
+        self._held[rank].lines_behind.append(line)
         return b""
 
-    def _decide(self, rank: int, at: float) -> bytes:
+    def _fold_hold_or_show(self, rank: int, at: float) -> bytes:
         """Decide about the open traceback, which is complete: fold it, hold it until its cause is known, or return it whole."""
-        traceback = self._open.pop(rank)
+        traceback = self._unfinished.pop(rank)
         has_exception = bool(traceback.exception)  # else it was cut off
         if self._was_interrupted and traceback.is_interrupt:
             self._fold(traceback, b"interrupt", at)
-        elif self._folds_following and has_exception and _may_follow(traceback):
-            traceback.at = at  # from which its time in `_held` counts
+        elif self._folds_consequences and has_exception and _may_be_consequence(traceback):
+            traceback.changed_at = at  # from which its time in `_held` counts
             self._held[rank] = traceback
         elif self._folds_equal and has_exception and self._was_shown_by_another(traceback):
             self._fold(traceback, traceback.error, at)
@@ -207,14 +209,14 @@ class Tracebacks:
         return self._shown.setdefault(one.error, one.rank) != one.rank
 
     def _fold(self, one: _Traceback, key: bytes, at: float) -> None:
-        """Have one line shown for this traceback and for all with the same key that come within SETTLE seconds."""
-        folded = self._folded.setdefault(key, _Folded(first=one, due=at + SETTLE, ranks=[]))
+        """Have one line shown for this traceback and for all with the same key that come within SETTLED_AFTER seconds."""
+        folded = self._folded.setdefault(key, _Folded(first=one, due=at + SETTLED_AFTER, ranks=[]))
         if one.rank not in folded.ranks:
             folded.ranks.append(one.rank)
 
     def end_stream(self, rank: int, at: float) -> bytes:
         """Note that the stderr of a rank has ended; return what to show of its last traceback."""
-        return self._decide(rank, at) if rank in self._open else b""
+        return self._fold_hold_or_show(rank, at) if rank in self._unfinished else b""
 
     def flush(self, at: float) -> list[Shown]:
         """Return what is due at this time, by ranks; inf: all that is left."""
@@ -223,9 +225,13 @@ class Tracebacks:
         return [*shown, *(self._folded.pop(key).shown() for key in due)]
 
     def _end_silent(self, at: float) -> list[Shown]:
-        """Take tracebacks as complete if their last line is SETTLE seconds old; return those that are shown whole."""
-        silent = [(rank, one.at + SETTLE) for rank, one in self._open.items() if at >= one.at + SETTLE]
-        texts = [(rank, self._decide(rank, min(at, since))) for rank, since in silent]
+        """Take tracebacks as complete if their last line is SETTLED_AFTER seconds old; return those that are shown whole."""
+        silent = [
+            (rank, one.changed_at + SETTLED_AFTER)
+            for rank, one in self._unfinished.items()
+            if at >= one.changed_at + SETTLED_AFTER
+        ]
+        texts = [(rank, self._fold_hold_or_show(rank, min(at, since))) for rank, since in silent]
         return [((rank,), text) for rank, text in texts if text]
 
     def _release_held(self, at: float) -> list[Shown]:
@@ -236,16 +242,18 @@ class Tracebacks:
         """
         shown: list[Shown] = []
         # equal tracebacks, which may come a moment later, are folded together
-        has_settled = any(at >= one.at + SETTLE for rank, one in self._held.items() if rank in self._failed)
-        for rank, one in sorted(self._held.items(), key=lambda item: item[1].at):
+        has_settled = any(
+            at >= one.changed_at + SETTLED_AFTER for rank, one in self._held.items() if rank in self._failed
+        )
+        for rank, one in sorted(self._held.items(), key=lambda item: item[1].changed_at):
             has_failed = rank in self._failed or at == inf
             if self._cause_is_known and has_failed and has_settled:
                 del self._held[rank]
                 error = _summary(one.exception) + one.place
-                self._fold(one, re.sub(rb"\d+", b"#", error), one.at)
-                if one.later:
-                    shown.append(((rank,), b"".join(one.later)))
-            elif at >= one.at + LONGEST:
+                self._fold(one, re.sub(rb"\d+", b"#", error), one.changed_at)
+                if one.lines_behind:
+                    shown.append(((rank,), b"".join(one.lines_behind)))
+            elif at >= one.changed_at + HELD_FOR:
                 del self._held[rank]
                 if has_failed:  # no cause has come: the others may follow from this failure, which is shown whole
                     self._cause_is_shown = True
@@ -253,7 +261,7 @@ class Tracebacks:
         return shown
 
 
-def _may_follow(one: _Traceback) -> bool:
+def _may_be_consequence(one: _Traceback) -> bool:
     """Whether an exception may follow from the failure of another worker, by its text: a lost connection does."""
     kind, _, message = one.exception.decode(errors="replace").partition(": ")
     traceback = b"".join(one.lines).decode(errors="replace")

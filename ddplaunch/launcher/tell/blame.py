@@ -40,7 +40,7 @@ class Loss(Struct, frozen=True):
     has_ended: bool  # as far as its kernel says so, over a network that works
 
 
-def kind_of(reason: str) -> str | None:
+def kind_of_fault(reason: str) -> str | None:
     """Return the kind of fault, as in record/bad_nodes.py, for which a node was lost; None: it is no fault of the machine."""
     return next((kind for begin, kind in KINDS.items() if reason.startswith(begin)), None)
 
@@ -94,7 +94,7 @@ class Faults:
         """
         was_running, suspect = before.phase is Phase.RUNNING, suspect_of(member, before.policy.host_names)
         number = before.generation.number
-        match kind_of(lost.reason):
+        match kind_of_fault(lost.reason):
             case "unfit":
                 self.found.setdefault(suspect, Fault("unfit", lost.reason))
             case "lost" if was_running or number in self._losses:

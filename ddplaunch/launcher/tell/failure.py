@@ -134,7 +134,8 @@ def _raised_from(error: WorkerError, cwd: str) -> list[Line]:
     for text in causes[::-1][:_MOST_CAUSES]:
         after_header = text.rpartition("Traceback (most recent call last):\n")[2].split("\n")
         what = next((line for line in after_header if line and not line.startswith(" ")), "")  # its frames are indented
-        frame = next(filter(None, stack.relevant_frames(frames_of(replace(error, frames=(), traceback=text)))), None)
+        cause = replace(error, frames=(), traceback=text)  # without frames, those of the text count
+        frame = next(filter(None, stack.relevant_frames(frames_of(cause))), None)
         where = f"   ({location(frame, cwd)})" if frame is not None else ""
         lines += [f"raised from {_cut(what)}{where}"] if what else []
     return lines

@@ -94,13 +94,13 @@ class JobReporter:
                 self._remember_faults(after)
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
-                emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.name.lower())
+                emit("node_stopping", host=member.host, node_rank=member.node_rank, why=why.value)
 
     def _emit_departures(self, event: job.Event, before: State, after: State) -> None:
         """Emit that nodes have left which were not lost, while the job goes on: `_emit_for_nodes` has the lost ones."""
         match event:
             # nodes do not hear each other: those without workers leave at once
-            case job.Unreached() | job.DeadlineReached():
+            case job.FirstNodeUnreached() | job.DeadlineReached():
                 for id in before.members.keys() - after.members.keys():
                     self._emit_left_behind(before.members[id])
             case job.NodeEnded(id) if id in before.members and id not in after.members:
@@ -220,10 +220,14 @@ class JobReporter:
             return findings.error, None
         self.story.queued = ending.queued or 0.0
         if self.story.straggler is not None:
-            self.print(self.story.straggler[0])
+            sentence, _ = self.story.straggler
+            self.print(sentence)
         text = self._print_closing(findings)
         self._remember_faults(state)
-        return text, None if state.end.requeue else ending.outcome  # after a notice the status speaks of the notice
+        return (
+            text,
+            None if state.end.requeue else ending.outcome,
+        )  # a job that is queued again keeps the status of its notice
 
     def _print_closing(self, findings: Findings) -> str:
         """Print the closing line of the job, or the report of its failure; return the text for the other nodes."""
@@ -237,7 +241,7 @@ class JobReporter:
                 self.story.locations = found.locations
             if state.why in (Why.SIGNALLED, Why.TIMED_OUT):
                 # stacks are shown after Ctrl-C if the job was silent; a job at its time limit may just have been at work
-                line = self._with_hang(line, state, found.what if stopped_by_user else "")
+                line = self._with_why_idle(line, state, found.what if stopped_by_user else "")
             for location in self.story.locations:
                 self.print(location)
             self._say_end(line, is_report=False)
@@ -252,7 +256,7 @@ class JobReporter:
             report = report[: report.find("\n") + 1]  # the first line is enough for the other nodes
         return plain(report)  # their stderr may have no colours
 
-    def _with_hang(self, line: str, state: State, what: str) -> str:
+    def _with_why_idle(self, line: str, state: State, what: str) -> str:
         """Add to the closing line why the job stood still, if it did.
 
         `what` is who waited for whom at the end, "" if that is not known: then the notice counts that was printed before.

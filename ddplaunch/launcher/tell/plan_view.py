@@ -39,7 +39,7 @@ def table(plan: Plan, spec: JobSpec, warm: str = "", known: Sequence[str] = ()) 
     term = None if have_no_term else 0  # any number: only the names of these variables are shown
     set_at_start = of_generation(plan, generation=0, term=term, port=0)
     columns, lines_on_variables = _columns(plan, shared, [*set_at_start, *unknown_variables(plan.reasons)])
-    blocks = [console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
+    blocks = [console.table(_head(plan, spec, warm), styles=(NAME, "", NOTE), wraps=True)]
     if plan.notes:
         blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
     found = _found_elsewhere(spec, redactor)
@@ -106,7 +106,7 @@ def shell(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> list[tuple[str, ...]]:
+def _head(plan: Plan, spec: JobSpec, warm: str) -> list[tuple[str, ...]]:
     """Return the rows about the whole job: name, value, reason; `warm` is what is known of the interpreter that is kept warm."""
     devices = {device for worker in plan.workers for device in worker.devices}
     threads = {worker.variables.get("OMP_NUM_THREADS", "") for worker in plan.workers}

@@ -120,7 +120,7 @@ class Reporter:
 
         `reports_job` is whether this node reports the job as a whole, as the only or first one does. `caller`, if a program has
         called `launch()`, takes how the job ended, in place of stderr. Plan and folder come later (`use_plan`): what is reported
-        before waits in `_early` and `_untold`.
+        before waits in `_events_before_folder` and `_texts_before_plan`.
         """
         self.spec = spec
         self.stderr = stderr
@@ -131,15 +131,17 @@ class Reporter:
         self.story = Story(began=clock())
         self._folder: RunFolder | None = None
         self._readers: tuple[Reader, ...] = ()
-        self._early: list[Event] = []  # from before there was a folder
+        self._events_before_folder: list[Event] = []  # they wait for it
         self._has_terminal = False  # a worker of this node writes to the terminal itself
         self._plan_in_folder: Plan | None = None  # the one that plan.json shows
         self._has_warned_of_folder = False
         # has the coordinator print a text about this node, where it shows the output of all; and whether the text is a warning
         self.tell_all: Callable[[str, bool], None] | None = None
-        self._untold: list[tuple[str, bool]] = []  # the same, until it is known whether there are other nodes
-        self._dropped = 0  # bytes of output, as last reported
-        self._pause: Pause | None = None  # the last one that was reported
+        self._texts_before_plan: list[
+            tuple[str, bool]
+        ] = []  # the same: with the plan it is known whether there are other nodes
+        self._reported_dropped = 0  # bytes of output, as last reported
+        self._reported_pause: Pause | None = None  # the last one that was reported
         self._oom_kills_before = sysfs.oom_kills("/")
 
     def report_waiting(self, text: str) -> None:
@@ -164,9 +166,9 @@ class Reporter:
         if self._folder is None:
             self._folder = folder
             self._readers = (folder, *self._readers)
-            for event in self._early:
-                folder(event)
-            self._early.clear()
+            for event in self._events_before_folder:
+                folder(event)  # as any reader
+            self._events_before_folder.clear()
 
     @property
     def traces(self) -> Traces:
@@ -201,14 +203,13 @@ class Reporter:
     def _on_stop_signal(self, event: node.SignalReceived, before: State) -> None:
         """Say that the workers are stopped, or killed at once, by a signal that came to this node."""
         plan = self.story.plan
-        # another node has reported the signal, and the coordinator has begun this stop: so this is no second signal
-        is_the_reported = before.why is Why.COORDINATOR and not before.end.stop_signal
+        # the coordinator has begun this stop for a signal that another node has reported: so this is no second one
+        was_reported_elsewhere = before.why is Why.COORDINATOR and not before.end.stop_signal
         # Ctrl-C at a debugger's prompt goes to that worker, and stops nothing
         is_for_debugger = event.signum == signal.SIGINT and before.terminal_holder
-        leaves_time_to_save = (
-            event.is_first_by_program and before.phase is node.Phase.STOPPING
-        )  # as the decision has it
-        if is_the_reported or is_for_debugger or leaves_time_to_save:
+        # as the decision has it
+        leaves_time_to_save = event.is_first_by_program and before.phase is node.Phase.STOPPING
+        if was_reported_elsewhere or is_for_debugger or leaves_time_to_save:
             return
         if before.phase is node.Phase.STOPPING:
             self.print("killing the workers at once")
@@ -223,7 +224,10 @@ class Reporter:
             self.print(action.text)
 
     def generation_started(self, number: int, term: int | None, port: int) -> None:
-        """Report that all workers are being started; the first time, announce the job. `term`: as in DDPLAUNCH_TERM."""
+        """Report that all workers are being started; the first time, announce the job.
+
+        `term`: greater in each later start, also of a job that is run again; None: the nodes have none in common.
+        """
         plan, folder = self.story.plan, self._folder
         self.story.begin_generation(self.clock(), term, port)
         assert plan is not None
@@ -261,9 +265,9 @@ class Reporter:
                 self.print(_NO_TOKEN)
         if folder.warning is not None:
             self.warn(folder.warning)
-        for what, is_warning in self._untold:
+        for what, is_warning in self._texts_before_plan:
             self.tell(what, is_warning=is_warning)
-        self._untold.clear()
+        self._texts_before_plan.clear()
 
     def _where_output_goes(self, plan: Plan, folder: RunFolder) -> str:
         """Return "logs in FOLDER", or which rank has the terminal; "" if there is nothing to say."""
@@ -318,7 +322,7 @@ class Reporter:
 
     def report_dropped_output(self, size: int) -> None:
         """Report that so many bytes of output in all were not shown, if they are more than at the last report."""
-        new, self._dropped = size - self._dropped, size
+        new, self._reported_dropped = size - self._reported_dropped, size
         if new:
             self.emit("output_dropped", bytes=new)
             line = f"{new:,} bytes of output are not shown here, because nothing read them; they are in the logs"
@@ -326,9 +330,9 @@ class Reporter:
 
     def report_pause(self, pause: Pause | None) -> None:
         """Report that this node did not run for a while, as where its machine was suspended, unless that was reported before."""
-        if pause is None or pause is self._pause:
+        if pause is None or pause is self._reported_pause:
             return
-        self._pause = pause
+        self._reported_pause = pause
         self.emit("paused", seconds=round(pause.seconds, 3))
         if self.reports_job and pause.seconds >= _LONG:
             least, most = self.spec.nnodes
@@ -341,7 +345,7 @@ class Reporter:
     def write_summary(self, ended: Ended, at: float) -> None:
         """Write how the job ended to the run folder, and report it to the readers and the caller."""
         story = self.story
-        if story.left_after_notice is not None:
+        if story.left_after_notice is not None:  # all workers did, after a signal that announced the end of the job
             self.emit("left_after_notice", **story.left_after_notice)
         text = headline(ended.text or story.closing)
         self.emit("job_ended", status=ended.status, why=ended.why, seconds=round(at - story.began, 3), text=text)
@@ -377,7 +381,7 @@ class Reporter:
     def tell(self, what: str, *, is_warning: bool = False) -> None:
         """Print what holds for this node; where one screen shows the output of all, the coordinator says so once for all."""
         if self.story.plan is None:
-            self._untold.append((what, is_warning))
+            self._texts_before_plan.append((what, is_warning))
         elif self.story.plan.nnodes > 1 and self.tell_all is not None:
             self.tell_all(what, is_warning)
         else:
@@ -419,7 +423,7 @@ class Reporter:
         named = {name: value for name, value in fields.items() if name in _NAMES}
         event = Event(kind, self.clock(), {**self.stderr.redactor.data(fields), **named})
         if self._folder is None:
-            self._early.append(event)
+            self._events_before_folder.append(event)
         for reader in self._readers:
             reader(event)
 

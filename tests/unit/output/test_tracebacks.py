@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from ddplaunch.launcher.output.display import Display
-from ddplaunch.launcher.output.tracebacks import LONGEST, SETTLE, Tracebacks
+from ddplaunch.launcher.output.tracebacks import HELD_FOR, SETTLED_AFTER, Tracebacks
 from ddplaunch.system.console.streams import BOTH, Chunks, Screen, Stream
 from tests.unit.builders import shown_workers
 
@@ -64,8 +64,8 @@ def test_one_that_stops_in_the_middle_is_shown_soon() -> None:
     tracebacks = Tracebacks()
     tracebacks.note_interrupt()
     assert tracebacks.feed(0, INTERRUPTED[:60], 5.0) == b""
-    assert tracebacks.deadline == 5.0 + SETTLE
-    assert tracebacks.flush(5.0 + SETTLE) == [((0,), INTERRUPTED[:60])]
+    assert tracebacks.deadline == 5.0 + SETTLED_AFTER
+    assert tracebacks.flush(5.0 + SETTLED_AFTER) == [((0,), INTERRUPTED[:60])]
     assert tracebacks.deadline is None
 
 
@@ -104,7 +104,7 @@ FOLDED_OF_SEVERAL = b"RuntimeError: Connection closed by peer," + WHERE
 
 
 def following() -> Tracebacks:
-    return Tracebacks(folds_following=True)
+    return Tracebacks(folds_consequences=True)
 
 
 def test_one_that_follows_becomes_a_line_once_its_cause_is_known() -> None:
@@ -113,7 +113,7 @@ def test_one_that_follows_becomes_a_line_once_its_cause_is_known() -> None:
     assert tracebacks.feed(1, b"a\n" + LOST, 1.0) == b"a\n"
     assert tracebacks.end_stream(1, 1.0) == b""
     tracebacks.note_failed({1})
-    assert tracebacks.flush(1.0 + SETTLE) == [((1,), FOLDED)]
+    assert tracebacks.flush(1.0 + SETTLED_AFTER) == [((1,), FOLDED)]
     assert tracebacks.deadline is None
 
 
@@ -123,8 +123,8 @@ def test_equal_ones_are_one_line_with_their_ranks_whatever_their_ports() -> None
         at = 1.0 + rank / 100
         assert tracebacks.feed(rank, LOST.replace(b"10644", b"%d" % rank), at) + tracebacks.end_stream(rank, at) == b""
     tracebacks.note_failed({0, 1, 2, 3})
-    assert tracebacks.flush(1.0 + SETTLE) == []
-    assert tracebacks.flush(1.01 + SETTLE) == [((1, 2, 3), FOLDED_OF_SEVERAL)]
+    assert tracebacks.flush(1.0 + SETTLED_AFTER) == []
+    assert tracebacks.flush(1.01 + SETTLED_AFTER) == [((1, 2, 3), FOLDED_OF_SEVERAL)]
 
 
 def test_what_torch_adds_in_c_goes_with_it_and_what_comes_later_stays() -> None:
@@ -154,16 +154,16 @@ def test_a_first_failure_that_looks_as_if_it_followed_is_shown_whole_and_others_
         tracebacks.feed(rank, LOST, float(rank) / 10)
         tracebacks.end_stream(rank, float(rank) / 10)
     tracebacks.note_failed({1, 2})
-    assert tracebacks.flush(LONGEST) == []
-    assert tracebacks.flush(0.1 + LONGEST) == [((1,), LOST), ((2,), FOLDED)]
+    assert tracebacks.flush(HELD_FOR) == []
+    assert tracebacks.flush(0.1 + HELD_FOR) == [((1,), LOST), ((2,), FOLDED)]
 
 
 def test_one_that_ends_no_worker_is_shown() -> None:
     tracebacks = following()
     tracebacks.note_failed({0})
     assert tracebacks.feed(1, LOST + b"tried again\n", 1.0) == b""
-    assert tracebacks.deadline == 1.0 + LONGEST
-    assert tracebacks.flush(1.0 + LONGEST) == [((1,), LOST + b"tried again\n")]
+    assert tracebacks.deadline == 1.0 + HELD_FOR
+    assert tracebacks.flush(1.0 + HELD_FOR) == [((1,), LOST + b"tried again\n")]
 
 
 def test_the_cause_may_be_on_another_node() -> None:
@@ -171,10 +171,10 @@ def test_the_cause_may_be_on_another_node() -> None:
     tracebacks.feed(1, LOST, 1.0)
     tracebacks.end_stream(1, 1.0)
     tracebacks.note_failed({1})
-    assert tracebacks.flush(1.0 + SETTLE) == []
+    assert tracebacks.flush(1.0 + SETTLED_AFTER) == []
     tracebacks.note_failed(elsewhere=True)
-    assert tracebacks.deadline == 1.0 + SETTLE
-    assert tracebacks.flush(1.0 + SETTLE) == [((1,), FOLDED)]
+    assert tracebacks.deadline == 1.0 + SETTLED_AFTER
+    assert tracebacks.flush(1.0 + SETTLED_AFTER) == [((1,), FOLDED)]
 
 
 def test_the_next_generation_has_no_failure_yet() -> None:
@@ -183,7 +183,7 @@ def test_the_next_generation_has_no_failure_yet() -> None:
     tracebacks.restart()
     tracebacks.feed(1, LOST, 1.0)
     tracebacks.note_failed({1})
-    assert tracebacks.flush(1.0 + SETTLE + SETTLE) == []
+    assert tracebacks.flush(1.0 + SETTLED_AFTER + SETTLED_AFTER) == []
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_an_error_that_another_rank_has_shown_becomes_one_line_with_the_other_ra
             rank, 1.0
         )
     assert shown == SAME
-    assert tracebacks.flush(1.0 + SETTLE) == [((1, 2, 3, 4, 5, 6, 7), LINE_OF_SAME)]
+    assert tracebacks.flush(1.0 + SETTLED_AFTER) == [((1, 2, 3, 4, 5, 6, 7), LINE_OF_SAME)]
     assert tracebacks.deadline is None
 
 

@@ -12,10 +12,10 @@ from ddplaunch.launcher.decide.job import (
     AgentLost,
     DeadlineReached,
     Event,
+    FirstNodeUnheard,
+    FirstNodeUnreached,
     NodeStopping,
     StopRequested,
-    Unheard,
-    Unreached,
     step,
 )
 from ddplaunch.launcher.tell.closing import headline
@@ -116,8 +116,8 @@ def test_after_a_pause_a_line_says_which_limits_of_time_ran_meanwhile(nodes, run
 @pytest.mark.parametrize(
     "events",
     [
-        [Unreached(((2, "no answer"),), 2.0)],
-        [Unheard(2, "silent for 10 s", 2.0), DeadlineReached(4.0), *(stopping(id, 5.0) for id in (0, 1, 2))],
+        [FirstNodeUnreached(((2, "no answer"),), 2.0)],
+        [FirstNodeUnheard(2, "silent for 10 s", 2.0), DeadlineReached(4.0), *(stopping(id, 5.0) for id in (0, 1, 2))],
     ],
     ids=["before the generation", "in it"],
 )

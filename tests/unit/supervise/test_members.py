@@ -43,8 +43,8 @@ def test_members_know_who_has_which_place_and_whether_all_have_ended(steps: list
             plain[id] = replace(plain[id], node_rank=id, has_ended=what == "ends")
             members = members.with_member(plain[id])
         assert members == plain == Members.of(plain.values())
-        assert members.have_ended == all(member.node_rank is None or member.has_ended for member in plain.values())
-        assert members.have_ended == Members.of(plain.values()).have_ended
+        assert members.all_have_ended == all(member.node_rank is None or member.has_ended for member in plain.values())
+        assert members.all_have_ended == Members.of(plain.values()).all_have_ended
         for place in (0, 1, 2, 3, 127, 128):
             has_place = place == 0 or place % 3
             assert members.holder_of_rank(place) == (plain.get(place) if has_place else None)

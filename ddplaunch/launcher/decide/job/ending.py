@@ -46,7 +46,7 @@ def with_no_restart(state: State) -> State:
 
 def go_on_if_ended(state: State, at: float) -> Result:
     """Decide what follows once no process of the generation is left on any node; until then, nothing does."""
-    if not state.members.have_ended:
+    if not state.members.all_have_ended:
         return state, ()
     if state.phase is Phase.RUNNING:  # nobody has stopped the workers
         return _end_after_exits(replace(state, why=Why.FINISHED))

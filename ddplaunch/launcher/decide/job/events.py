@@ -95,14 +95,14 @@ class NodeEscalated(Struct, frozen=True):
     at: float
 
 
-class Unreached(Struct, frozen=True):
+class FirstNodeUnreached(Struct, frozen=True):
     """These nodes have not reached the first one, which is ready: the generation has not begun."""
 
     nodes: tuple[tuple[int, str], ...]  # ids, and why not
     at: float
 
 
-class Unheard(Struct, frozen=True):
+class FirstNodeUnheard(Struct, frozen=True):
     """A node does not hear the first one any more."""
 
     id: int
@@ -173,17 +173,10 @@ class DeadlineReached(Struct, frozen=True):
 
 
 _OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
-_OfNodes = (
-    NodeStopping
-    | NodeNoticed
-    | NodeIdle
-    | NodeStacksRead
-    | NodeEscalated
-    | NodeEnded
-    | LimitsPaused
-    | Unreached
-    | Unheard
-)
+Report = (
+    NodeEnded | NodeIdle | NodeStacksRead | LimitsPaused
+)  # that is dropped if nothing of the generation is left there
+_OfNodes = Report | NodeStopping | NodeNoticed | NodeEscalated | FirstNodeUnreached | FirstNodeUnheard
 Event = (
     _OfMembers
     | ProgressKnown

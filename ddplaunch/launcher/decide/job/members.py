@@ -135,7 +135,7 @@ class Members(Mapping[int, Member]):
         return Members(self._by_id.without(id), id_by_rank, self._running - member.runs)
 
     @property
-    def have_ended(self) -> bool:
+    def all_have_ended(self) -> bool:
         """Whether no process of the generation is left on any node."""
         return self._running == 0
 

@@ -26,7 +26,7 @@ from ddplaunch.launcher.decide.job.ending import (
 )
 from ddplaunch.launcher.decide.job.members import SELF_ID, Member
 from ddplaunch.launcher.decide.job.starting import start_if_enough, take_back_generation
-from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, REPORTED_WITHIN, Partition, Phase, State
+from ddplaunch.launcher.decide.job.state import BETWEEN_GENERATIONS, FURTHER_REPORTS_WITHIN, Partition, Phase, State
 from ddplaunch.spec.outcome import ENDED_ITSELF, MAY_RESTART, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.words import signal_name
@@ -42,7 +42,7 @@ PAUSE_AFTER_LEAVE = 2.0
 def on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     """Decide what the loss of a node means for the job; called once the connection of its agent has ended, for any reason."""
     member, at = state.members[lost.id], lost.at
-    state = _begin_after_lease(state, lost)  # until then workers may live there
+    state = _with_wait_for_lease(state, lost)  # until then workers may live there
     state = replace(state, members=state.members.without(lost.id))
     if state.phase in BETWEEN_GENERATIONS and _cannot_go_on_without(state):
         # between generations it has no node rank: the failure summary names it by the rank that its user gave it
@@ -76,7 +76,7 @@ def _on_running_node_lost(state: State, member: Member, reason: str, at: float) 
     return state, (actions.Print(f"{member} is lost: {reason}"), *then)
 
 
-def _begin_after_lease(state: State, lost: events.AgentLost) -> State:
+def _with_wait_for_lease(state: State, lost: events.AgentLost) -> State:
     """Return the state in which no generation begins until the lease of a lost node is over: until then its workers may live.
 
     Without a lease, the job needs all its nodes and ends. Nothing is waited for if the workers are known to have ended.
@@ -84,7 +84,7 @@ def _begin_after_lease(state: State, lost: events.AgentLost) -> State:
     if not state.policy.lease or lost.has_ended or not state.members.runs(lost.id):
         return state
     renewed_at = lost.at if lost.renewed_at is None else lost.renewed_at
-    return replace(state, rendezvous=state.rendezvous.not_before(renewed_at + state.policy.lease))
+    return replace(state, rendezvous=state.rendezvous.no_start_before(renewed_at + state.policy.lease))
 
 
 def _cannot_go_on_without(state: State) -> bool:
@@ -128,7 +128,7 @@ def on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     line = actions.Print(f"{member} leaves ({signal_name(event.signum)}): all workers start again {when}")
     # the signal may still be on its way to further nodes: no generation begins before
     members = state.members.with_member(replace(member, leave_signal=event.signum))
-    state = replace(state, members=members, rendezvous=state.rendezvous.not_before(at + PAUSE_AFTER_LEAVE))
+    state = replace(state, members=members, rendezvous=state.rendezvous.no_start_before(at + PAUSE_AFTER_LEAVE))
     if not member.runs:
         all_start_again = state.phase in (Phase.STOPPING, Phase.PAUSING)  # else the line would not be true
         state, then = on_agent_lost(state, events.AgentLost(id, ENDED_ITSELF, at))
@@ -136,10 +136,10 @@ def on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     if state.phase is Phase.RUNNING:
         state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, at, but=id)
         return state, (line, *then)
-    return _with_node_left(state), (line,)
+    return _with_reason_node_left(state), (line,)
 
 
-def _with_node_left(state: State) -> State:
+def _with_reason_node_left(state: State) -> State:
     """Return a state in which workers are being stopped, also because a node leaves: a node that joined is the lesser reason."""
     return replace(state, why=Why.NODE_LEFT) if state.why is Why.NODE_JOINED else state
 
@@ -163,7 +163,7 @@ def on_node_0_leaving(state: State, event: events.NodeStopping) -> Result:
     elif state.phase is Phase.RUNNING:
         state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)
     else:
-        state, then = _with_node_left(state), ()
+        state, then = _with_reason_node_left(state), ()
     return state, (actions.Print(line), *then)
 
 
@@ -177,7 +177,7 @@ def on_own_unfit(state: State, reason: str) -> Result:
 _MOST_NAMED = 8  # nodes
 
 
-def on_unheard(state: State, event: events.Unheard) -> State:
+def on_first_node_unheard(state: State, event: events.FirstNodeUnheard) -> State:
     """Note that a node does not hear the first one, which itself cannot say so."""
     if state.members[event.id].node_rank == 0:
         return state
@@ -190,10 +190,10 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
     While the first node is silent it may be lost itself: wait until it answers or is lost.
     """
     if is_first_silent:
-        return replace(state, partition=replace(state.partition, due=at + REPORTED_WITHIN)), ()
+        return replace(state, partition=replace(state.partition, due=at + FURTHER_REPORTS_WITHIN)), ()
     unheard = {id: reason for id, reason in state.partition.not_hearing if state.members.runs(id)}
     state = replace(state, partition=Partition())
-    split = _split(state, unheard, "hear")
+    split = _split(state, unheard, verb="hear")
     if split is None:  # the nodes that lost the first one have ended, or the first one has
         return state, ()
     generation = replace(state.generation, lost=(*state.generation.lost, *split.lost))
@@ -210,9 +210,9 @@ def on_left_behind_ended(state: State, member: Member, at: float) -> Result:
     return state, (actions.LeaveBehind(member.id, member.why_left_behind), *then)
 
 
-def on_unreached(state: State, event: events.Unreached) -> Result:
+def on_first_node_unreached(state: State, event: events.FirstNodeUnreached) -> Result:
     """Take the generation back that no agent knows of yet; leave the smaller part behind, or end the job."""
-    split = _split(state, {id: reason for id, reason in event.nodes if id in state.members}, "reach")
+    split = _split(state, {id: reason for id, reason in event.nodes if id in state.members}, verb="reach")
     rendezvous = state.rendezvous  # as it was: no port was taken, and the next generation waits for none
     state = replace(take_back_generation(state, event.at), rendezvous=rendezvous, phase_deadline=event.at)
     if split is None:  # those nodes are lost, and the others begin again

@@ -44,7 +44,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
         """Return the rendezvous that waits for no nodes: enough are there, or the job has ended."""
         return replace(self, deadline=None, status_line_at=None)
 
-    def not_before(self, at: float) -> Rendezvous:
+    def no_start_before(self, at: float) -> Rendezvous:
         """Return the rendezvous after which no generation begins before this time."""
         return replace(self, earliest_start=max(self.earliest_start, at))
 

@@ -126,6 +126,11 @@ class Restarts(Struct, frozen=True, kw_only=True):
         window = policy.restart_window or inf
         return sum(at - spent < window for spent in self.spent) >= policy.max_restarts
 
+    def after_earlier(self, best_step: int, without_new_step: int) -> Restarts:
+        """Return the restarts with how far the job came before it was requeued, which a slow disk may tell late."""
+        best_step, without_new_step = max(best_step, self.best_step), without_new_step + self.without_new_step
+        return replace(self, best_step=best_step, without_new_step=without_new_step)
+
     def why_not_again(self, policy: Policy, why: Why | None, generation: Generation) -> str:
         """Return why no other generation should follow, in a sentence; "" if nothing says so."""
         if self.gave_up:

@@ -45,6 +45,7 @@ def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
         return start_generation(state, at)
     if not is_enough:
         return replace(state, phase_deadline=None), ()  # the deadline of the rendezvous runs
+    # `last_call`: seconds for further nodes to join
     waits_until = max(at + policy.last_call, state.may_begin_at)
     return replace(state, phase_deadline=waits_until if deadline is None else min(waits_until, deadline)), ()
 

@@ -14,7 +14,7 @@ from ddplaunch.launcher.decide.job.restarts import Generation, Restarts
 from ddplaunch.spec.outcome import Why
 from ddplaunch.system.process.clock import soonest
 
-REPORTED_WITHIN = 2.0  # seconds from the first report that the first node is not heard: others are on their way
+FURTHER_REPORTS_WITHIN = 2.0  # seconds after the first report that the first node is not heard
 
 
 class Phase(Enum):
@@ -65,7 +65,7 @@ class Partition(Struct, frozen=True, kw_only=True):
         """Return the record after another node has reported that it does not hear the first one."""
         if id in dict(self.not_hearing):
             return self
-        due = at + REPORTED_WITHIN if self.due is None else self.due
+        due = at + FURTHER_REPORTS_WITHIN if self.due is None else self.due
         return replace(self, not_hearing=(*self.not_hearing, (id, reason)), due=due)
 
 
@@ -91,7 +91,8 @@ class State(Struct, frozen=True, kw_only=True):
     def next_generation(self, members: Members, at: float) -> State:
         """Return the state in which the next generation runs with these members.
 
-        Its number and term are above those of any generation that a node has begun, also under a coordinator that is gone.
+        Its number and its term, which grows from run to run, are above those of any generation that a node has begun, also
+        under a coordinator that is gone.
         """
         return replace(
             self,

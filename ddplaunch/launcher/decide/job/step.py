@@ -24,13 +24,13 @@ from ddplaunch.launcher.decide.job.node_loss import (
     is_ending,
     leaves_job,
     on_agent_lost,
+    on_first_node_unheard,
+    on_first_node_unreached,
     on_left_behind_ended,
     on_node_0_leaving,
     on_node_leaving,
     on_own_unfit,
     on_partition_due,
-    on_unheard,
-    on_unreached,
     others_would_wait,
 )
 from ddplaunch.launcher.decide.job.starting import (
@@ -75,11 +75,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.OwnUnfit(reason):
             return on_own_unfit(state, reason)
         case events.ProgressKnown(best_step, without_new_step):
-            # the disk was slow: what this start has counted meanwhile counts, too
-            without_new_step += state.restarts.without_new_step
-            best_step = max(best_step, state.restarts.best_step)
-            restarts = replace(state.restarts, best_step=best_step, without_new_step=without_new_step)
-            return replace(state, restarts=restarts), ()
+            return replace(state, restarts=state.restarts.after_earlier(best_step, without_new_step)), ()
         # the generation
         case events.BeginFailed(failure):
             generation = replace(state.generation, start_failure=failure)
@@ -88,19 +84,13 @@ def step(state: State, event: events.Event) -> Result:
             return take_back_generation(state, at), ()
         case events.NodeStopping(id, why, signum):
             return _on_node_stopping(_note_signal(state, signum, why), event) if id in state.members else (state, ())
-        case events.NodeEnded(id):
-            return _on_node_ended(state, event) if state.members.runs(id) else (state, ())
-        case events.NodeIdle(id):
-            return _on_node_idle(state, event) if state.members.runs(id) else (state, ())
-        case events.NodeStacksRead(id):
-            return _on_node_stacks_read(state) if state.members.runs(id) else (state, ())
-        case events.LimitsPaused(id, paused):
-            return _on_limits_paused(state, id, paused=paused) if state.members.runs(id) else (state, ())
-        case events.Unreached() if state.phase is Phase.RUNNING:
-            return on_unreached(state, event)
-        case events.Unheard(id) if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.members.runs(id):
-            return on_unheard(state, event), ()
-        case events.Unreached() | events.Unheard():
+        case events.NodeEnded(id) | events.NodeIdle(id) | events.NodeStacksRead(id) | events.LimitsPaused(id):
+            return _on_report(state, event) if state.members.runs(id) else (state, ())
+        case events.FirstNodeUnreached() if state.phase is Phase.RUNNING:
+            return on_first_node_unreached(state, event)
+        case events.FirstNodeUnheard(id) if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.members.runs(id):
+            return on_first_node_unheard(state, event), ()
+        case events.FirstNodeUnreached() | events.FirstNodeUnheard():
             return state, ()
         # the user, or a scheduler
         case events.NodeNoticed(id, signum):
@@ -118,6 +108,19 @@ def step(state: State, event: events.Event) -> Result:
         # time
         case events.DeadlineReached(at, is_first_silent):
             return _on_deadline(state, at, is_first_silent=is_first_silent)
+
+
+def _on_report(state: State, event: events.Report) -> Result:
+    """Take what a node reports on which processes of the generation are left."""
+    match event:
+        case events.NodeEnded():
+            return _on_node_ended(state, event)
+        case events.NodeIdle():
+            return _on_node_idle(state, event)
+        case events.NodeStacksRead():
+            return _on_node_stacks_read(state)
+        case events.LimitsPaused(id, paused):
+            return _on_limits_paused(state, id, paused=paused)
 
 
 def _note_signal(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
@@ -179,7 +182,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
         if others_would_wait(state) and front_is_lost:
             return _leave_to_others(state, event)
         return _stop_all_nodes(state, event)
-    # where one command has started all agents (`has_one_command`), a signal to one of them is for the job
+    # where one command has started all agents, a signal to one of them is for the job
     concerns_it_alone = member.node_rank is None and not state.policy.needs_all and not state.policy.has_one_command
     if front_is_lost or concerns_it_alone:
         state, then = on_agent_lost(state, events.AgentLost(id, ENDED_ITSELF, event.at))
@@ -216,7 +219,7 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
     alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
-    return state, (actions.LeaveJob(0), *then, *ended)
+    return state, (actions.LeaveJob(signum=0), *then, *ended)
 
 
 def _on_escalated(state: State, id: int, signum: int) -> Result:
@@ -258,7 +261,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     generation = replace(generation, node_exits=generation.node_exits.with_item(event.id, event.exits))
     may_have_begun = state.workers_may_have_begun or bool(event.exits or event.leftovers)
     state = replace(state, generation=generation, workers_may_have_begun=may_have_begun)
-    if member.is_leaving and event.id != SELF_ID:
+    if member.is_leaving and event.id != SELF_ID:  # node 0 leaves after all others have ended: `go_on_if_ended`
         state = replace(state, members=state.members.without(event.id))
         state, then = go_on_if_ended(state, event.at)
         return state, (actions.Release(event.id, member.leave_signal), *then)
@@ -276,7 +279,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
         return _on_node_ended_unstopped(state, member, event)
     was_ctrl_c = state.phase is Phase.STOPPING and state.signum == SIGINT
     is_first_to_end = len(generation.node_exits) == 1
-    if was_ctrl_c and is_first_to_end and not state.members.have_ended:
+    if was_ctrl_c and is_first_to_end and not state.members.all_have_ended:
         # on the other nodes a worker may wait in C for one of these, and only SIGKILL ends it
         return state, (actions.StopNodes(state.members.running, SIGINT, another_node_ended=True),)
     return go_on_if_ended(state, event.at)

@@ -1,7 +1,4 @@
-"""Which workers debuggers of ours hold: one that failed has the terminal, others wait for it, some are attached to. Pure.
-
-Each function returns the state after it and the actions to carry out, as `step` does.
-"""
+"""Which workers debuggers of ours hold: one that failed has the terminal, others wait for it, some are attached to. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +9,20 @@ from ddplaunch.launcher.decide.node.state import END_TIMEOUT, Debugging, State
 from ddplaunch.launcher.decide.node.teardown import Result
 
 
-def on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
+def step(state: State, event: events.OfDebuggers) -> Result:
+    """Do the part of the agent's `step` that is about debuggers."""
+    match event:
+        case events.TerminalRequested():
+            return _on_terminal_requested(state, event)
+        case events.TerminalReturned():
+            return _on_terminal_returned(state, event)
+        case events.DebuggerAttached(rank):
+            return _on_debugger_attached(state, rank)
+        case events.DebuggerDetached(rank, at):
+            return _on_debugger_detached(state, rank, at)
+
+
+def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
     """Lend the terminal to the first worker that has failed; refuse when the job is about to end.
 
     There is one debugger a job. Workers that fail meanwhile are held in a queue, and refused once the user has left that one.
@@ -30,7 +40,7 @@ def on_terminal_requested(state: State, event: events.TerminalRequested) -> Resu
     return state, (actions.Print(line), *holds, actions.LendTerminal(rank))
 
 
-def on_terminal_returned(state: State, event: events.TerminalReturned) -> Result:
+def _on_terminal_returned(state: State, event: events.TerminalReturned) -> Result:
     """Have the workers that failed end, once the user has left the debugger of the first of them."""
     queued = tuple(rank for rank in state.debugging.queued if rank != event.rank)
     if state.debugging.at_terminal != event.rank:
@@ -40,12 +50,12 @@ def on_terminal_returned(state: State, event: events.TerminalReturned) -> Result
     return replace(_with_time_to_end(state, event.at), debugging=debugging), (actions.ShowOutput(), *refusals)
 
 
-def on_debugger_attached(state: State, rank: int) -> Result:
+def _on_debugger_attached(state: State, rank: int) -> Result:
     """Note that a debugger holds this worker."""
     return _with_debugging(state, replace(state.debugging, attached=state.debugging.attached | {rank}))
 
 
-def on_debugger_detached(state: State, rank: int, at: float) -> Result:
+def _on_debugger_detached(state: State, rank: int, at: float) -> Result:
     """Let the worker go on that a debugger held. If the worker has raised an exception, its time to end begins now."""
     state = replace(_with_time_to_end(state, at), progress=replace(state.progress, idle_since=at))
     return _with_debugging(state, replace(state.debugging, attached=state.debugging.attached - {rank}))

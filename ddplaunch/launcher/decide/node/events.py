@@ -205,5 +205,5 @@ _OfWorkers = (
     WorkerStarted | StartFailed | WorkerRaised | ErrorRecorded | ExceptionFinal | StoreWanted | WorkerExited | Swept
 )
 _Answers = ProgressChecked | StacksCaptured | StuckFound
-_OfDebuggers = TerminalRequested | TerminalReturned | DebuggerAttached | DebuggerDetached
-Event = _Orders | _OfWorkers | _Answers | _OfDebuggers | SignalReceived | FrontLost | DeadlineReached
+OfDebuggers = TerminalRequested | TerminalReturned | DebuggerAttached | DebuggerDetached
+Event = _Orders | _OfWorkers | _Answers | OfDebuggers | SignalReceived | FrontLost | DeadlineReached

@@ -90,7 +90,7 @@ class Raised(Struct, frozen=True, kw_only=True):
     should_exit_by: float | None = (
         None  # when a worker that has recorded an exception should have ended; None: none has
     )
-    # ranks of `causes` whose program is over, so that only their interpreter still ends
+    # ranks of `causes` whose program is over: only their interpreter still ends
     exiting: frozenset[int] = frozenset()
 
 

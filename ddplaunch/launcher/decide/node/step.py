@@ -78,15 +78,13 @@ def step(state: State, event: events.Event) -> Result:
             return _on_stacks_captured(state, event)
         case events.StuckFound(ranks):
             return teardown.on_stuck_found(state, ranks)
-        # debuggers
-        case events.TerminalRequested():
-            return debuggers.on_terminal_requested(state, event)
-        case events.TerminalReturned():
-            return debuggers.on_terminal_returned(state, event)
-        case events.DebuggerAttached(rank):
-            return debuggers.on_debugger_attached(state, rank)
-        case events.DebuggerDetached(rank, at):
-            return debuggers.on_debugger_detached(state, rank, at)
+        case (
+            events.TerminalRequested()
+            | events.TerminalReturned()
+            | events.DebuggerAttached()
+            | events.DebuggerDetached()
+        ):
+            return debuggers.step(state, event)
         # time
         case events.DeadlineReached(at):
             return _on_deadline(state, at)
@@ -137,6 +135,7 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     shows_stacks = event.signum != SIGINT or event.silent_for >= teardown.SILENCE
     hang_timeout_is_over = event.why is Why.HUNG
     begun = replace(state.teardown, job_stands_still=event.job_stands_still, hang_timeout_is_over=hang_timeout_is_over)
+    # only a stop for a failure leaves workers alone that exit by themselves
     raised = state.raised if event.why is Why.FAILED else replace(state.raised, exiting=frozenset())
     return teardown.stop(
         replace(state, teardown=begun, raised=raised),
@@ -272,12 +271,12 @@ def _may_other_nodes_run(state: State) -> bool:
 def _on_worker_started(state: State, rank: int, at: float) -> Result:
     """Note that a worker has a process. With that of --debug's rank time limits wait; with the last, checks of progress begin."""
     state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
-    then: tuple[actions.Action, ...] = (actions.PauseLimits(True),) if rank == state.policy.debug_rank else ()
+    then: tuple[actions.Action, ...] = (actions.PauseLimits(paused=True),) if rank == state.policy.debug_rank else ()
     if state.pending:
         return state, then
     if state.policy.progress_interval:
         return state, (*then, actions.CheckProgress())  # `ProgressChecked` answers, and sets the time of the next check
-    if state.policy.lax_progress_interval:
+    if state.policy.lax_progress_interval:  # without --hang-timeout
         check_at = at + state.policy.lax_progress_interval
         state = replace(state, progress=replace(state.progress, check_at=check_at))
     return state, then
@@ -321,21 +320,21 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 
 
 def _on_exception_final(state: State, rank: int, at: float) -> State:
-    """Have the other workers stopped soon, though this one still ends its interpreter: half a second with torch.
+    """Have the other workers stopped soon, though this one still ends its interpreter, which takes half a second with torch.
 
     A worker that may not be the cause, or that a restart would not help, is judged at its end, as one whose program still runs.
     So is one that was asked to end before.
     """
     error = dict(state.raised.errors).get(rank)
-    is_own = rank in state.alive & state.raised.causes - state.raised.exiting
-    if error is None or error.at is None or not (is_own and state.workers_go_on):
+    may_be_cause = rank in state.alive & state.raised.causes - state.raised.exiting
+    if error is None or error.at is None or not (may_be_cause and state.workers_go_on):
         return state
     exiting = state.raised.exiting | {rank}
     state = replace(state, raised=replace(state.raised, exiting=exiting, should_exit_by=at + END_TIMEOUT))
     others_run = bool((state.alive | state.pending) - exiting) or not state.is_only_node
     if not others_run or import_failure(error):
         return state
-    deadline = soonest(state.phase_deadline, at + LIKEWISE_TIMEOUT)
+    deadline = soonest(state.phase_deadline, at + LIKEWISE_TIMEOUT)  # others that fail likewise do so by then
     return replace(state, phase=Phase.SETTLING, phase_deadline=deadline)
 
 
@@ -350,7 +349,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
     limits_waited = state.debugger_suspends_limits
     progress = replace(state.progress, idle_since=at)
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), progress=progress)
-    limits_go_on = (actions.PauseLimits(False),) if limits_waited and not state.debugger_suspends_limits else ()
+    limits_go_on = (actions.PauseLimits(paused=False),) if limits_waited and not state.debugger_suspends_limits else ()
     # by --debug, or in a debugger after it had failed
     had_terminal = exit.rank in (state.policy.debug_rank, state.debugging.at_terminal)
     died_of_ctrl_c = state.debugging.got_ctrl_c and had_terminal and exit.signal == SIGINT

@@ -48,8 +48,8 @@ def stop(
     `by_cluster`: the cluster signals the workers itself, so ddplaunch sends no signal; after an order of the coordinator, that
     signal may still be on its way to this node.
     `shows_stacks`: first capture the workers' stacks, for the report, if the user wants that and this kind of stop allows it.
+    After Ctrl-C, and where no worker makes progress, they are captured in any case, to know later who stands where it stood.
     `stops_all`: a limit of time is over, and all nodes get this order; none sends a signal before all have captured the stacks.
-    After Ctrl-C, and where no worker makes progress, they are always captured, to know later who stands where it stood.
     """
     is_ordered = why in _ORDERED  # by the coordinator, which needs no report
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
@@ -81,9 +81,8 @@ def stop(
 def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bool, awaits_all_nodes: bool) -> Result:
     """Capture the workers' stacks first; when they are known, or the time is up, `stop_with_stacks` sends the signal.
 
-    `shows_stacks`: the report is to show them all; else they only show, beside those of some
-    seconds after the signal, which workers are stuck, and the user waits less.
-    `awaits_all_nodes`: the coordinator stops all nodes at once, and says when those of all are known.
+    `shows_stacks`: the report shows them all; else the user waits less, and sees at most those of workers that then do not move.
+    `awaits_all_nodes`: the coordinator stops all nodes at once, and says when those of all nodes are known.
     """
     interval = state.policy.progress_interval
     within = state.policy.stacks_timeout if shows_stacks else min(STACKS_WITHIN, state.policy.stacks_timeout)
