@@ -188,7 +188,7 @@ class Tracebacks:
         return b""
 
     def _fold_hold_or_show(self, rank: int, at: float) -> bytes:
-        """Decide about the open traceback, which is complete: fold it, hold it until its cause is known, or return it whole."""
+        """Decide about the traceback of a rank, which is complete now: fold it, hold it until its cause is known, or return it whole."""
         traceback = self._unfinished.pop(rank)
         has_exception = bool(traceback.exception)  # else it was cut off
         if self._was_interrupted and traceback.is_interrupt:
