@@ -63,7 +63,7 @@ class Inspection:
         self.samples: tuple[Sample, ...] = ()  # the same, if the user is to see them
         self._observed_at = 0.0
         self._footprints: dict[int, Footprint] = {}  # at the last check, by rank
-        self._waited_in_at_last_check: dict[int, object] = {}  # by rank of a busy worker: the collective
+        self._last_waited_in: dict[int, object] = {}  # by rank of a worker that was busy: the collective
 
     def capture(
         self,
@@ -183,7 +183,7 @@ class Inspection:
             least_bytes = 1 if worker.terminal else _LEAST_BYTES
             now = self._footprints[rank]
             if cannot_be_judged or has_written(rank, since) or _has_progressed(before[rank], now, least_bytes):
-                self._waited_in_at_last_check.clear()  # for this check no stack is read
+                self._last_waited_in.clear()  # for this check no stack is read
                 return self._post_checked(True)
             if now.cpu_seconds - before[rank].cpu_seconds > idle_cpu:
                 busy.append(worker)
@@ -205,10 +205,8 @@ class Inspection:
         """Post whether any busy worker has made progress: one that waits where it waited at the last check has made none."""
         if generation is self._generation and self._running:
             now = {one.rank: standing(one) for one in samples or () if not one.child and waits_in_collective(one)}
-            progressed = any(
-                one.rank not in now or now[one.rank] != self._waited_in_at_last_check.get(one.rank) for one in busy
-            )
-            self._waited_in_at_last_check = now
+            progressed = any(one.rank not in now or now[one.rank] != self._last_waited_in.get(one.rank) for one in busy)
+            self._last_waited_in = now
             # what a worker did to answer is no progress
             self._footprints |= _footprints({one.rank: one for one in busy})
             self._post_checked(progressed)

@@ -24,7 +24,7 @@ MOST_KINDS = 16
 PROMPT_ROW = 1 << 10  # the row of a prompt, a line that has not ended: it stands below all bars, and has no progress
 # in a message of its own: what was typed behind that line stays, and the next line begins below it
 ANSWERED = PROMPT_ROW + 1
-_AT_ONCE = 128  # bars that are read each time; more would take more than a fortieth of a core
+_READ_EACH_TIME = 128  # bars that are read each time; more would take more than a fortieth of a core
 _MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
 _ROOM = 60_000  # bytes of all bars: they fit into one message
 
@@ -217,7 +217,7 @@ class BarFeed:
         """Pass bars on by `queue` to the front (the process that has the console); the owner gives them at each call."""
         self._queue = queue
         self._interval = self._pause = interval  # seconds
-        self._sent = b""  # the last message
+        self._last_message = b""
         self._sent_at = -inf
         self.deadline: float | None = None  # when to call `update`, monotonic seconds
 
@@ -228,20 +228,22 @@ class BarFeed:
     def update(self, bars: Collection[Bar], at: float) -> None:
         """Pass these bars on now, if they have changed: a bar that has become a line is to be gone before the line is shown."""
         self.deadline = None
-        self._pause = self._interval * max(1.0, len(bars) / _AT_ONCE)  # to condense twice as many takes twice as long
+        self._pause = self._interval * max(
+            1.0, len(bars) / _READ_EACH_TIME
+        )  # to condense twice as many takes twice as long
         message = pack(condense(bars))
-        if message == self._sent:
+        if message == self._last_message:
             return
         if self._queue.put_bars(message):
-            self._sent = message
+            self._last_message = message
             self._sent_at = at
         else:
             self.deadline = at + self._pause
 
     def repeat(self, at: float) -> None:
         """Pass the bars on again, even if they have not changed: the terminal has another size."""
-        if self._sent:
-            self._sent = b""
+        if self._last_message:
+            self._last_message = b""
             self.note_change(at)
 
 

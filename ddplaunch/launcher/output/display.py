@@ -295,10 +295,8 @@ class Display:
             return _RawReader(terminal=stream in self._terminals)
         if self._shows_one_alone and not is_live:
             return LoneLines(self._prefixes[stream].of((rank,)))
-        if (
-            self._unprefixed and self._wall_clock is None
-        ):  # several workers: between their lines a bar may come as it is
-            return LoneLines(_NO_PREFIX)
+        if self._unprefixed and self._wall_clock is None:
+            return LoneLines(_NO_PREFIX)  # between lines that have no prefix, a bar may come as it is
         return Lines(live=is_live)
 
     def _note_state(self, rank: int, stream: Stream, reader: _Reader) -> None:

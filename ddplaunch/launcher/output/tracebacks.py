@@ -188,7 +188,7 @@ class Tracebacks:
         return b""
 
     def _fold_hold_or_show(self, rank: int, at: float) -> bytes:
-        """Decide about the open traceback, which is complete: fold it, hold it until its cause is known, or return it whole."""
+        """Fold the traceback of a rank, which is complete now, or hold it until its cause is known, or return it whole."""
         traceback = self._unfinished.pop(rank)
         has_exception = bool(traceback.exception)  # else it was cut off
         if self._was_interrupted and traceback.is_interrupt:
@@ -242,9 +242,8 @@ class Tracebacks:
         """
         shown: list[Shown] = []
         # equal tracebacks, which may come a moment later, are folded together
-        has_settled = any(
-            at >= one.changed_at + SETTLED_AFTER for rank, one in self._held.items() if rank in self._failed
-        )
+        settled_at = (one.changed_at + SETTLED_AFTER for rank, one in self._held.items() if rank in self._failed)
+        has_settled = any(at >= then for then in settled_at)
         for rank, one in sorted(self._held.items(), key=lambda item: item[1].changed_at):
             has_failed = rank in self._failed or at == inf
             if self._cause_is_known and has_failed and has_settled:

@@ -207,7 +207,7 @@ class Reporter:
         was_reported_elsewhere = before.why is Why.COORDINATOR and not before.end.stop_signal
         # Ctrl-C at a debugger's prompt goes to that worker, and stops nothing
         is_for_debugger = event.signum == signal.SIGINT and before.terminal_holder
-        # as the decision has it
+        # the decision then goes on with the stop as it is
         leaves_time_to_save = event.is_first_by_program and before.phase is node.Phase.STOPPING
         if was_reported_elsewhere or is_for_debugger or leaves_time_to_save:
             return

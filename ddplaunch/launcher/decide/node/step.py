@@ -446,12 +446,11 @@ def _on_deadline(state: State, at: float) -> Result:
     due = soonest(state.deadline, state.lax_deadline)
     if due is None or at < due:
         return state, ()
+    exit_is_overdue = is_due(state.raised.should_exit_by, at) and not state.debugger_may_hold_any
     naming_is_due = is_due(state.naming_deadline, at) and not state.debugger_suspends_limits
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if (
-            is_due(state.raised.should_exit_by, at) and not state.debugger_may_hold_any
-        ):
-            # a worker that recorded an exception should have ended: the agent answers with `WorkerRaised` if it has not
+        case Phase.RUNNING | Phase.SETTLING if exit_is_overdue:
+            # of a worker that recorded an exception: the agent answers with `WorkerRaised` if it has not ended
             return replace(state, raised=replace(state.raised, should_exit_by=None)), (actions.FindRaised(),)
         case Phase.RUNNING | Phase.SETTLING if naming_is_due:
             return _on_early_exits_due(state)
