@@ -197,7 +197,6 @@ class AgentContext:
             folds_tracebacks=spec.verbosity <= 0,
         )
         queue = self.queue
-        # where a command starts all agents, it shows the output of all nodes
         nodes_on_screen = plan.nnodes if inputs.allocation.start else 1
         return Output(
             display,
@@ -226,7 +225,8 @@ class AgentContext:
 
     def _reporter(self) -> Reporter:
         """Return the reporter of this node, which tells the user, or a caller of `launch()`, by way of the front."""
-        inputs, is_in_slurm = self.inputs, self.inputs.allocation.cluster == "slurm"
+        inputs, to_caller = self.inputs, self.inputs.reports_to_caller
+        is_in_slurm = inputs.allocation.cluster == "slurm"
         surroundings = Surroundings(
             host=inputs.node.host,
             cwd=working_directory() or "",  # "": it was removed, so that no path lies below it
@@ -243,7 +243,7 @@ class AgentContext:
             time.monotonic,
             around=surroundings,
             reports_job=inputs.reports_job,
-            caller=CallerReporter(partial(_send, self.queue)) if inputs.reports_to_caller else None,
+            caller=CallerReporter(partial(_send, self.queue)) if to_caller else None,
         )
         is_simulated_node = inputs.spec.simulate and not inputs.only_coordinates
         if is_simulated_node:  # the command may inject faults, for which it has to know the workers' processes
