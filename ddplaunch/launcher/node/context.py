@@ -217,7 +217,8 @@ class AgentContext:
 
     def _reporter(self) -> Reporter:
         """Return the reporter of this node, which tells the user, or a caller of `launch()`, by way of the front."""
-        inputs, is_in_slurm = self.inputs, self.inputs.allocation.cluster == "slurm"
+        inputs, to_caller = self.inputs, self.inputs.reports_to_caller
+        is_in_slurm = inputs.allocation.cluster == "slurm"
         surroundings = Surroundings(
             host=inputs.node.host,
             cwd=working_directory() or "",  # "": it was removed, so that no path lies below it

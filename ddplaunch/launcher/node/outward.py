@@ -184,14 +184,13 @@ class JobProgress:
 
         self._coordinator.questions.ask(AskStatus(), _ANSWER_WITHIN, _StatusQuestion(self, done))
 
-    def note(self, progress_of_rank: Mapping[int, Progress], seconds_silent: list[float]) -> None:
-        """Note how far these workers are, and when one of them last made a step or wrote something."""
-        seconds_ago = list(seconds_silent)
+    def note(self, progress_of_rank: Mapping[int, Progress], ages: list[float]) -> None:
+        """Note how far these workers are; `ages` are how many seconds ago each of them moved, besides what its progress says."""
         if (found := progress_of_job(progress_of_rank)) is not None:
             self._progress = found
-            seconds_ago.append(found.age)
-        if seconds_ago:
-            self._progress_seen_at = max(self._progress_seen_at, time.time() - min(seconds_ago))
+            ages = [*ages, found.age]
+        if ages:
+            self._progress_seen_at = max(self._progress_seen_at, time.time() - min(ages))
 
     def figures(self) -> Figures | None:
         """Return the figures for the file of --metrics-file, of what is known now; None before the workers are started."""
@@ -200,11 +199,10 @@ class JobProgress:
         if plan is None:
             return None
         if state.end.status is not None:  # nobody can be asked any more, but each end says how far its worker came
+            # `progress` as the script has said, else as the last progress bar shows; `quiet`: seconds without output
             ends = state.generation.exits
-            # as the script has said, else as its last progress bar shows
             reached = {end.rank: progress for end in ends if (progress := end.progress or end.bar) is not None}
-            seconds_silent = [end.quiet for end in ends if end.quiet is not None]  # None: it has written nothing
-            self.note(reached, seconds_silent)
+            self.note(reached, [end.quiet for end in ends if end.quiet is not None])
         # times of other clocks become times since the epoch
         started_at = time.time() - (reporter.clock() - reporter.story.began)
         last_busy = max(state.idleness.progress_at, state.generation.began_at)  # as the checks of --hang-timeout saw it
@@ -236,7 +234,7 @@ class _StatusQuestion:
         self._job_progress = job_progress
         self._done = done
         self._progress_of_rank: dict[int, Progress] = {}
-        self._seconds_silent: list[float] = []  # seconds since each worker has written something, or was started
+        self._ages: list[float] = []  # seconds since each worker has written something, or was started
 
     def on_answer(self, _member: Member, answer: Answer) -> None:
         """Take what a node says of its workers. Called by the questions of the coordinator."""
@@ -245,11 +243,11 @@ class _StatusQuestion:
         for worker in answer.workers if isinstance(answer, NodeStatus) else ():
             if worker.progress is not None:
                 self._progress_of_rank[worker.rank] = worker.progress
-            self._seconds_silent.append(worker.seconds if worker.quiet is None else min(worker.seconds, worker.quiet))
+            self._ages.append(worker.seconds if worker.quiet is None else min(worker.seconds, worker.quiet))
 
     def on_all_answered(self) -> None:
         """Note what was answered. Called by the questions of the coordinator."""
-        self._job_progress.note(self._progress_of_rank, self._seconds_silent)
+        self._job_progress.note(self._progress_of_rank, self._ages)
         self._done()
 
 
