@@ -36,9 +36,8 @@ from ddplaunch.tools.doctor import SEVERITIES, CheckResult, NodesReport, Report
 from ddplaunch.tools.doctor.examine import ALL_CHECKS, presentable
 from ddplaunch.tools.doctor.nodes import Concern, agreement, joined, messages, network
 from ddplaunch.tools.doctor.nodes.agreement import Clock
-from ddplaunch.tools.doctor.nodes.messages import R
 from ddplaunch.tools.doctor.nodes.network import Direction, Pair, deciding_pairs, rounds_of_halves
-from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes
+from ddplaunch.tools.doctor.nodes.nodes import Batch, Nodes, R
 
 _MODULE = "ddplaunch.tools.doctor.nodes.host"
 # seconds for a node to do what is requested

@@ -19,6 +19,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal, Protocol, TypeAlias
 
+from msgspec import Raw
+
 from ddplaunch.reach.pipes import CONTROL
 from ddplaunch.reach.protocol import ORDER, REQUEST, HostOrder, InputPipe, OutputPipe, reserve_stdio
 from ddplaunch.reach.protocol import order as order_in
@@ -74,12 +76,12 @@ class Examinee:
         assert isinstance(asked, messages.Asked)
         number, request = asked.number, asked.request
         if isinstance(request, messages.TellTime):  # at once: a child would be late
-            self._asker.send(messages.encode_reply(number, messages.Time(time.time())))
+            self._asker.send(_answer(number, lambda: messages.Time(time.time())))
             return
         if self._unanswered == _MOST_UNANSWERED:
             raise Malformed("asks too much at once")
         answer = partial(_answer, number, self._what_finds_reply_to(request))
-        if_late = messages.encode_failure(number, f"no answer in {duration(asked.within)}")
+        if_late = _failure(number, f"no answer in {duration(asked.within)}")
         self._unanswered += 1
         pending = self._loop.ask(answer, otherwise=if_late, answered=self._on_answer, within=asked.within)
         # the kernel cannot kill a child in uninterruptible sleep, as on a dead file server: it is left behind
@@ -144,11 +146,15 @@ def _serve(listeners: int, token: str, node_rank: int) -> None:
 def _answer(number: int, find_reply: Callable[[], messages.Reply]) -> bytes:
     """Answer the request of this number, in the child: with the reply, or with what was raised in its place."""
     try:
-        return messages.encode_reply(number, find_reply())
+        return messages.encode(messages.Answered(number, Raw(messages.encode(find_reply()))))
     except LaunchError as error:
-        return messages.encode_failure(number, error.message)
+        return _failure(number, error.message)
     except Exception as error:  # noqa: BLE001 - the doctor names it, and goes on
-        return messages.encode_failure(number, f"{type(error).__name__}: {error}")
+        return _failure(number, f"{type(error).__name__}: {error}")
+
+
+def _failure(number: int, why: str) -> bytes:
+    return messages.encode(messages.Answered(number, why_none=line(why)))
 
 
 # --- replies, each found in a child

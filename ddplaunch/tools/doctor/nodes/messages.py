@@ -6,13 +6,12 @@ fit the type which its request asks for is refused, and what is shown of one is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from ddplaunch.system.fields import Duration, Host, Line, Number, Port, Seconds, decoder, line
+from ddplaunch.system.fields import Duration, Host, Line, Number, Port, Seconds, decoder
 from ddplaunch.tools.doctor import Report
 
 MAX_PORTS = 8
@@ -125,7 +124,6 @@ class Way(Struct, frozen=True, kw_only=True):
 
 Request: TypeAlias = Introduce | TellTime | Examine | HandleFile | Meet | Measure
 Reply: TypeAlias = Facts | Time | Report | Shared | Met | Way  # to each kind of request, in the same order
-R = TypeVar("R", bound=Reply)
 
 
 class Asked(Struct, frozen=True):
@@ -140,34 +138,14 @@ class Answered(Struct, frozen=True):
     """The reply to the request of this number, or why there is none."""
 
     number: Number
-    reply: Raw = Raw(b"null")  # JSON of the kind that was asked for, which the asker knows
-    why_none: Line | None = None
+    reply: Raw = Raw(b"null")  # encoded; the asker knows of which kind it is
+    why_none: Line | None = None  # None: there is a reply
 
 
 asked = decoder(Asked)
 answered = decoder(Answered)
-_decoders: dict[type, Callable[[Raw], object]] = {
-    kind: decoder(kind) for kind in (Facts, Time, Report, Shared, Met, Way)
-}
 
 
-def reply_in(answered: Answered, kind: type[R]) -> R:
-    """Return the reply, which was asked for as one of this kind; raise Malformed if it is none."""
-    reply = _decoders[kind](answered.reply)
-    assert isinstance(reply, kind)
-    return reply
-
-
-def encode_request(asked: Asked) -> bytes:
-    """Encode a request."""
-    return msgspec.json.encode(asked)
-
-
-def encode_reply(number: int, reply: Reply) -> bytes:
-    """Encode the reply to the request of this number."""
-    return msgspec.json.encode(Answered(number, Raw(msgspec.json.encode(reply))))
-
-
-def encode_failure(number: int, why: str) -> bytes:
-    """Encode why the request of this number has no reply."""
-    return msgspec.json.encode(Answered(number, why_none=line(why)))
+def encode(message: Asked | Answered | Reply) -> bytes:
+    """Encode a message, or the reply in one."""
+    return msgspec.json.encode(message)

@@ -16,14 +16,14 @@ from ddplaunch.reach.diagnose import HostError
 from ddplaunch.reach.protocol import ORDER, PROTOCOL, REQUEST
 from ddplaunch.reach.startup import NOTICE_AFTER, Calls
 from ddplaunch.system.errors import say
-from ddplaunch.system.fields import Malformed
+from ddplaunch.system.fields import Malformed, decoder
 from ddplaunch.system.loop.loop import Loop
 from ddplaunch.system.loop.stream import FrameError
 from ddplaunch.system.process.linux import raise_open_files
 from ddplaunch.system.words import some
 from ddplaunch.tools.doctor.nodes import messages
 from ddplaunch.tools.doctor.nodes.joined import JoinedNode
-from ddplaunch.tools.doctor.nodes.messages import Answered, Asked, R, Reply, Request
+from ddplaunch.tools.doctor.nodes.messages import Answered, Asked, Reply, Request
 
 _TRAVEL_TIME = 2.0  # seconds for an answer to arrive, beyond those that the node has for it
 _END_WITHIN = 2.0  # seconds in which the programs on the nodes have to end
@@ -37,6 +37,7 @@ def _not_joined(within: float) -> HostError:
     return HostError(f"it has not joined within {within:g} s", hint)
 
 
+R = TypeVar("R", bound=Reply)
 R_co = TypeVar("R_co", bound=Reply, covariant=True)
 
 
@@ -56,7 +57,7 @@ class Batch(Struct, Generic[R_co], kw_only=True):
         rank = self.pending.pop(answered.number)
         self.came_at[rank] = time()
         if answered.why_none is None:
-            self.replies[rank] = messages.reply_in(answered, self.kind)
+            self.replies[rank] = decoder(self.kind)(answered.reply)
         else:
             self.failures[rank] = answered.why_none
 
@@ -136,7 +137,7 @@ class Nodes:
             if rank in requests:
                 number = next(self._request_numbers)
                 batch.pending[number] = rank
-                self._hosts[rank].send(REQUEST, messages.encode_request(Asked(number, requests[rank], within)))
+                self._hosts[rank].send(REQUEST, messages.encode(Asked(number, requests[rank], within)))
         self._batches.append(batch)
         return batch
 
