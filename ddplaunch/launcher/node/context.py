@@ -217,7 +217,7 @@ class AgentContext:
 
     def _reporter(self) -> Reporter:
         """Return the reporter of this node, which tells the user, or a caller of `launch()`, by way of the front."""
-        inputs, to_caller = self.inputs, self.inputs.reports_to_caller
+        inputs = self.inputs
         is_in_slurm = inputs.allocation.cluster == "slurm"
         surroundings = Surroundings(
             host=inputs.node.host,
