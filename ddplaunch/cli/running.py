@@ -226,7 +226,7 @@ def profile(
     env: Env, run: str | None, ranks: str | None, seconds: str | None, steps: str | None, memory: bool, out: str | None
 ) -> int:
     """Profile the workers."""
-    from ddplaunch.tools.profile import verb
+    from ddplaunch.tools import profile as verb
 
     return show(verb.show(env, run, ranks, verb.wanted(seconds, steps, memory=memory), out))
 

@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from ddplaunch.record.trace import difference, intersection, total_length, union
 from ddplaunch.system.console.tables import Look, written
+from ddplaunch.tools.profile import _about_last, _sentences, _table
 from ddplaunch.tools.profile.division import Division, Last, divide, join_collectives
 from ddplaunch.tools.profile.recorded import Collective, Recorded, Sample
-from ddplaunch.tools.profile.verb import _about_last, _sentences, _table
 
 
 def call(arrived: int, ended: int, number: int = 1, operation: str = "all_reduce") -> Collective:

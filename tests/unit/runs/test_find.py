@@ -19,8 +19,8 @@ from ddplaunch.record.window.requests import NodeReply, Run
 from ddplaunch.system.console.tables import Look, written
 from ddplaunch.system.errors import LaunchError
 from ddplaunch.system.fields import Malformed
+from ddplaunch.tools import profile
 from ddplaunch.tools.page import verb as page
-from ddplaunch.tools.profile import verb as profile
 from ddplaunch.tools.runs import choice, find, ps
 from ddplaunch.tools.runs.client import RunReplies
 
