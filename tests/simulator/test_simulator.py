@@ -99,7 +99,7 @@ def last_written(storage):
 BREAKS: dict[str, tuple[Scenario, Any, str, Any, str]] = {
     "no generation waits for a lease": (
         of("command", Fault(20.0, "reset", 2), slow=(2,), grace_period=30.0),
-        *(node_loss, "_begin_after_lease", without_wait, "no two generations have living workers"),
+        *(node_loss, "_with_wait_for_lease", without_wait, "no two generations have living workers"),
     ),
     "no agent ends its workers when their lease is over": (
         of("by hand", CUT, slow=(2,), grace_period=30.0),
