@@ -163,7 +163,7 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
                 stranger.connect(b"\\0" + name.encode())
                 stranger.sendall(said)
                 if said == hello:
-                    assert len(stranger.recv(99)) == connection.NONCE
+                    assert len(stranger.recv(99)) == connection.NONCE_SIZE
                     assert stranger.recv(1) == b""
                 kept.append(stranger)
             return len(kept)
@@ -220,11 +220,11 @@ def test_a_worker_unpickles_nothing_before_the_caller_has_proved_that_it_knows_t
         env = {**os.environ, "DDPLAUNCH_CALL": address, "RANK": "0", "WORLD_SIZE": "1"}
         worker = subprocess.Popen([sys.executable, RUNNER], env=env, stderr=subprocess.PIPE, text=True)
         with listener.accept()[0] as sock:
-            nonce = os.urandom(connection.NONCE)
+            nonce = os.urandom(connection.NONCE_SIZE)
             sock.sendall(nonce)
             hello = sock.recv(connection.HELLO.size, socket.MSG_WAITALL)
-            said = nonce + hello[: -connection.NONCE]
-            proof = digest(secret, b"caller" + said, "sha256") if knows else hello[-connection.NONCE :]
+            said = nonce + hello[: -connection.NONCE_SIZE]
+            proof = digest(secret, b"caller" + said, "sha256") if knows else hello[-connection.NONCE_SIZE :]
             assert hello.endswith(digest(secret, b"worker" + said, "sha256"))
             assert secret not in hello
             sock.sendall(proof + connection.CALL.pack(len(call), 0, 0) + call)

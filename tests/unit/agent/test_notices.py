@@ -12,7 +12,7 @@ from ddplaunch.launcher.node import notices
 from ddplaunch.launcher.node.notices import Command, File, Look, Watched
 
 ENV = {"PATH": os.environ["PATH"]}
-LONG_AGO, LATER = 1_000, int(time.time()) + 1000  # seconds
+LONG_AGO, LATER = 1_000, int(time.time()) + 86400  # seconds; the tests may take long
 
 
 def looked_at(path: Path) -> File:
