@@ -42,7 +42,8 @@ class Batch:
 
         def arrived() -> str | None:
             state = self.state()
-            assert state in wanted or state not in FINAL, f"job {self.id} is {state}, not {sorted(wanted)}"
+            goes_back = "PENDING" in wanted  # a job that has ended may yet be requeued
+            assert state in wanted or goes_back or state not in FINAL, f"job {self.id} is {state}, not {sorted(wanted)}"
             return state if state in wanted else None
 
         try:
