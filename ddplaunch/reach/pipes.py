@@ -30,7 +30,7 @@ OURS = b"w"
 BARS = b"p"
 # where the socket of the run lies, "FOLDER\0NAME": from there come the rows of --live
 SOCKET = b"s"
-ROWS = b"l"  # the rows of --live, from its viewer, in place of those before: see record/window/rows.py
+ROWS = b"l"  # the rows of --live, from its viewer, in place of those before: see record/window/requests.py
 CONTROL = b"c"  # JSON, see reach/protocol.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone

@@ -1,8 +1,8 @@
 """--live at the front (the process that has the terminal): rows about the job stand below the lines, and keys are ddplaunch's.
 
 A process of its own, the viewer, makes the rows, and gives the terminal its modes back if the front is killed. What the two say
-to each other is in `record/window/rows.py`; the front alone writes. Lines that come close together, and the rows below them, are
-one write.
+to each other is in `record/window/requests.py`; the front alone writes. Lines that come close together, and the rows below them,
+are one write.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import NoReturn
 
 from ddplaunch.launcher.node.front import FrontOutput
 from ddplaunch.reach.pipes import BARS, CONTROL, MESSAGE, ROWS, SOCKET, STDERR
-from ddplaunch.record.window.rows import Draw, encode
+from ddplaunch.record.window.requests import Draw, encode
 from ddplaunch.system.process.fork import fork
 from ddplaunch.system.process.linux import detach, signal_at_end_of
 from ddplaunch.system.process.terminal import Modes, modes, set_modes
 
-View = Callable[[socket.socket], None]  # draws the rows, until the socket ends; see record/window/rows.py
+View = Callable[[socket.socket], None]  # draws the rows, until the socket ends; see record/window/requests.py
 
 _ASKS_EVERY = 1.0  # seconds from one request for rows to the next
 _DRAWS_EVERY = 0.05  # seconds from one drawing to the next at least

@@ -10,16 +10,22 @@ In place of any of these, `RequestRefused` says why there is no answer, and a no
 Nothing is told unasked: `top` and --live ask again, `logs` reads the run folder. Each message is a frame of
 `system/loop/stream.py`, without a signature, because the kernel decides who may connect. `tools/runs/client.py` asks, and
 `launcher/node/clients.py` answers.
+
+The viewer of --live is such an observer, in a process beside the front, which alone writes to the terminal. The front asks the
+viewer for rows once a second, for a snapshot at a key, by a `Draw` in one packet. The reply is a message to the front as the
+agent's are: `ROWS`, or a part of a snapshot for `STDERR`, see `reach/pipes.py`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.window.questions import Answer, NoAnswer, Question
 from ddplaunch.system.fields import (
     Duration,
@@ -157,3 +163,25 @@ def decode_reply(payload: bytes) -> Reply:
         except Malformed:
             raise error from None
         return NodeReply(node.node_rank, node.host, NoAnswer(line(f"has sent a malformed answer ({error})")))
+
+
+LONGEST_DRAW = 1 << 14  # bytes of a request
+
+
+class Draw(Struct, frozen=True):
+    """Draw the rows for a terminal of this size, or a snapshot of this width, which says where all workers are."""
+
+    # of the run's socket, as the agent tells it: FOLDER, a null byte, NAME
+    place: Annotated[bytes, Meta(max_length=1 << 13)]
+    columns: Number
+    lines: Number
+    snapshot: bool = False
+
+    @property
+    def socket_path(self) -> SocketPath:
+        """The place as a path."""
+        folder, _, name = os.fsdecode(self.place).partition("\0")
+        return SocketPath(folder, name)
+
+
+decode_draw: Callable[[bytes], Draw] = decoder(Draw)

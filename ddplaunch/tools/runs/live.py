@@ -18,7 +18,7 @@ from ddplaunch.record.run_socket import SocketPath
 from ddplaunch.record.seen.collectives import Wait, waits
 from ddplaunch.record.window import requests
 from ddplaunch.record.window.questions import AskStacks, AskStatus
-from ddplaunch.record.window.rows import LONGEST, decode_draw
+from ddplaunch.record.window.requests import LONGEST_DRAW, decode_draw
 from ddplaunch.system.console.streams import use_colour
 from ddplaunch.system.console.tables import BAD, NAME, NOTE, ODD, Look, Piece, Words, line, section, written
 from ddplaunch.system.errors import LaunchError
@@ -45,7 +45,7 @@ _PART = MESSAGE // 4  # characters in one reply: UTF-8 has at most four bytes fo
 def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
     """Answer the requests of the front (the process that was typed) for rows, or for a snapshot of the job, until it ends."""
     viewer = _Viewer(env)
-    while data := connection.recv(LONGEST):
+    while data := connection.recv(LONGEST_DRAW):
         draw = decode_draw(data)
         if draw.snapshot:
             replies = replies_with(STDERR, f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.record.run_socket import SocketPath
-from ddplaunch.record.window import requests, rows
+from ddplaunch.record.window import requests
 from ddplaunch.system.fields import Malformed
 from tests.unit.hostile import altered, taken
 
@@ -58,7 +58,7 @@ CASES = [
         (requests.decode_request, TO_AGENT),
         (requests.decode_reply, TO_CLIENT),
         (requests.decode_said, [{"text": "(Pdb) ", "asks": True, "ends": False}]),
-        (rows.decode_draw, TO_VIEWER),
+        (requests.decode_draw, TO_VIEWER),
     ]
     for message in messages
 ]
@@ -78,7 +78,7 @@ def test_arbitrary_bytes_raise_nothing_but_one_error(payload: bytes) -> None:
     taken(requests.decode_request, payload)
     taken(requests.decode_reply, payload)
     taken(requests.decode_said, payload)
-    taken(rows.decode_draw, payload)
+    taken(requests.decode_draw, payload)
 
 
 def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> None:
@@ -89,5 +89,5 @@ def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> Non
 
 def test_a_viewer_asks_at_a_path_that_is_no_text() -> None:
     for place, path in [(b"/runs/\xff\0socket", ("/runs/\udcff", "socket")), (b"\0name", ("", "name"))]:
-        draw = rows.decode_draw(rows.encode(rows.Draw(place, 80, 24)))
+        draw = requests.decode_draw(requests.encode(requests.Draw(place, 80, 24)))
         assert draw.socket_path == SocketPath(*path)
