@@ -30,7 +30,7 @@ del sys.modules["typing_extensions"]
 
 def main() -> NoReturn:
     """Run the command and exit at once: an interpreter's shutdown takes longer than starting workers, and would save nothing."""
-    cli.watch_disk(sys.argv[1:], os.environ)
+    cli.watch_disk(sys.argv[1:], os.environ)  # all but `run` go on in a child, so that we can end while a disk hangs
     status = cli.main()
     for stream in (sys.stdout, sys.stderr):
         try:

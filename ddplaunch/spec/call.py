@@ -31,7 +31,7 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
     """Collect the options of a job: keywords, variables, and the files found from `folder` upward; None: no files.
 
     What is for other hosts, terminals or interpreters is refused as a keyword, and left out where a file or a variable gives it:
-    there it is for commands. ddplaunch is quiet unless asked otherwise, since `launch()` raises its errors.
+    there it is for commands. ddplaunch is quiet unless a keyword says otherwise, since `launch()` raises its errors.
 
     Raises:
         TypeError: a keyword is no option, or has a value of a wrong type.

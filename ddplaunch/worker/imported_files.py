@@ -30,7 +30,9 @@ class ImportedFiles:
             "__main__",
             *sys.builtin_module_names,
         }
-        self._replaced_libraries = _replaced_libraries()
+        self._replaced_libraries = (
+            _replaced_libraries()
+        )  # on the disk, since they were loaded; more of them make this stale
         self._script_folder = folder
         self._modules_in_script_folder = self._modules_by_imported_names(folder)
 

@@ -130,7 +130,10 @@ class _Relay:
 
 
 def _relays() -> list[_Relay]:
-    """Return the relays for the child's stdout and stderr, where these are pipes or sockets; one relay if both are the same."""
+    """Return the relays for the child's stdout and stderr, where these are pipes or sockets; one relay if both are the same.
+
+    Who reads a pipe would else wait for the end of a child that hangs and cannot be killed. A file has no such reader.
+    """
     pipes: dict[tuple[int, int], list[int]] = {}
     for descriptor in (1, 2):
         try:

@@ -69,16 +69,14 @@ class _Viewer:
         self._colour = use_colour(env, isatty=True)
         self._live_rows = LiveRows()
         self._next_look_at = 0.0  # monotonic seconds, as all times here
-        self._ask_for_waits_at = 0.0  # not before this time
-        self._pause_of_asking = _ASK_AGAIN_AFTER  # seconds from the last question about collectives to the next
-        self._waits: list[Wait] = []  # what the last question about collectives found
+        self._confirmation = Confirmation()
 
     def rows(self, path: SocketPath, columns: int, lines: int) -> str:
         """Return the rows for a terminal of this size, after a look at the job if one is due."""
         cpu_before, now = time.process_time(), time.monotonic()
         if now >= self._next_look_at and (replies := client.ask(path, AskStatus(), _ANSWER_WITHIN)) is not None:
             self._live_rows.on_replies(replies, time.monotonic())
-            if self._live_rows.lacks_signs_of_life(now) and now >= self._ask_for_waits_at:
+            if self._live_rows.lacks_signs_of_life(now) and now >= self._confirmation.ask_at:
                 self._look_for_waits(path)
             workers_by_node = Counter(id(node) for node, _ in replies.workers)
             agents_cpu = max(workers_by_node.values(), default=0) * _CPU_OF_WORKER
@@ -91,19 +89,11 @@ class _Viewer:
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
     def _look_for_waits(self, path: SocketPath) -> None:
-        """Ask in which collectives ranks wait, and show those in which they waited at the last question too; plan the next."""
+        """Ask in which collectives ranks wait, and show those in which they waited at the last question too."""
         question = AskStacks(talk.STACKS_WITHIN, frames=False)  # for which no worker is interrupted
         replies = client.ask(path, question, question.within + _ANSWER_WITHIN)
-        before, self._waits = self._waits, waits(replies.samples if replies is not None else [])
-        confirmed = [wait for wait in self._waits if wait in before]
-        self._live_rows.show_waits(confirmed)
-        if self._waits and not before:  # seen for the first time
-            self._ask_for_waits_at = time.monotonic() + _CONFIRM_AFTER
-            return
-        are_only_slow = bool(self._waits) and not confirmed  # all have moved on: it is not worth asking so often
-        self._waits = confirmed  # a new wait is to be seen twice again
-        self._pause_of_asking = self._pause_of_asking * 2 if are_only_slow else _ASK_AGAIN_AFTER
-        self._ask_for_waits_at = time.monotonic() + self._pause_of_asking
+        found = waits(replies.samples if replies is not None else [])
+        self._live_rows.show_waits(self._confirmation.on_found(found, time.monotonic()))
 
     def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
@@ -118,6 +108,29 @@ class _Viewer:
             return f"{shown}\n{talk.text_of_stacks(run, talk.WantedStacks(), look)}"
         except LaunchError as error:
             return f"{shown}\nddplaunch: {error.message}"
+
+
+class Confirmation:
+    """Which waits of ranks in collectives are shown, those that two questions in a row have found, and when to ask next."""
+
+    def __init__(self) -> None:
+        self.ask_at = 0.0  # not before this time; monotonic seconds
+        self._pause = _ASK_AGAIN_AFTER  # seconds from the last question to the next
+        self._found: list[Wait] = []  # by the last question
+
+    def on_found(self, found: list[Wait], now: float) -> list[Wait]:
+        """Return those of the waits that are confirmed, and plan the next question."""
+        before, self._found = self._found, found
+        confirmed = [wait for wait in found if wait in before]
+        if found and not before:  # seen for the first time
+            self.ask_at = now + _CONFIRM_AFTER
+            return confirmed
+        are_only_slow = bool(found) and not confirmed  # all have moved on: it is not worth asking so often
+        if are_only_slow:
+            self._found = []  # what waits next is to be seen twice again
+        self._pause = self._pause * 2 if are_only_slow else _ASK_AGAIN_AFTER
+        self.ask_at = now + self._pause
+        return confirmed
 
 
 _MOST_ROWS = 8  # rows for ranks that differ

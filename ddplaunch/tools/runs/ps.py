@@ -65,7 +65,7 @@ def show(env: Mapping[str, str], named: str | None = None, *, as_json: bool) -> 
 def render(replies: RunReplies) -> Block:
     """Show one run, and its workers below it."""
     run = replies.run
-    if run is None:
+    if run is None:  # it does not answer: the line says why, and what its folder tells
         return facts_of(replies)
     parts: list[Block] = [facts_of(replies)]
     if rows := rows_of(replies):

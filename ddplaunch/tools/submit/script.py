@@ -122,7 +122,10 @@ def options_in_script(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOpti
 
 
 def text(asked: Sequence[SbatchOption], command: Sequence[str], job: Sequence[str], program_words: int) -> str:
-    """Write the script: `command` starts ddplaunch with the arguments `job`, which end with the `program_words` of SCRIPT."""
+    """Write the script: `command` starts ddplaunch with the arguments `job`.
+
+    The last `program_words` of these are SCRIPT and its arguments, which begin on a line of their own.
+    """
     lines = [
         "#!/bin/bash",
         *(_directive(option) for option in asked),
