@@ -385,6 +385,17 @@ def test_what_is_kept_minds_no_other_client(keep):
     silent.close()
 
 
+def test_what_is_kept_keeps_no_descriptor_that_a_client_sends(keep):
+    _, _, interpreter = keep.run()
+    before = len(os.listdir(f"/proc/{interpreter}/fd"))
+    with warm.connect(socket_of(interpreter)) as client:
+        socket.send_fds(client, [packed_request("status")], [client.fileno()])
+        assert client.recv(100).startswith(b"%d\t" % interpreter)
+    until(lambda: len(os.listdir(f"/proc/{interpreter}/fd")) == before, "the end of what the client has sent", 20)
+    result, _, same = keep.run()
+    assert (result.err.count("is not used"), same) == (0, interpreter)
+
+
 def test_what_is_kept_waits_while_it_has_no_room_for_a_client_and_then_serves_it(keep, tmp_path):
     _, _, interpreter = keep.run()
     folder, name = os.open(tmp_path / "sockets", os.O_RDONLY), socket_of(interpreter)

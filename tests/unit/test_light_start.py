@@ -93,6 +93,21 @@ def test_a_job_of_one_node_imports_nothing_of_other_kinds_of_job(whole_job):
     assert not of_ours(OF_OTHER_JOBS) & whole_job
 
 
+def test_a_job_of_one_node_in_slurm_does_not_import_what_asks_slurm_before_it_asks(tmp_path, monkeypatch):
+    (tmp_path / "nothing.py").touch()
+    host, counts = os.uname().nodename, ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
+    for name in ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURMD_NODENAME"):
+        monkeypatch.setenv(name, host)
+    for name in (*counts, "SLURM_STEP_TASKS_PER_NODE"):
+        monkeypatch.setenv(name, "1")
+    for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    found = imports(tmp_path, "-m", "ddplaunch", "--nproc-per-node", "1", "nothing.py")
+    assert "ddplaunch.plan.cluster.hostlist" in found
+    assert not found & {"ddplaunch.reach.slurm.job", "hashlib"}
+
+
 def test_the_process_that_writes_files_imports_nothing_heavy(tmp_path):
     """It says nothing of its imports in a job: it has no stderr."""
     writer = imports(tmp_path, "-c", "import ddplaunch.record.file_writer") - imports(tmp_path, "-c", "pass")

@@ -87,6 +87,12 @@ def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> Non
         requests.protocol_of(b'{"protocol": "7"}')
 
 
+def test_a_reply_of_an_unknown_kind_is_no_answer_of_a_node_although_it_names_one() -> None:
+    for kind in ("progress", "run"):
+        with pytest.raises(Malformed):
+            requests.decode_reply(json.dumps({"type": kind, "node_rank": 0, "host": "a"}).encode())
+
+
 def test_a_viewer_asks_at_a_path_that_is_no_text() -> None:
     for place, path in [(b"/runs/\xff\0socket", ("/runs/\udcff", "socket")), (b"\0name", ("", "name"))]:
         draw = requests.decode_draw(requests.encode(requests.Draw(place, 80, 24)))
