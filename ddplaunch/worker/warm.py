@@ -202,7 +202,9 @@ class _Warm:
     def _asks_for_guard(self, connection: "Any") -> bool:
         """Read and answer the request of a client; return whether the client asks for a guard."""
         try:
-            kind, fields, _ = self.fork_server.receive(connection)  # which a client sends whole: this never waits
+            # which a client sends whole: this never waits
+            kind, fields, descriptors = self.fork_server.receive(connection)
+            self.fork_server.close_descriptors([(b"", descriptors)])  # no request that is made here has any
             answer, asks_for_guard = self._answer(kind, os.fsdecode(fields).split("\0")[:-1], connection)
             connection.sendall(os.fsencode(answer))
         except (EOFError, OSError, ValueError):  # the client only looked whether we are there, or sent nonsense

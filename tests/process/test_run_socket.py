@@ -83,7 +83,7 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
         for size in (0, 1, 3, 4, 5, 40, 5000, 200_000):
             garbage = replies_to(place, numbers.randbytes(size))
             assert not garbage or isinstance(garbage[0], requests.RequestRefused)
-        for asked in (b"[]", b'{"protocol":2}', b'{"protocol":1,"asked":{"type":"dance"}}', b"{" * 4000):
+        for asked in (b"[]", b'{"protocol":99}', b'{"protocol":1,"asked":{"type":"dance"}}', b"{" * 4000):
             [refused] = replies_to(place, pack(asked))
             assert isinstance(refused, requests.RequestRefused)
             assert "ddplaunch" in refused.reason

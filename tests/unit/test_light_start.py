@@ -32,15 +32,15 @@ HEAVY = {
 }
 # of ours: one node pays for no other node, a plain job for no verb
 OF_OTHER_JOBS = {
-    "cluster.hostlist",
-    "control",
-    "coordinator.agents",
-    "coordinator.remote_link",
-    "forking",
-    "page",
-    "remote",
-    "runs",
-    "slurm",
+    "launcher.elsewhere",
+    "launcher.job.agents",
+    "launcher.job.remote_link",
+    "launcher.workers.forker",
+    "plan.cluster.hostlist",
+    "reach.channel",
+    "reach.slurm",
+    "record.window.requests",
+    "tools",
 }
 
 

@@ -88,7 +88,7 @@ class Incoming:
     def on_lost(self, id: int, reason: str, renewed_at: float, *, has_ended: bool = False) -> None:
         """Forget a peer whose connection has ended; the job learns of it, except after its own end.
 
-        `has_ended`: nothing of its agent is left. That a connection was closed does not say so.
+        `has_ended`: nothing of a generation is left there. That a connection was closed does not say so.
         """
         self.agents.by_id.pop(id, None)
         self.agents.waiting.pop(id, None)

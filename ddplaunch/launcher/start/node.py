@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.launcher.decide.node import Policy
@@ -22,7 +23,7 @@ from ddplaunch.plan.make import make_plan
 from ddplaunch.record.folders import run_id_of
 from ddplaunch.spec.error_file import ErrorFiles
 from ddplaunch.spec.job import JobSpec, ProgramKind
-from ddplaunch.spec.outcome import ClusterQuestions
+from ddplaunch.spec.outcome import ClusterEnding, ClusterQuestions
 from ddplaunch.system.console.streams import Screen
 from ddplaunch.system.errors import LaunchError, own_imports
 from ddplaunch.system.net import port
@@ -255,9 +256,25 @@ def _cluster_questions(allocated: AllocatedJob) -> ClusterQuestions | None:
     """Return what Slurm can be asked at the end of the job; None outside of Slurm."""
     if allocated.allocation.cluster != "slurm":
         return None
-    from ddplaunch.reach.slurm.job import SlurmQuestions
+    return _SlurmQuestions(allocated.public_env)
 
-    return SlurmQuestions(allocated.public_env)
+
+class _SlurmQuestions(Struct, frozen=True):
+    """What Slurm can be asked about a job; the code that asks is imported then, since most jobs never ask."""
+
+    env: Mapping[str, str]
+
+    def why_ending(self) -> ClusterEnding:
+        """Return why Slurm is ending this job."""
+        from ddplaunch.reach.slurm.job import SlurmQuestions
+
+        return SlurmQuestions(self.env).why_ending()
+
+    def time_in_queue(self) -> ClusterEnding:
+        """Return how long a batch job has waited in the queue."""
+        from ddplaunch.reach.slurm.job import SlurmQuestions
+
+        return SlurmQuestions(self.env).time_in_queue()
 
 
 def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | None) -> Connect:

@@ -29,7 +29,7 @@ LIMIT_UNKNOWN = 64 << 10  # bytes of payload that an authenticated peer may send
 LIMIT = 4 << 20  # bytes of payload that it may send then
 SIGNATURE = 16  # bytes, of 32 that HMAC-SHA256 gives, which follow the payload
 
-PROTOCOL = 3
+PROTOCOL = 4
 NOT_DDPLAUNCH = "is not ddplaunch"
 WRONG_KEY = "wrong token, or another job"
 UNPROVEN = "does not know the token"

@@ -43,7 +43,7 @@ from ddplaunch.system.fields import (
     line,
 )
 
-PROTOCOL = 1  # a change that one side cannot do without makes a new one; what only adds a question does not
+PROTOCOL = 2  # a change that one side cannot do without makes a new one; what only adds a question does not
 
 
 class StopRun(Struct, frozen=True, tag="stop"):
@@ -99,7 +99,7 @@ class Run(Struct, frozen=True, tag="run"):
     python: Piece = ""  # on these
 
 
-class _ReplyingNode(Struct, frozen=True):
+class _ReplyingNode(Struct, frozen=True, tag="node"):
     node_rank: Number | None  # None: it takes no part in this generation
     host: Host
 

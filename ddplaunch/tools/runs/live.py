@@ -50,13 +50,14 @@ def serve(connection: socket.socket, env: Mapping[str, str]) -> None:
         if draw.snapshot:
             replies = replies_with(STDERR, f"{viewer.snapshot(draw.socket_path, draw.columns)}\n")
         else:
-            replies = replies_with(ROWS, viewer.rows(draw.socket_path, draw.columns, draw.lines))
+            rows = viewer.rows(draw.socket_path, draw.columns, draw.lines)
+            replies = replies_with(ROWS, rows[:_PART])  # in one reply, since each replaces the rows before
         for reply in replies:
             connection.send(reply)
 
 
 def replies_with(stream: bytes, drawn: str) -> list[bytes]:
-    """Return the replies, at least one, that carry what was drawn to a stream of the front; all rows fit one reply."""
+    """Return the replies, at least one, that carry what was drawn to a stream of the front."""
     starts = range(0, max(1, len(drawn)), _PART)
     return [stream + drawn[start : start + _PART].encode(errors="replace") for start in starts]
 

@@ -107,8 +107,8 @@ def test_another_protocol_is_refused_by_either_side_in_its_own_words(here: int, 
 
 def test_a_later_protocol_may_say_more_and_is_still_understood_as_one() -> None:
     future = b'{"ddplaunch":7,"nonce":[[1]],"also":{"new":null}}'
-    assert refusal(Client(KEY), future).reason.startswith("protocol 7, here 3")
-    assert refusal(Server(KEY), future).reason.startswith("protocol 7, here 3")
+    assert refusal(Client(KEY), future).reason.startswith("protocol 7, here 4")
+    assert refusal(Server(KEY), future).reason.startswith("protocol 7, here 4")
 
 
 def test_a_replayed_answer_is_refused() -> None:
@@ -132,7 +132,7 @@ def test_a_proof_sent_back_proves_nothing() -> None:
     assert refusal(client, json.dumps({"proof": answer["proof"]}, separators=(",", ":")).encode()).reason == UNPROVEN
     server = Server(KEY)
     nonce = json.loads(said(server.opening))["nonce"]
-    mirrored = json.dumps({"ddplaunch": 3, "nonce": nonce, "proof": answer["proof"]}, separators=(",", ":")).encode()
+    mirrored = json.dumps({"ddplaunch": 4, "nonce": nonce, "proof": answer["proof"]}, separators=(",", ":")).encode()
     assert refusal(server, mirrored).reason == WRONG_KEY
 
 
@@ -166,20 +166,20 @@ HOSTILE = [
     b"{",
     b"[" * 4096,
     b'{"a":' * 800,
-    b'{"ddplaunch":3,"nonce":' + b"[" * 4000,
+    b'{"ddplaunch":4,"nonce":' + b"[" * 4000,
     b'{"ddplaunch":NaN}',
     b'{"ddplaunch":3e999}',
     b'{"ddplaunch":' + b"9" * 4000 + b"}",
     b'{"ddplaunch":-1}',
     b'{"ddplaunch":true}',
     b'{"ddplaunch":"1"}',
-    b'{"ddplaunch":3.5}',
-    b'{"ddplaunch":3}',
-    b'{"ddplaunch":3,"nonce":"","proof":""}',
-    b'{"ddplaunch":3,"nonce":"\xff\xfe","proof":"\xff"}',
-    b'{"ddplaunch":3,"nonce":"\\ud800","proof":"\\ud800"}',
-    b'{"ddplaunch":3,"nonce":"' + b64encode(bytes(33)) + b'","proof":"' + b64encode(bytes(32)) + b'"}',
-    b'{"ddplaunch":3,"nonce":null,"proof":null}',
+    b'{"ddplaunch":4.5}',
+    b'{"ddplaunch":4}',
+    b'{"ddplaunch":4,"nonce":"","proof":""}',
+    b'{"ddplaunch":4,"nonce":"\xff\xfe","proof":"\xff"}',
+    b'{"ddplaunch":4,"nonce":"\\ud800","proof":"\\ud800"}',
+    b'{"ddplaunch":4,"nonce":"' + b64encode(bytes(33)) + b'","proof":"' + b64encode(bytes(32)) + b'"}',
+    b'{"ddplaunch":4,"nonce":null,"proof":null}',
     b'{"refused":"\xff"}',
     b"\xff\xfe{\x00}\x00",
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",

@@ -40,9 +40,9 @@ RUN = {
     "python": "/usr/bin/python3",
 }
 TO_AGENT: list[dict[str, Any]] = [
-    {"asked": {"type": "status"}, "within": 2.0, "protocol": 1},
-    {"asked": {"type": "stop"}, "within": 2.0, "protocol": 1},
-    {"asked": {"type": "attach", "rank": 3, "profiles": True}, "within": 2.0, "protocol": 1},
+    {"asked": {"type": "status"}, "within": 2.0, "protocol": requests.PROTOCOL},
+    {"asked": {"type": "stop"}, "within": 2.0, "protocol": requests.PROTOCOL},
+    {"asked": {"type": "attach", "rank": 3, "profiles": True}, "within": 2.0, "protocol": requests.PROTOCOL},
 ]
 TO_CLIENT: list[dict[str, Any]] = [
     RUN,

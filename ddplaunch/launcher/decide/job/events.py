@@ -21,7 +21,9 @@ class AgentLost(Struct, frozen=True):
     id: int
     reason: str  # as in a sentence: "connection closed", "silent for 10 s"
     at: float
-    has_ended: bool = False  # nothing of it is left, as the command knows that has started it
+    has_ended: bool = (
+        False  # nothing of a generation is left there, as it has said, or the command knows that has started it
+    )
     renewed_at: float | None = None  # when the last renewal of its lease came; None: just now
     others_silent: int = 0  # how many other members have not answered lately either, if the workers were running
 
