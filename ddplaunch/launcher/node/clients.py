@@ -99,7 +99,7 @@ class Client:
         self._request_timer.cancel()
         self._loop.post(ClientAsked(self.number, request))
 
-    def limit(self, seconds: float) -> None:
+    def drop_after(self, seconds: float) -> None:
         """Drop the connection in so many seconds, and in those that the client has to read the replies."""
         self._request_timer.set(self._loop.now() + seconds + READ_TIMEOUT)
 
@@ -112,7 +112,7 @@ class Client:
         """Send the last reply."""
         self._has_last_reply = True
         if not self._request_timer.is_set:
-            self.limit(0.0)
+            self.drop_after(0.0)
         self.send(reply)
 
     def send(self, reply: requests.Reply) -> None:
@@ -272,7 +272,7 @@ class RunClients(Clients):
                 self._attach(client, request, asked, coordinator)
             case question:
                 client.question = ClientQuestion(self, client)
-                client.limit(request.within)
+                client.drop_after(request.within)
                 coordinator.questions.ask(question, request.within, client.question)
 
     def _answer_alone(self, client: Client, request: requests.Request) -> None:
