@@ -49,8 +49,8 @@ class Agent(BehindFront):
         self._client_orders = ClientOrders(loop, self._context, self._generations, self._run_socket)
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
         self._state = node.State(policy=job.policy)
-        self._deadline = loop.timer(None, self._on_deadline)  # of `_state`
-        self._lax_deadline = loop.timer(None, self._on_deadline, may_come_late=True)
+        self._deadline_timer = loop.timer(None, self._on_deadline)  # of `_state`
+        self._lax_deadline_timer = loop.timer(None, self._on_deadline, may_come_late=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
 
     def connect(self) -> Link:
@@ -269,8 +269,8 @@ class Agent(BehindFront):
             self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from that, and are folded
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
-        self._deadline.set(self._state.deadline)
-        self._lax_deadline.set(self._state.lax_deadline)
+        self._deadline_timer.set(self._state.deadline)
+        self._lax_deadline_timer.set(self._state.lax_deadline)
         if not self._state.pending:  # no worker is to be started any more
             self._generations.start_no_more()
         for action in actions:

@@ -334,6 +334,7 @@ class RunClients(Clients):
         state, allocation = coordinator.state, self._context.inputs.allocation
         members, idleness = state.members.taking_part, state.idleness
         is_suspended = state.limits.suspended_at is not None
+        is_idle = idleness.is_printed_since_progress  # for so long that the user was told
         described = replace(
             self._describe_node(),
             phase="suspended" if is_suspended else state.phase.name.lower(),
@@ -341,8 +342,8 @@ class RunClients(Clients):
             nnodes=len(members),
             generation=max(0, state.generation.number),  # -1 before the first one
             restarts=state.restarts.number,
-            idle_for=max(0.0, self._loop.now() - idleness.progress_at) if idleness.is_printed_since_progress else None,
-            idle_why=piece(self._context.reporter.story.idle_why) if idleness.is_printed_since_progress else "",
+            idle_for=max(0.0, self._loop.now() - idleness.progress_at) if is_idle else None,
+            idle_why=piece(self._context.reporter.story.idle_why) if is_idle else "",
             spares=piece(", ".join(member.host for member in state.spares)),
             over_ssh=tuple(piece(host.name) for host in allocation.hosts_to_start_on)
             if allocation.starter == "ssh"

@@ -140,9 +140,7 @@ class Generations:
     def _start_some(self) -> None:
         """Start a few workers. Called by the loop, which serves events between two such rounds, so no signal waits for all."""
         if self._ready_setup is not None and self._ready_setup.folder.is_settled:
-            why_refused = (
-                self._ready_setup.folder.refusal
-            )  # settled is a folder that is made, or refused, or on a disk that hangs
+            why_refused = self._ready_setup.folder.refusal  # else it is made, or its disk hangs
             if why_refused is not None:  # of a folder that the user has asked for
                 first = self._ready_setup.plan.workers[0]
                 self._ready_setup = None

@@ -90,7 +90,7 @@ class SignalDeduplicator:
     ) -> node.SignalReceived:
         """Return the event for a signal, which says what the signal means: a copy, a first request to stop, a repetition, ...
 
-        Only a signal of the front is a request: to stop, or, if it insists, to kill. One that merely repeats a request is none.
+        Only a signal of the front is a request: where a stop is under way, it kills the workers. One that merely repeats is none.
         `is_request`: a caller of `launch()`, which knows whether a person insists, has decided it; None: it is decided here.
         """
         if self._is_copy(signum, at, source):
@@ -100,6 +100,7 @@ class SignalDeduplicator:
         is_first, merely_repeats = meaning is Meaning.FIRST, meaning is Meaning.SAME
         is_decided_here = is_request is None
         if is_request is None:
+            # a scheduler, whose signal comes first, does not ask to kill workers that are being stopped for another reason
             is_request = meaning is Meaning.INSISTS or (is_first and signum not in self._sent_again)
         return node.SignalReceived(
             signum,
@@ -162,7 +163,7 @@ class SignalSource:
         # of the front, which asks at least each `_longest_wait` seconds whether this process runs
         self._front_pid = pipes.front
         self._front_waits_to_stop = False  # whether it is to stop (Ctrl-Z), and waits until the workers have stopped
-        self._job_goes_on = True  # whether the job does: SIGCONT or a signal to stop came after the last SIGTSTP
+        self._job_goes_on = True  # SIGCONT or a signal to stop came after the last SIGTSTP
         self._interval = watch_interval(heartbeat_timeout)
         self._longest_wait = longest_wait(heartbeat_timeout)
         # looks at the front in a row before which it had asked nothing for too long; inf: it is never killed

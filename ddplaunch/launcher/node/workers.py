@@ -253,7 +253,7 @@ class Workers:
         if signum == signal.SIGINT:
             self._output.note_interrupt()
         addressed = [self.running[rank] for rank in ranks if rank in self.running]
-        members = self._members_to_signal(signum, addressed)  # of groups in which one is spared
+        members = self._members_to_signal(signum, addressed)  # of groups in which a process is spared
         for running in addressed:
             had_it = by_cluster and at - running.started_at > LISTED_BY_CLUSTER_WITHIN
             running.end(signum, at, members.get(running.pid), had_it=had_it)
