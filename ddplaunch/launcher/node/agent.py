@@ -49,8 +49,8 @@ class Agent(BehindFront):
         self._client_orders = ClientOrders(loop, self._context, self._generations, self._run_socket)
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
         self._state = node.State(policy=job.policy)
-        self._deadline = loop.timer(None, self._on_deadline)  # of `_state`
-        self._lax_deadline = loop.timer(None, self._on_deadline, may_come_late=True)
+        self._deadline_timer = loop.timer(None, self._on_deadline)  # of `_state`
+        self._lax_deadline_timer = loop.timer(None, self._on_deadline, may_come_late=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
 
     def connect(self) -> Link:
@@ -127,13 +127,14 @@ class Agent(BehindFront):
             case events.NoticeSeen(problem="", stops_job=False):
                 self._on_notice(event)
             case events.HealthChecked(number, why):
+                # no generation waits any more if it had to begin before the check had ended
                 if self._health is not None and (generation := self._health.release(number)) is not None:
                     self._on_health_checked(generation, why)
             # the coordinator, and the link to it
             case orders.LookingForCoordinator(text):
                 self._reporter.print(text)
             case orders.Leased(left):
-                self._pipes.note_lease(left)  # the front kills workers that outlive it
+                self._pipes.note_lease(left)  # seconds that workers may live, else the front kills them
             case orders.Waits(text):
                 self._reporter.report_waiting(text)
             case orders.Listening(port):
@@ -237,8 +238,9 @@ class Agent(BehindFront):
             return
         if self._coordinator is None:
             self._report(self._health.goodbye(why_unfit))
-        if self._coordinator is None or self._coordinator.leave_unfit(why_unfit):
-            self._link.on_order(self._health.end_of_node(why_unfit))
+        leaves = self._coordinator is None or self._coordinator.leave_unfit(why_unfit)  # False: the others cannot go on
+        if leaves:
+            self._link.on_order(self._health.end_of_node(why_unfit))  # as if the coordinator had sent that
             return
         self._begin(generation)
         self._step(node.StartFailed(self._health.start_failure(generation, why_unfit), self._loop.now()))
@@ -260,15 +262,15 @@ class Agent(BehindFront):
             self._begin_without_health_check()  # the order is about the generation that waits for the check
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
-        event = self._completed(event)
+        event = self._with_facts_of_node(event)
         # not by Ctrl-C, of which the output is told when the workers get it
         is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._state.workers_go_on
         if is_ordered_stop and self._generations.plan.nnodes > 1:
             self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from that, and are folded
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
-        self._deadline.set(self._state.deadline)
-        self._lax_deadline.set(self._state.lax_deadline)
+        self._deadline_timer.set(self._state.deadline)
+        self._lax_deadline_timer.set(self._state.lax_deadline)
         if not self._state.pending:  # no worker is to be started any more
             self._generations.start_no_more()
         for action in actions:
@@ -277,7 +279,7 @@ class Agent(BehindFront):
         if self._state.end.stop_signal or self._state.end.front_lost:
             self._begin_without_health_check()  # a generation that waits for the check begins, and ends at once
 
-    def _completed(self, event: node.Event) -> node.Event:
+    def _with_facts_of_node(self, event: node.Event) -> node.Event:
         """Return a signal or an order with what its maker cannot know: where the coordinator is, how long workers are silent."""
         if isinstance(event, node.SignalReceived):
             event = replace(event, coordinator_is_here=self._coordinator is not None)
@@ -340,7 +342,7 @@ class Agent(BehindFront):
         return state.all_have_obeyed_notice(self._exits)
 
     def _exit(self, status: int) -> None:
-        """Conclude the job on this node, where nothing is left: settle how it ended, report that, and tell waiting clients."""
+        """Conclude the job on this node, where nothing is left: find out how it ended, report that, and tell waiting clients."""
         assert self._link is not None
         self._reporter.tell_all = None  # what holds for all nodes is printed here: the coordinator prints no more
         self._exits = self._generations.reap(self._state) or self._exits  # none here: those that were reaped before
@@ -349,11 +351,11 @@ class Agent(BehindFront):
             self._signals.was_asked_to_end = True  # the signal may have come to another node
         if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it
             self._link.give_up()
-        end = self._link.end = self._settled_end(status)
+        end = self._link.end = self._end_as_known_here(status)
         self._report_end_of_job(end)
         self._run_socket.ended(end)
 
-    def _settled_end(self, status: int) -> JobEnd:
+    def _end_as_known_here(self, status: int) -> JobEnd:
         """Return how the job has ended: as the coordinator has said, completed by what this node knows.
 
         Without its word, and where it says nothing for the user, the job was stopped by a signal, which this node names. If the

@@ -65,7 +65,7 @@ def start_writer() -> FileQueue:
         progress = memory_file("ddplaunch")  # where the writer notes how far it is
         os.pwrite(progress, bytes(PROGRESS), 0)  # nothing yet
         ours, its = socket.socketpair()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)  # the run's socket
         agent, pid = os.getpid(), fork()
     except OSError:  # no worker will find room either
         if progress >= 0:
@@ -79,7 +79,10 @@ def start_writer() -> FileQueue:
 
 
 def _be_writer(agent: int, sock: socket.socket, progress: int, listener: socket.socket) -> NoReturn:
-    """Be the process that writes files, a child of `agent` (its pid), until `sock` ends; a failure is its last reply there."""
+    """Be the process that writes files, a child of `agent` (its pid), until `sock` ends; a failure is its last reply there.
+
+    `progress` is the file in memory where it notes how far it is, `listener` the run's socket, which it gives a name on the disk.
+    """
     try:
         signal_at_end_of(agent, signal.SIGCONT)  # a writer that is stopped goes on, and sees the end of its socket
         # no signal but SIGKILL comes here from now on; these descriptors become 3, 4 and 5, and all others are closed

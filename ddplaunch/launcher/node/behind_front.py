@@ -160,7 +160,7 @@ class BehindFront(ABC):
                     self._reporter.warn(f"{event.option}: {event.problem}")
             case events.NoticeSeen(stops_job=True):
                 self._tell_notice(event)
-                self.stop_for_good(event.signum, SignalOrigin.PROCESS)
+                self.stop_for_good(event.signum, SignalOrigin.PROCESS)  # not FRONT: a second notice does not insist
 
     def stop_for_good(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
         """Stop the job by this signal, and have it not queued again, although the signal may be one that asks for that."""
@@ -256,7 +256,7 @@ class BehindFront(ABC):
         decided_at = time.monotonic()
         self._reporter.print(decision.text)
         why_failed = self._submit(requeue) if decision.requeues else None
-        self._reporter.story.note_left_after(notice, decision, why_failed)  # for the summary
+        self._reporter.story.note_left_after(notice, decision, why_failed)  # for the summary: the workers left
         self._reporter.write_summary(self.ended(), decided_at)
 
     def _submit(self, requeue: Requeue) -> str | None:
@@ -264,7 +264,7 @@ class BehindFront(ABC):
         self._keep_progress()
         self._hand_over_output()
         if not self._context.inputs.only_coordinates:
-            # srun, which shows an agent's output, drops what it has not read when its step ends, and nothing tells when it has
+            # an agent's output is shown by srun, which drops what it has not read when its step ends; nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
         why_failed = self._ask_cluster(requeue, requeue.submit, if_unanswered=requeue.unsent)
         if why_failed is not None:

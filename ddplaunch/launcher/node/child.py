@@ -242,16 +242,16 @@ class Watch:
 
         An agent whose loop never answered still imports its modules, and is given up only if it is stopped.
         """
-        loop_answered, answered = self._take_answers()
+        loop_answered, any_answered = self._take_answers()  # the loop, and the loop or the signal handler
         self._has_begun = self._has_begun or loop_answered
         state = "" if loop_answered else self._agent.state
         may_still_import = not self._has_begun and state != "T"  # T: it is stopped
         if may_still_import or loop_answered:
             self._unanswered = self._without_loop = self.silent = 0.0
         else:
-            weight = 1.0 if answered else _WEIGHT_BY_STATE.get(state, 1.0)
+            weight = 1.0 if any_answered else _WEIGHT_BY_STATE.get(state, 1.0)
             weight *= min(1.0, self._waited / self.interval)  # a question that had less time to be answered says less
-            self._unanswered = 0.0 if answered else self._unanswered + weight
+            self._unanswered = 0.0 if any_answered else self._unanswered + weight
             self._without_loop += weight
             self.silent += self._waited
         # the handler's signal wakes the agent once more: only where its loop may be in a long call
@@ -262,9 +262,9 @@ class Watch:
         """Return whether the agent's loop has answered, and whether it or the signal handler has; forget these answers."""
         replies = self._agent.replies
         replies.take()
-        loop_answered, answered = replies.has(LOOP_ANSWERS), replies.has(LOOP_ANSWERS + HANDLER_ANSWERS)
+        loop_answered, any_answered = replies.has(LOOP_ANSWERS), replies.has(LOOP_ANSWERS + HANDLER_ANSWERS)
         replies.forget(LOOP_ANSWERS + HANDLER_ANSWERS)
-        return loop_answered, answered
+        return loop_answered, any_answered
 
     def keeps_lease(self) -> bool:
         """Look whether the workers may still live, and return False once their lease was over at several looks in a row.

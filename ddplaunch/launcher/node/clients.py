@@ -99,7 +99,7 @@ class Client:
         self._request_timer.cancel()
         self._loop.post(ClientAsked(self.number, request))
 
-    def limit(self, seconds: float) -> None:
+    def drop_after(self, seconds: float) -> None:
         """Drop the connection in so many seconds, and in those that the client has to read the replies."""
         self._request_timer.set(self._loop.now() + seconds + READ_TIMEOUT)
 
@@ -112,7 +112,7 @@ class Client:
         """Send the last reply."""
         self._has_last_reply = True
         if not self._request_timer.is_set:
-            self.limit(0.0)
+            self.drop_after(0.0)
         self.send(reply)
 
     def send(self, reply: requests.Reply) -> None:
@@ -272,7 +272,7 @@ class RunClients(Clients):
                 self._attach(client, request, asked, coordinator)
             case question:
                 client.question = ClientQuestion(self, client)
-                client.limit(request.within)
+                client.drop_after(request.within)
                 coordinator.questions.ask(question, request.within, client.question)
 
     def _answer_alone(self, client: Client, request: requests.Request) -> None:
@@ -334,6 +334,7 @@ class RunClients(Clients):
         state, allocation = coordinator.state, self._context.inputs.allocation
         members, idleness = state.members.taking_part, state.idleness
         is_suspended = state.limits.suspended_at is not None
+        is_idle = idleness.is_printed_since_progress  # for so long that the user was told
         described = replace(
             self._describe_node(),
             phase="suspended" if is_suspended else state.phase.name.lower(),
@@ -341,8 +342,8 @@ class RunClients(Clients):
             nnodes=len(members),
             generation=max(0, state.generation.number),  # -1 before the first one
             restarts=state.restarts.number,
-            idle_for=max(0.0, self._loop.now() - idleness.progress_at) if idleness.is_printed_since_progress else None,
-            idle_why=piece(self._context.reporter.story.idle_why) if idleness.is_printed_since_progress else "",
+            idle_for=max(0.0, self._loop.now() - idleness.progress_at) if is_idle else None,
+            idle_why=piece(self._context.reporter.story.idle_why) if is_idle else "",
             spares=piece(", ".join(member.host for member in state.spares)),
             over_ssh=tuple(piece(host.name) for host in allocation.hosts_to_start_on)
             if allocation.starter == "ssh"

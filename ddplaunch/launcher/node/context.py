@@ -98,6 +98,7 @@ class AgentContext:
         self.debug_address = f"ddplaunch-debug-{os.urandom(8).hex()}"  # abstract, unix(7)
         # how a job ended whose agents were started from here: printed after all of their output
         self.closing_lines = ""
+        # without a control channel each node goes by its own plan
         nodes_meet = inputs.allocation.rendezvous is not None and not inputs.spec.no_control
         # a command that coordinates makes its folder later, with the plan of all nodes
         if not inputs.only_coordinates and not nodes_meet:
@@ -191,7 +192,7 @@ class AgentContext:
             screen=screen,
             template=_prefix_of_torchrun(spec),
             world_size=plan.world_size,
-            wall_clock=self if spec.timestamps else None,
+            wall_clock=self if spec.timestamps else None,  # `time_of_day`, before each line
             folds_tracebacks=spec.verbosity <= 0,
         )
         # where a command starts all agents, it shows the output of all nodes
@@ -258,7 +259,7 @@ class AgentContext:
         inputs = self.inputs
         # a command that has started the agents shows a line of OURS once, however many of them say the same
         tag = OURS if inputs.allocation.hosts_to_start_on and not inputs.only_coordinates else STDERR
-        # a worker may have left a line on the terminal without its end
+        # a worker may have left a line on the terminal (2: stderr) without its end
         shown = (new_line(2) if self.shares_line else "") + visible(text)
         if self.writes_itself:
             write_stderr(shown)

@@ -29,8 +29,8 @@ class EndedScripts:
         self._ended_at: dict[int, float] = {}  # when the script of a rank was seen to have ended
         self._named: set[int] = set()
 
-    def begin(self) -> None:
-        """Forget the last generation."""
+    def forget_generation(self) -> None:
+        """Forget the last generation: another one begins."""
         self._timer.cancel()
         self._ended_at.clear()
         self._named.clear()

@@ -167,7 +167,7 @@ class _Front:
         event = self._deduplicator.event_of(signum, time.monotonic(), SignalOrigin.FRONT, typed=typed)
         if not self.stopped_by:
             self.stopped_by = signum
-            if self._agent.prevent_start():
+            if self._agent.prevent_start():  # it still got ready, and was killed: no job has begun
                 self.killed_agent = True
                 print_now(child.prevented_by(signum))
         elif event.is_request:

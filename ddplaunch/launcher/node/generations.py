@@ -140,7 +140,7 @@ class Generations:
     def _start_some(self) -> None:
         """Start a few workers. Called by the loop, which serves events between two such rounds, so no signal waits for all."""
         if self._ready_setup is not None and self._ready_setup.folder.is_settled:
-            why_refused = self._ready_setup.folder.refusal
+            why_refused = self._ready_setup.folder.refusal  # else it is made, or its disk hangs
             if why_refused is not None:  # of a folder that the user has asked for
                 first = self._ready_setup.plan.workers[0]
                 self._ready_setup = None
@@ -176,7 +176,7 @@ class Generations:
             self._context.run_id = plan.run_id
         self.output.restart()
         if self._ended_scripts is not None:
-            self._ended_scripts.begin()
+            self._ended_scripts.forget_generation()
         self.plan = plan
         self.workers = Workers(self._loop, setup, self.starter, self.output, self.running)
         if setup.on_terminal and spec.verbosity >= 0:
@@ -188,7 +188,8 @@ class Generations:
                 self._describe_timer.set(now + DESCRIBE_AFTER)
         self._context.reporter.generation_started(setup.generation, setup.term, setup.port)
         has_terminal = any(worker.terminal for worker in plan.workers)  # and may leave a line there without its end
-        self._context.shares_line = has_terminal and Stream.ERR in self._context.inputs.screen.live
+        can_move_cursor = Stream.ERR in self._context.inputs.screen.live  # stderr is a terminal that can
+        self._context.shares_line = has_terminal and can_move_cursor
 
     def start_no_more(self) -> None:
         """Drop the workers that were not started yet: the generation is to end."""
@@ -231,7 +232,7 @@ class Generations:
                 self._context.reporter.print(render_stuck(sorted(ranks), seconds))
             case node.FindRaised():
                 for rank, error in workers.recorded_and_not_ended():
-                    self._loop.post(node.WorkerRaised(rank, error, now, lingers=True))
+                    self._loop.post(node.WorkerRaised(rank, error, now, lingers=True))  # it has not ended in time
             case node.HostStore():
                 self.call_or_warn("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
             case node.LendTerminal(rank):

@@ -25,18 +25,18 @@ class Leftovers:
         self._files = files
         self._generations = generations
         self._rests_until = 0.0  # on the loop's clock: no `ReapDue` is posted before
-        self._due = loop.timer(None, lambda: loop.post(events.ReapDue()))
+        self._reap_timer = loop.timer(None, lambda: loop.post(events.ReapDue()))
 
     def on_child_ended(self) -> None:
         """Post `ReapDue` soon: some child has ended."""
-        if not self._due.is_set:
-            self._due.set(max(self._loop.now(), self._rests_until))
+        if not self._reap_timer.is_set:
+            self._reap_timer.set(max(self._loop.now(), self._rests_until))
 
     def reap(self) -> None:
         """Reap what has ended, except for workers, which are reaped together, and for children that others reap."""
         began, workers = time.monotonic(), self._generations.workers
         reap(self._own_children | (workers.pids if workers is not None else frozenset()))
-        self._rest(times=_REST_AFTER_REAPING, as_long_as=time.monotonic() - began)
+        self._rest_from_looking(times=_REST_AFTER_REAPING, as_long_as=time.monotonic() - began)
 
     def find(self, signum: int = 0, *, sparing: bool = False) -> tuple[str, ...]:
         """Return which processes are left, each as in a sentence ("pid 7 (sleep)"), and signal them if `signum` is not 0.
@@ -46,10 +46,11 @@ class Leftovers:
         if signum and sparing and self._generations.workers is not None:
             self._generations.workers.dismiss_services()
         began = time.monotonic()
-        left = [*descendants(os.getpid(), but_for=self._own_children), *self._generations.starter.leftovers()]
+        below_guard = self._generations.starter.leftovers()  # a guard, the parent of forked workers, adopts as we do
+        left = [*descendants(os.getpid(), but_for=self._own_children), *below_guard]
         if signum:
             signal_leftovers(signum, left, sparing=sparing)
-        self._rest(times=_REST_AFTER_SWEEP, as_long_as=time.monotonic() - began)
+        self._rest_from_looking(times=_REST_AFTER_SWEEP, as_long_as=time.monotonic() - began)
         return tuple(map(str, left))
 
     @property
@@ -59,6 +60,6 @@ class Leftovers:
         ended = workers.ended if workers is not None else frozenset[int]()
         return ended | starter.pids | self._loop.asked_pids | {self._files.pid}
 
-    def _rest(self, *, times: int, as_long_as: float) -> None:
+    def _rest_from_looking(self, *, times: int, as_long_as: float) -> None:
         """Look at no child for so many `times` the seconds that a look at all of them has taken."""
         self._rests_until = self._loop.now() + times * as_long_as

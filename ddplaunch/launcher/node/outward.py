@@ -71,7 +71,7 @@ class Errands:
         self.is_busy = False  # an errand is being done
         self._has_warned = False
         self._is_stuck = False  # one could not be ended, as on a disk that hangs: no other is done
-        # once the job has ended
+        # set once the job has ended, for half of the time that errands have then, and for all of it
         self._half_time_timer = loop.timer(None, self._drop_all_but_last)
         self._give_up_timer = loop.timer(None, self._give_up)
 

@@ -71,6 +71,7 @@ class Questions:
             self._reply(number, NodeArrivals(wall=0, series=()))  # no collectives are recorded here
             return
         until = time.monotonic() + question.within
+        # `every`: of many steps only each so many
         read = partial(answers.arrivals, sockets, until=until, every=question.every)
         self._keep(number, self._generations.inspection.ask(read, question.within, partial(self._on_answer, number)))
 

@@ -45,7 +45,7 @@ class RunSocket:
         self._clients: RunClients | None = None  # once there is one
         # of clients that are connected to the coordinator, which passes on what they send, each under an ascending number
         self._streams: Streams | None = None
-        self._newest_stream = 0  # its number
+        self._newest_number = 0  # of these streams
 
     def open(self, link: Link) -> None:
         """Have the process that writes files give the socket a name. Simulated nodes, except for the coordinator's, have none."""
@@ -111,9 +111,9 @@ class RunSocket:
         call_or_report(lambda: self._take_chunk(chunk), self.fail)
 
     def _take_chunk(self, chunk: Chunk) -> None:
-        """Pass a chunk to the client here that stands for one of the coordinator's; with the first chunk that client is made.
+        """Pass on a chunk of what a client of the coordinator says; its first chunk makes a client here that stands for it.
 
-        A socket pair connects the two: the client here reads what the stream writes, and answers as one that came to our socket.
+        A socket pair connects that client with the stream of chunks: it is answered as one that came to our own socket.
         """
         if self._link is None:  # the socket is closed
             return
@@ -122,11 +122,11 @@ class RunSocket:
 
             self._streams = Streams(self._loop, self)
         # a chunk without data belongs to a stream that has ended here
-        is_first_chunk = chunk.number > self._newest_stream and bool(chunk.data)
+        is_first_chunk = chunk.number > self._newest_number and bool(chunk.data)
         if is_first_chunk:
             import socket
 
-            self._newest_stream = chunk.number
+            self._newest_number = chunk.number
             end_of_stream, end_of_client = socket.socketpair()
             end_of_client.setblocking(False)
             self._streams.add(chunk.number, end_of_stream)

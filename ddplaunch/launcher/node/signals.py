@@ -90,26 +90,28 @@ class SignalDeduplicator:
     ) -> node.SignalReceived:
         """Return the event for a signal, which says what the signal means: a copy, a first request to stop, a repetition, ...
 
-        Only a signal of the front is a request, unless it repeats another one. `is_request`: another process has
-        decided it, as a caller of `launch()`, which knows whether a person insists; None: it is decided here.
+        Only a signal of the front is a request: where a stop is under way, it kills the workers. One that merely repeats is none.
+        `is_request`: a caller of `launch()`, which knows whether a person insists, has decided it; None: it is decided here.
         """
         if self._is_copy(signum, at, source):
             return node.SignalReceived(signum, at, is_request=False, is_copy=True)
         # a signal that stops nothing repeats none
         meaning = self._stop_requests.take(signum, at, typed) if signum in self._stops else Meaning.FIRST
-        is_first, repeats_first = meaning is Meaning.FIRST, meaning is Meaning.SAME
+        is_first, merely_repeats = meaning is Meaning.FIRST, meaning is Meaning.SAME
         is_decided_here = is_request is None
         if is_request is None:
+            # a scheduler, whose signal comes first, does not ask to kill workers that are being stopped for another reason
             is_request = meaning is Meaning.INSISTS or (is_first and signum not in self._sent_again)
         return node.SignalReceived(
             signum,
             at,
             is_request=is_request and source is SignalOrigin.FRONT,
-            # another process decides on what a person has typed there
+            # the caller decides on what a person has typed there
             is_typed=typed is not Typed.NO or not is_decided_here,
             # a program which begins with a polite signal sends others if that does not help
             is_first_by_program=is_first and signum in POLITE and typed is not Typed.YES,
-            repeats_request_of=self._stop_requests.first if repeats_first and is_decided_here else 0,
+            # the signal that made the request; 0: this one does not merely repeat it
+            repeats_request_of=self._stop_requests.first if merely_repeats and is_decided_here else 0,
         )
 
     def _is_copy(self, signum: int, at: float, source: SignalOrigin) -> bool:
@@ -159,14 +161,15 @@ class SignalSource:
         self._front_signals_fd, self._requests_fd = pipes.signals[0], pipes.requests[0]
         self._replies_fd = pipes.replies[1]
         # of the front, which asks at least each `_longest_wait` seconds whether this process runs
-        self._front = pipes.front  # pid
-        self._front_waits = False  # whether it is to stop (Ctrl-Z), and waits until the workers have stopped
-        self._goes_on = True  # whether the job does: SIGCONT or a signal to stop came after the last SIGTSTP
+        self._front_pid = pipes.front
+        self._front_waits_to_stop = False  # whether it is to stop (Ctrl-Z), and waits until the workers have stopped
+        self._job_goes_on = True  # SIGCONT or a signal to stop came after the last SIGTSTP
         self._interval = watch_interval(heartbeat_timeout)
         self._longest_wait = longest_wait(heartbeat_timeout)
-        self._looks_unasked = 0  # looks at the front in a row before which it had asked nothing for too long
-        self._most_looks_unasked = PATIENCE * heartbeat_timeout / self._interval  # inf: the front is never killed
-        self._front_timer = loop.timer(None, self._look_at_front, may_come_late=True)
+        # looks at the front in a row before which it had asked nothing for too long; inf: it is never killed
+        self._looks_at_silent_front = 0
+        self._most_looks_at_silent_front = PATIENCE * heartbeat_timeout / self._interval
+        self._look_at_front_timer = loop.timer(None, self._look_at_front, may_come_late=True)
 
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals from now on, and SIGCHLD, SIGCONT and the signal by which the front asks whether we run."""
@@ -185,9 +188,9 @@ class SignalSource:
         self._loop.watch(self._own_signals_fd, self._on_signals)
         self._loop.watch(self._front_signals_fd, self._on_front_signals)
         self._loop.watch(self._requests_fd, self._on_requests)
-        may_kill_front = self._most_looks_unasked < inf  # once it is stopped, and asks nothing for too long
+        may_kill_front = self._most_looks_at_silent_front < inf  # once it is stopped, and asks nothing for too long
         if may_kill_front:
-            self._front_timer.set(self._loop.now() + self._longest_wait)
+            self._look_at_front_timer.set(self._loop.now() + self._longest_wait)
 
     def wait(self, seconds: float) -> None:
         """Run the loop for so long, whatever comes meanwhile."""
@@ -232,12 +235,12 @@ class SignalSource:
                 pass  # the Python handler has answered; the kernel has told of the front's end
             else:
                 self.received(signum, SignalOrigin.PROCESS, by_cluster=self._cluster_signals_all)
-        self._post_if_front_waits()  # workers may have stopped, or the job goes on
+        self._post_if_front_waits_to_stop()  # workers may have stopped, or the job goes on
 
     def _on_front_signals(self) -> None:
         """Take the signals that the front has passed on, or the end of the front. Called by the loop.
 
-        A caller of `launch()` passes SIGINT on a second time only if a person insists.
+        Each SIGINT of a caller of `launch()` is a request: the caller passes it on a second time only if a person insists.
         """
         numbers = self._read_front()
         # Slurm signals a process before its parent, so that this process has the same signals already: take those first
@@ -248,20 +251,20 @@ class SignalSource:
             self._lose_front()
         for signum in numbers:
             if signum not in _FOR_FRONT_ALONE:
-                insists = self._from_caller and signum == signal.SIGINT  # a second one comes for nothing else
-                typed = typed_at(self._front, signum)
-                self.received(signum, SignalOrigin.FRONT, typed=typed, is_request=True if insists else None)
+                is_of_caller = self._from_caller and signum == signal.SIGINT
+                typed = typed_at(self._front_pid, signum)
+                self.received(signum, SignalOrigin.FRONT, typed=typed, is_request=True if is_of_caller else None)
         self._note_whether_job_goes_on(numbers)
-        self._post_if_front_waits()
+        self._post_if_front_waits_to_stop()
 
     @property
     def _has_front(self) -> bool:
         """Whether the front lives: it is the parent of this process, which another process adopts once the front has ended."""
-        return os.getppid() == self._front
+        return os.getppid() == self._front_pid
 
     def _lose_front(self) -> None:
         """Report the loss of the front, which is listened to no longer."""
-        self._front_timer.cancel()
+        self._look_at_front_timer.cancel()
         self._loop.unwatch(self._front_signals_fd)
         self._loop.post(node.FrontLost(self._loop.now()))
 
@@ -271,10 +274,10 @@ class SignalSource:
         Looks are counted, so a pause of both processes gives nobody up. A front that does not ask for another reason writes to
         a disk that hangs.
         """
-        self._front_timer.set(self._loop.now() + self._interval)
-        self._looks_unasked += 1
-        if self._looks_unasked >= self._most_looks_unasked and self._is_front_stopped:
-            os.kill(self._front, signal.SIGKILL)
+        self._look_at_front_timer.set(self._loop.now() + self._interval)
+        self._looks_at_silent_front += 1
+        if self._looks_at_silent_front >= self._most_looks_at_silent_front and self._is_front_stopped:
+            os.kill(self._front_pid, signal.SIGKILL)
             self._lose_front()
 
     @property
@@ -284,16 +287,16 @@ class SignalSource:
         One that may go on at any time is left alone: a shell has stopped it, with the workers or as a job in the background, or
         a batch system has suspended the script that calls it, which may not reach sessions such as ours.
         """
-        if not self._goes_on or not self._has_front:
+        if not self._job_goes_on or not self._has_front:
             return False
-        front = look(self._front)
+        front = look(self._front_pid)
         if front is None or front.state != "T" or state_of(front.parent) == "T":
             return False
-        return standing(self._front) is not Standing.BACKGROUND
+        return standing(self._front_pid) is not Standing.BACKGROUND
 
     def see_front_go_on(self) -> None:
         """Wait until the front is not stopped, or is given up: once this process has ended, nobody would end it."""
-        while self._front_timer.is_set and self._is_front_stopped:
+        while self._look_at_front_timer.is_set and self._is_front_stopped:
             self._loop.run_once()
 
     def _read_front(self) -> bytes | None:
@@ -306,9 +309,9 @@ class SignalSource:
     def _note_whether_job_goes_on(self, signals: bytes) -> None:
         for signum in signals:
             if signum == signal.SIGTSTP:
-                self._goes_on = False
+                self._job_goes_on = False
             elif signum == signal.SIGCONT or signum in self._stops:
-                self._goes_on = True
+                self._job_goes_on = True
 
     def _on_requests(self) -> None:
         """Take the requests of the front: of the REQUEST bytes of each, the first is its kind. Called by the loop."""
@@ -319,26 +322,26 @@ class SignalSource:
             kind, signum = requests[at : at + 1], requests[at + 1]
             if kind == HOST_SIGNAL:  # came to the front itself, which another host's command has started
                 self.received(signum, SignalOrigin.HOST)
-            elif kind == MAY_STOP:
+            elif kind == MAY_STOP:  # as SIGTSTP asks, which is in the other pipe, unless that has been read to its end
                 if self._loop.watches(self._front_signals_fd):
-                    self._on_front_signals()  # SIGTSTP, for which the front asks, is in the other pipe
-                self._front_waits = True
+                    self._on_front_signals()
+                self._front_waits_to_stop = True
             elif kind == IS_RUNNING:
-                self._looks_unasked = 0
-                if self._front_timer.is_set:  # not without a heartbeat timeout, nor once the front is lost
-                    self._front_timer.set(self._loop.now() + self._longest_wait)
+                self._looks_at_silent_front = 0
+                if self._look_at_front_timer.is_set:  # not without a heartbeat timeout, nor once the front is lost
+                    self._look_at_front_timer.set(self._loop.now() + self._longest_wait)
                 self._reply(LOOP_ANSWERS)
-        self._post_if_front_waits()
+        self._post_if_front_waits_to_stop()
 
-    def _post_if_front_waits(self) -> None:
-        if self._front_waits:
+    def _post_if_front_waits_to_stop(self) -> None:
+        if self._front_waits_to_stop:
             self._loop.post(FrontWaits())
 
     def let_front_stop(self, *, all_stopped: bool) -> None:
         """Answer a front that waits to stop, if `all_stopped` that are to stop before it, or the job goes on again."""
-        if self._front_waits and (self._goes_on or all_stopped):
-            self._front_waits = False
-            self._reply(GOES_ON if self._goes_on else STOPPED)
+        if self._front_waits_to_stop and (self._job_goes_on or all_stopped):
+            self._front_waits_to_stop = False
+            self._reply(GOES_ON if self._job_goes_on else STOPPED)
 
     def _reply(self, reply: bytes) -> None:
         with suppress(OSError):  # the front has ended

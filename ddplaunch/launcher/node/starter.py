@@ -237,7 +237,8 @@ class Starter:
             from ddplaunch.launcher.workers.forker import Forker  # most jobs need none
 
             context = self._context
-            self._forker = Forker(self._loop, context.reporter, self, context.inputs.warm, context.queue.fileno())
+            front_pipe = context.queue.fileno()  # which the parent of forked workers keeps open
+            self._forker = Forker(self._loop, context.reporter, self, context.inputs.warm, front_pipe)
         if self._forker is not None:
             self._forker.prepare(plan, caller, self._handled)
 
@@ -277,7 +278,7 @@ class Starter:
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                 ready.extend(self._make_ready(worker, setup, pipes, devnull, mps_variables) for worker in workers)
             except OSError as error:
-                # of fresh workers those are started for which there were files, and then hold fewer; forked ones begin together
+                # fresh workers that are ready are started, after which each needs fewer files; forked ones only begin together
                 if not ready or (self._forker is not None and self._forker.forks_workers):
                     number = error.errno or errno.EMFILE
                     raise StartError(number, "cannot open its pipes and files", index=len(ready)) from None
@@ -312,7 +313,7 @@ class Starter:
         recorder_socket = ""
         if setup.records_collectives:
             recorder_socket = setup.error_files.recorder(setup.generation, worker.rank)
-        argv = worker.wrapped(str(setup.folder.path or "."))
+        argv = worker.wrapped(str(setup.folder.path or "."))  # in the command of --wrap, which may name the folder
         stacks: int | None = None  # the file that the worker writes its stacks to
         if setup.plan.interpreter is not None:  # variables for our bootstrap in a Python program, see worker/
             if self._stacks_size:

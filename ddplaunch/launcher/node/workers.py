@@ -253,12 +253,12 @@ class Workers:
         if signum == signal.SIGINT:
             self._output.note_interrupt()
         addressed = [self.running[rank] for rank in ranks if rank in self.running]
-        members = self._members_to_signal(signum, addressed)  # of groups that do not get it whole
+        members = self._members_to_signal(signum, addressed)  # of groups in which a process is spared
         for running in addressed:
             had_it = by_cluster and at - running.started_at > LISTED_BY_CLUSTER_WITHIN
             running.end(signum, at, members.get(running.pid), had_it=had_it)
         for running in addressed:  # only once all have the signal, since this takes time
-            running.count_written()
+            running.count_written()  # from now on, for a line about those that still run
 
     def _members_to_signal(self, signum: int, addressed: Iterable[RunningWorker]) -> Mapping[int, tuple[Process, ...]]:
         """Return, by its worker's pid, the members to signal of each group with a process that tidies up after others.

@@ -212,7 +212,7 @@ def test_a_job_at_rest_sleeps_without_waking(make_bed):
 
     def rest() -> None:
         before = bed.loop.slept
-        bed.agent._lax_deadline.cancel()  # the look after a minute, to which nothing is closer
+        bed.agent._lax_deadline_timer.cancel()  # the look after a minute, to which nothing is closer
         bed.loop.timer(
             bed.loop.now() + 3600,
             lambda: [bed.note(f"slept {bed.loop.slept - before} times"), bed.workers[0].exits()],
