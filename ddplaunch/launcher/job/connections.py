@@ -148,7 +148,7 @@ class Connections:
                 terms.listening_socket or listen(terms.listen, terms.ports),
                 terms.key,
                 self,
-                user_timeout=terms.keepalive.user_timeout,
+                tcp_user_timeout=terms.keepalive.tcp_user_timeout,
                 max_half_open=self._most_peers,
             )
         self.port = 0 if self._listener is None else self._listener.port

@@ -95,7 +95,7 @@ class _FirstNode:
                 listen(None, (0,)),
                 key,
                 self,
-                user_timeout=keepalive.user_timeout,
+                tcp_user_timeout=keepalive.tcp_user_timeout,
                 max_half_open=self._most_peers,
             )
         except LaunchError:
@@ -144,7 +144,7 @@ class _OtherNode:
         self._host_silence = 0.0  # seconds for which the kernel of that node sent nothing, as last measured
         # when the search is given up; once the first node is reached, when the next ping is due
         self._due = loop.timer(loop.now() + REACHED_WITHIN, self._on_due)
-        self._search = Search(loop, key, self, user_timeout=keepalive.user_timeout)
+        self._search = Search(loop, key, self, tcp_user_timeout=keepalive.tcp_user_timeout)
         self._search.begin((address, order.listen_port) for address in order.addresses)
 
     def on_found(self, peer: Peer, found_as: str) -> None:

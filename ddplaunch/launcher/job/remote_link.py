@@ -98,8 +98,8 @@ class RemoteLink(Link):
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._give_up_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
-        user_timeout = elsewhere.keepalive.user_timeout
-        self._search = Search(loop, elsewhere.key, self, user_timeout=user_timeout)
+        tcp_user_timeout = elsewhere.keepalive.tcp_user_timeout
+        self._search = Search(loop, elsewhere.key, self, tcp_user_timeout=tcp_user_timeout)
 
     # --- connecting
 
