@@ -84,7 +84,7 @@ def run(
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     _check_ports(allocated, draft)
     _check_debuggers(allocated, draft)
-    check_files(spec)
+    check_watched_files(spec)
     signals = passed_on(spec.signals)
     if reports_job is None:  # where the output of all nodes is shown in one place, the node of rank 0 reports
         reports_job = not allocation.has_front and (0 in draft.ranks or not allocation.has_one_screen)
@@ -171,7 +171,7 @@ def _check_debuggers(allocated: AllocatedJob, draft: Plan) -> None:
         check_debugpy(draft.interpreter, allocated.public_env)
 
 
-def check_files(spec: JobSpec) -> None:
+def check_watched_files(spec: JobSpec) -> None:
     """Refuse a folder in place of a file whose change means something: anything that is made in it changes it.
 
     Raises LaunchError: it is one.
@@ -266,7 +266,7 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
     Called in the agent. `carried` is the connection to the coordinator, if what has started the agent carries one.
 
-    Raises LaunchError: this node is unfit, of which the `then` of the error tells the others; or the modules cannot be imported.
+    Raises LaunchError: this node is unfit, which `error.then()` tells the others later; or an import fails.
     """
     spec, env, allocation, draft = allocated.spec, allocated.env, allocated.allocation, inputs.draft
     if spec.health_check is not None:
