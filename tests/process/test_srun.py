@@ -116,7 +116,7 @@ def test_srun_writes_what_the_watcher_reads_into_pipes_and_all_else_to_ours(
     assert capfd.readouterr() == (said.get(1, ""), said.get(2, ""))
 
 
-TAKES = "from ddplaunch.reach.slurm import srun; import os; srun.take(os.environ['DDPLAUNCH_STDIN'])"
+TAKES = "from ddplaunch.reach.slurm import srun; import os; srun.take_stdin(os.environ['DDPLAUNCH_STDIN'])"
 READS = {
     "nothing": (f"{TAKES}", "", "a\nb\nc\n"),
     "a line, byte by byte": (f"{TAKES}; os.write(1, os.read(0, 2))", "a\n", "b\nc\n"),

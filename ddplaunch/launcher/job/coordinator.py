@@ -329,7 +329,7 @@ class Coordinator:
                 self._report_idle(seconds)
             case job.PrintProgress(seconds):
                 self._reporter.report_progress(seconds)
-            case job.EndJob(status, error, requeue, hint):  # an error without a hint: nodes were awaited in vain
+            case job.EndJob(status, error, requeue, hint):  # an error without a hint is of missing nodes
                 advice = f"hint: {hint}" if hint else _HINT_ON_MISSING_NODES
                 text = f"error: {error}\n\n{advice}\n" if error else self._begin_error
                 if text:

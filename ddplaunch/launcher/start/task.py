@@ -39,7 +39,7 @@ def main() -> int:
         screen = Screen.of_text(os.environ[SCREEN])
         env = dict(os.environ)
         if name := env.get(STDIN):  # set for a job whose worker reads the command's stdin, where that is on this host
-            srun.take(name)
+            srun.take_stdin(name)
         try:
             spec = order.from_variables(env).spec()
         except Malformed as error:
