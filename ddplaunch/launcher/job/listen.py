@@ -115,7 +115,7 @@ def _listen(request: JoinRequest, coordinator: Coordinator, loop: Loop, ports: S
 
 
 def _terms(request: JoinRequest, max_nodes: int, ports: Sequence[int]) -> Terms:
-    """Return what is set for the agents of so many nodes."""
+    """Return what a coordinator that may listen on these ports sets for the agents of so many nodes."""
     given = request.allocation.endpoint.address
     # "localhost" and the like are another host on each node, so no address for the others
     means_each_host = given is not None and is_same_host(given, "localhost")

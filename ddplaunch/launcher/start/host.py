@@ -58,7 +58,7 @@ def main() -> int:
     except LaunchError as error:
         front.finish(protocol.refusal(error))
         return error.status
-    front.finish(protocol.AgentEnded(status, front.spared))
+    front.finish(protocol.AgentEnded(status, front.spared))  # spared: processes that may outlive the agent
     return status
 
 

@@ -234,7 +234,8 @@ def _kept_warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None,
             return interpreter, _note_of_new(draft, interpreter, why_older_ends) if interpreter.is_new else ""
     if why_not:
         return None, f"no interpreter is kept warm: {why_not}"
-    is_fresh_for_debugger = draft.preload is None and debugger_follows_children()
+    forks_workers = draft.preload is not None
+    is_fresh_for_debugger = not forks_workers and debugger_follows_children()
     why_fresh = draft.reasons.get("start", "") if is_fresh_for_debugger else ""
     return None, f"workers are fresh processes: {why_fresh}" if why_fresh else ""
 
