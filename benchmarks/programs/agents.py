@@ -37,7 +37,7 @@ class Agent:
         self.loop = played
         self.peer: Peer | None = None
         secret = key(None, f"\0\0{port}")
-        self.dialer = Dialer(played.loop, secret, self, user_timeout=60.0)
+        self.dialer = Dialer(played.loop, secret, self, tcp_user_timeout=60.0)
         self.dialer.set_targets([(socket.AF_INET, ("127.0.0.1", port))])
 
     def on_refused(self, who: str, reason: str) -> None:

@@ -44,7 +44,7 @@ class Keepalive(Struct, frozen=True, kw_only=True):
         return min(max(1.0, self.max_nodes / _NODES_PER_BEAT), self.timeout / 4)
 
     @property
-    def user_timeout(self) -> float:
+    def tcp_user_timeout(self) -> float:
         """Seconds after which the kernel may close a connection: whether the other side is lost is decided here, before that."""
         return 2 * self.timeout
 

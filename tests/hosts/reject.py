@@ -48,7 +48,7 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ethertype))
             reject(packet)
 
     loop.watch(wire, on_packet)
-    dialer = Dialer(loop, Key(b""), result, user_timeout=10)
+    dialer = Dialer(loop, Key(b""), result, tcp_user_timeout=10)
     dialer.set_targets([(FAMILY, (THERE, 4242))])
     while not result.reasons:
         loop.run_once()

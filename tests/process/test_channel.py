@@ -69,12 +69,12 @@ class Loop(FakeLoop):
         return self.listen_at(listen(address, ports), **options)
 
     def listen_at(self, listening: socket.socket, **options) -> Listener:
-        listener = Listener(self, listening, KEY, self.at_listeners, user_timeout=60, **options)
+        listener = Listener(self, listening, KEY, self.at_listeners, tcp_user_timeout=60, **options)
         self.listeners.append(listener)
         return listener
 
     def dial(self, *targets, secret=KEY) -> Dialer:
-        dialer = Dialer(self, secret, self.at_dialers, user_timeout=60)
+        dialer = Dialer(self, secret, self.at_dialers, tcp_user_timeout=60)
         self.dialers.append(dialer)
         dialer.set_targets(targets)
         return dialer

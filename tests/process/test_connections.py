@@ -54,7 +54,7 @@ class Crowd:
     def join(self) -> None:
         target = (socket.AF_INET, ("127.0.0.1", self.connections.port))
         for _ in range(self.agents):
-            dialer = Dialer(self.loop, KEY, self, user_timeout=60)
+            dialer = Dialer(self.loop, KEY, self, tcp_user_timeout=60)
             dialer.set_targets([target])
         self.loop.until(lambda: len(self.peers) == len(self.connections.ids) == self.agents == len(self.pings))
 

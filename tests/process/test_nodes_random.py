@@ -81,7 +81,7 @@ class Bed:
     def dial(self, opened: Any) -> None:
         """Connect once more to the coordinator."""
         self.dialed.append(PeerRecorder(opened))
-        dialer = Dialer(self.loop, KEY, self.dialed[-1], user_timeout=60)
+        dialer = Dialer(self.loop, KEY, self.dialed[-1], tcp_user_timeout=60)
         self.dialers.append(dialer)
         dialer.set_targets([(socket.AF_INET, ("127.0.0.1", self.agents.port))])
 

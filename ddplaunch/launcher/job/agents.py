@@ -112,7 +112,7 @@ class Agents:
         return Agreed(
             run_id=self._run_id,
             index=0,  # `begin` tells each agent its own
-            agent_runs=agent_runs(planned),
+            agent_runs=agent_runs(planned),  # how many agents in a row have how many workers
             address=self._terms.address or address or self._reached_at(order),
             backend=backend,
             backend_reason=backend_reason,
@@ -155,7 +155,7 @@ class Agents:
         for id in ids:
             self.connections.send(id, payload)
 
-    def ending(self, status: int) -> None:
+    def announce_end(self, status: int) -> None:
         """Tell all agents that the job is being stopped for good: none of them is to wait should node 0 be lost meanwhile."""
         payload = messages.encode(messages.Ending(status))
         for id in self.connections.ids:
@@ -205,7 +205,7 @@ def member_of(id: int, hello: Hello, address: str = "") -> Member:
         address=address,
         workers=hello.workers,
         requested_rank=hello.requested_rank,
-        last_generation=hello.last_generation,
+        last_generation=hello.last_generation,  # that it has begun, under an earlier coordinator, and its term
         last_term=hello.last_term,
         was_left=hello.was_left,  # by a coordinator that it had reached
         agreed=(

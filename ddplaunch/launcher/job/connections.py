@@ -52,8 +52,7 @@ class Heartbeat:
 
 _BEATS_UNTIL_SILENT = 2  # from one ping to the next
 _PINGS_PER_TURN = 256  # in one turn of the loop: what else there is does not wait for thousands
-# connections that there may be at once, in a job of few nodes; else twice as many as nodes, since an agent that was lost may be
-# back before its old connection has ended
+# connections that there may be at once, in a job of few nodes; else twice as many as nodes
 _PEERS_OF_SMALL_JOB = 64
 
 
@@ -86,7 +85,7 @@ class _Connection:
         self.renewed_at = -inf  # when that renewal came: the lease began no later
         self.heard_at = -inf  # when any message came last
 
-    def renew(self, message: messages.Hello | messages.Pong, at: float) -> None:
+    def renew_lease(self, message: messages.Hello | messages.Pong, at: float) -> None:
         """Take a renewal of the lease, which comes with a hello and with each answer to a ping.
 
         Raises Malformed: it answers another ping than the oldest, or has a number before the last one's.
@@ -140,6 +139,7 @@ class Connections:
         self._pinged_all_at = -inf  # when `ping_all` was last called, by time.monotonic
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
+        # twice: an agent that was lost may be back before its old connection has ended
         self._most_peers = max(_PEERS_OF_SMALL_JOB, 2 * terms.keepalive.max_nodes)
         self._listener: Listener | None = None
         if terms.ports is not None:  # else something else carries all connections, which `adopt` takes
@@ -148,7 +148,7 @@ class Connections:
                 terms.listening_socket or listen(terms.listen, terms.ports),
                 terms.key,
                 self,
-                user_timeout=terms.keepalive.user_timeout,
+                tcp_user_timeout=terms.keepalive.tcp_user_timeout,
                 max_half_open=self._most_peers,
             )
         self.port = 0 if self._listener is None else self._listener.port
@@ -285,7 +285,7 @@ class Connections:
         try:
             message = self._decode(id, payload)
             if isinstance(message, messages.Hello | messages.Pong):
-                connection.renew(message, self._loop.now())
+                connection.renew_lease(message, self._loop.now())
         except Malformed as error:
             self.expel(id, f"sent a malformed message ({error})")
             return
@@ -332,7 +332,9 @@ class Connections:
         now = self._loop.now()
         if not self._unpinged:
             self._begin_round(now)
-        counts_silence = self._round_counts_silence  # not in a round that `ping_all` wanted
+        counts_silence = (
+            self._round_counts_silence
+        )  # not if `ping_all` wanted it, which may be right after the last one
         next_ones, self._unpinged = self._unpinged[:_PINGS_PER_TURN], self._unpinged[_PINGS_PER_TURN:]
         if self._unpinged:
             self._beat_at.set(now)  # in the next turn of the loop
@@ -360,7 +362,7 @@ class Connections:
         """Measure for how long a peer and its host have been silent; return whether the peer is lost by that."""
         connection = self._connections[id]
         agent_silence, host_silence = connection.heartbeat.unanswered * self._beat, connection.peer.host_silence()
-        self._silence.observe(connection.host_silence, host_silence)  # learns which silences of hosts end
+        self._silence.observe(connection.host_silence, host_silence)  # one that has ended allows longer ones
         connection.host_silence = host_silence
         return self._silence.seconds_left(agent_silence, host_silence, beat=self._beat) == 0
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.launcher.job.warnings import Warnings
 
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
-_NOT_MET_HINT = (
+_HINT_ON_MISSING_NODES = (
     "hint: is ddplaunch running there, with the same address and token? Type `--node-rank` on all nodes or on none. "
     "`--rdzv-timeout` sets how long to wait"
 )
@@ -69,11 +69,11 @@ class Coordinator:
         self._agents: Agents | None = None  # of the other nodes
         self._reservation: Reservation | None = None  # of MASTER_PORT
         self._is_one_host = False  # all nodes are simulated on this one
-        self._meeting: Meeting | None = None  # the last one: before a generation begins that has none of its nodes here
+        self._meeting: Meeting | None = None  # the last one: of nodes that are to begin a generation elsewhere
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._has_ended = False
-        self._has_stopped_all_nodes = False
-        self._end_known_at = loop.timer(None, lambda: None)  # set while agents have the time to take note of the end
+        self._user_has_stopped_job = False  # the second time, all workers are killed
+        self._agents_know_end_at = loop.timer(None, lambda: None)  # set while they may still take note; wakes the loop
         # each of these from when it is first needed: most jobs need few
         self._questions: Questions | None = None
         self._streams: NodeStreams | None = None
@@ -116,7 +116,7 @@ class Coordinator:
         if self._agents is not None:
             status = job.status_if_ending(before, self.state, self._loop.now())
             if status is not None:  # the job is being stopped for good
-                self._agents.ending(status)
+                self._agents.announce_end(status)
             self._agents.state_changed()  # an agent may wait for a node rank that is free now
         if len(self.state.members) < len(before.members):
             for part in (self._questions, self._streams):
@@ -134,12 +134,12 @@ class Coordinator:
             return
         now, member = self._loop.now(), self.state.members[id]
         match report:
-            case node.RequestStore():
+            case node.RequestStore():  # torch's, which no worker hosts where others wait for it
                 first = [other.id for other in self.state.members.values() if other.node_rank == 0]
                 self.order(first, node.StoreOrdered(now))
             case GroupMade():  # from now on ranks can be compared
                 if member.node_rank == 0:  # each node reports its own, and one report is enough
-                    call_or_report(self.on_process_group, self._say_without_stragglers)
+                    call_or_report(self.look_for_stragglers, self._warn_that_check_has_failed)
             case NodeEnd(number):
                 if number == self.state.generation.number and not member.has_ended:
                     self._explainer.add_traces(report.exits, report.traces)
@@ -192,7 +192,7 @@ class Coordinator:
         self._said_of_this_process.add(Warned.of(text, is_warning))
         self.print(f"warning: {text}" if is_warning else text)
 
-    def _say_without_stragglers(self, why: str) -> None:
+    def _warn_that_check_has_failed(self, why: str) -> None:
         warning = f"stragglers are no longer looked for: {why}"
         if Warned.of(warning, is_warning=True) not in self._said_of_this_process:
             self.say(warning, is_warning=True)
@@ -241,7 +241,7 @@ class Coordinator:
         """Whether a client of ours is connected to this agent, so that it may hold a worker in a debugger."""
         return self._streams is not None and id in self._streams
 
-    def on_process_group(self) -> None:
+    def look_for_stragglers(self) -> None:
         """Look for stragglers from now on: a worker of this generation has a process group."""
         if self.stragglers is None:
             from ddplaunch.launcher.job.straggler_check import StragglerCheck  # many jobs have no process group
@@ -284,10 +284,10 @@ class Coordinator:
 
     def stop_all_nodes(self, signum: int) -> None:
         """Stop the job on all nodes by this signal, as its user wants; asked a second time, kill all workers."""
-        if self._has_stopped_all_nodes:
+        if self._user_has_stopped_job:
             self.feed(job.NodeEscalated(job.NO_MEMBER, signum, self._loop.now()))  # not one node asks, but the user
         else:
-            self._has_stopped_all_nodes = True
+            self._user_has_stopped_job = True
             self.feed(job.StopRequested(Why.SIGNALLED, signum, self._loop.now()))
 
     # --- what follows
@@ -329,8 +329,8 @@ class Coordinator:
                 self._report_idle(seconds)
             case job.PrintProgress(seconds):
                 self._reporter.report_progress(seconds)
-            case job.EndJob(status, error, requeue, hint):
-                advice = f"hint: {hint}" if hint else _NOT_MET_HINT
+            case job.EndJob(status, error, requeue, hint):  # an error without a hint is of missing nodes
+                advice = f"hint: {hint}" if hint else _HINT_ON_MISSING_NODES
                 text = f"error: {error}\n\n{advice}\n" if error else self._begin_error
                 if text:
                     self._end(status, requeue, Findings(state=self.state, error=text))
@@ -362,7 +362,7 @@ class Coordinator:
             self.feed(job.PortTaken(self._loop.now()))
         except LaunchError as error:
             host = self.state.members[order[0]].host
-            self.fail_to_begin(StartFailure(0, host, error.message, error.status), error)
+            self.fail_to_begin(StartFailure(rank=0, host=host, reason=error.message, status=error.status), error)
         else:
             self.order_to_begin(order, port)
 
@@ -434,7 +434,7 @@ class Coordinator:
         if decided_by_cluster is not None:  # the cluster has ended the job, as when its time was up
             status, why = decided_by_cluster
         self._has_ended = True
-        self._end_known_at.set(self._loop.now() + QUIT_TIMEOUT)
+        self._agents_know_end_at.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
             self._agents.end_job(replace(end, text=text), state.unneeded_spares)  # which end with 0 in any case
@@ -459,7 +459,7 @@ class Coordinator:
     def is_over(self) -> bool:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
         all_have_left = self._agents is None or not self._agents.connections.ids
-        return self._has_ended and (all_have_left or not self._end_known_at.is_set)
+        return self._has_ended and (all_have_left or not self._agents_know_end_at.is_set)
 
     @property
     def reached_at(self) -> str | None:

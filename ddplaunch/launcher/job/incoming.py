@@ -24,9 +24,9 @@ from ddplaunch.system import fields
 from ddplaunch.system.errors import indented
 from ddplaunch.system.loop.loop import Loop
 
-# first messages of agents that are taken in one job: so many for each node, and at least _LEAST_HELLOS in all; each is logged
+# first messages of agents that one job takes: so many for each node, but 10,000 if it has few; each is logged
 _HELLOS_PER_NODE = 10
-_LEAST_HELLOS = 10_000
+_HELLOS_OF_SMALL_JOB = 10_000
 _MOST_WARNINGS = 20  # that are taken from each connection
 _MOST_GENERATIONS = 1_000_000  # that a node may have begun before: the next has a number beyond those of all nodes
 # seconds by which the wall clock of an earlier node 0 may have been ahead: terms begin with it
@@ -111,10 +111,10 @@ class Incoming:
                 self._connections.expel(id, "sent hello twice")
             case _ if agent is None:
                 self._connections.expel(id, "did not send hello first")
-            case Goodbye(reason, has_ended):
+            case Goodbye(reason, has_ended):  # has_ended: no worker is left there
                 self._drop(id, indented(reason), has_ended=has_ended)
             case node.ReportStopping(why) if id in self.agents.waiting:
-                if why is not Why.FAILED:  # it has no workers that could fail
+                if why is not Why.FAILED:  # it waits for a node rank, so it has no workers that could fail
                     self._on_stop_of_waiting(id, message)
             case _:
                 self._on_report(id, agent, message)
@@ -183,11 +183,11 @@ class Incoming:
     def _why_expelled(self, hello: messages.Hello) -> str:
         """Return why an agent with this hello is expelled, as a predicate; "" if it is not."""
         max_nodes = self._terms.keepalive.max_nodes
-        if self._hellos == max(_LEAST_HELLOS, _HELLOS_PER_NODE * max_nodes):
+        if self._hellos == max(_HELLOS_OF_SMALL_JOB, _HELLOS_PER_NODE * max_nodes):
             return "too many agents have come and gone"
         if hello.last_generation > _MOST_GENERATIONS:
             return f"claims to have begun generation {hello.last_generation}"
-        # terms begin with the wall clock of a node 0
+        # terms, which grow with each generation, begin with the wall clock of a node 0
         if hello.last_term > first_term(time.time() + _LARGEST_CLOCK_ERROR):
             return f"claims to have begun a generation of term {hello.last_term}, far ahead of the clock here"
         if hello.workers * max_nodes > fields.MAX_RANKS:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.job.remote_link import RemoteLink
 
 _WITHDRAWAL_WITHIN = 5.0  # seconds in which node 0 has to be reached: it may have started a moment later
-_NODE_0_SILENT_WITHIN = 5.0  # seconds without a word from node 0 after which it is lost
+_NODE_0_LOST_AFTER = 5.0  # seconds without a word from node 0 after which it is lost
 
 
 def prepare(
@@ -58,7 +58,7 @@ def prepare(
     """
     rendezvous = allocation.rendezvous
     assert rendezvous is not None
-    rendezvous = _with_coordinator(rendezvous, spec)
+    rendezvous = _find_out_if_coordinator(rendezvous, spec)
     with own_imports():  # now, while a failed import can still be reported
         if rendezvous.coordinator is not False:
             from ddplaunch.launcher.job import listen  # noqa: F401
@@ -82,8 +82,8 @@ def prepare(
     )
 
 
-def _with_coordinator(rendezvous: Rendezvous, spec: JobSpec) -> Rendezvous:
-    """Return the rendezvous with what is known of where the coordinator is; may look up a name.
+def _find_out_if_coordinator(rendezvous: Rendezvous, spec: JobSpec) -> Rendezvous:
+    """Return the rendezvous with what can be known of where the coordinator is; may look up a name.
 
     None: the first agent on the rendezvous host becomes the coordinator, so it is not here if that is another host.
     """
@@ -151,7 +151,7 @@ def _how_back(allocation: Allocation, node_0: str) -> str:
 
 def _hello(request: JoinRequest) -> messages.Hello:
     """Return the first message of this agent to the coordinator; a link sets `reached` again: under which name or address."""
-    task = request.allocation.task
+    task = request.allocation.task  # where the cluster starts an agent for each rank
     return messages.Hello(
         requested_rank=request.allocation.node_rank if task is None else task.rank,
         host=host(host_of(request.allocation, socket.gethostname())),
@@ -221,6 +221,7 @@ def how_to_tell_unfit(
     with own_imports():
         from ddplaunch.launcher.job import remote_link  # noqa: F401
     given = allocation.rendezvous
+    # this one is certainly not node 0, or there is no other
     if given is None or given.coordinator is False or allocation.nnodes[1] == 1:
         return lambda why, _found: withdraw(spec, allocation, env, why)
     with own_imports():
@@ -234,7 +235,7 @@ def how_to_tell_unfit(
                 spec=spec,
                 allocation=allocation,
                 draft=draft,
-                rendezvous=_with_coordinator(given, spec),
+                rendezvous=_find_out_if_coordinator(given, spec),
                 key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
                 facts=messages.NodeFacts("", "", "", "", ""),  # there is nobody to compare them
                 listening_socket=None,
@@ -269,7 +270,7 @@ def withdraw(spec: JobSpec, allocation: Allocation, env: Mapping[str, str], why:
     elsewhere = CoordinatorElsewhere(
         key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
         first_message=withdrawal,
-        keepalive=Keepalive(timeout=_NODE_0_SILENT_WITHIN),
+        keepalive=Keepalive(timeout=_NODE_0_LOST_AFTER),
         rdzv_timeout=_WITHDRAWAL_WITHIN,
     )
     link = RemoteLink(loop, elsewhere)

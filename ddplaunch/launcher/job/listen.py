@@ -51,14 +51,15 @@ def coordinate_if_here(request: JoinRequest, hello: messages.Hello, loop: Loop, 
     if agents is None:
         return None
     loop.post(Listening(agents.port))  # for a command that starts the other agents
+    # static: users type a command on each node, with this address
     if request.allocation.cluster == "static" and request.allocation.endpoint.address is not None:
-        _look_up_own_name(request.allocation.endpoint.address, loop, reporter)
+        _warn_if_name_leads_nowhere(request.allocation.endpoint.address, loop, reporter)
     own = LocalLink(loop, coordinator)
     coordinator.add_own_agent(own.on_order, agents.add_own(hello), agents)
     return own
 
 
-def _look_up_own_name(name: str, loop: Loop, reporter: Reporter) -> None:
+def _warn_if_name_leads_nowhere(name: str, loop: Loop, reporter: Reporter) -> None:
     """Warn if the name under which other nodes, started by hand, look for node 0 leads nowhere: they would say so there only."""
 
     def on_answer(answer: Answer) -> None:
@@ -114,7 +115,7 @@ def _listen(request: JoinRequest, coordinator: Coordinator, loop: Loop, ports: S
 
 
 def _terms(request: JoinRequest, max_nodes: int, ports: Sequence[int]) -> Terms:
-    """Return what is set for the agents of so many nodes."""
+    """Return what a coordinator that may listen on these ports sets for the agents of so many nodes."""
     given = request.allocation.endpoint.address
     # "localhost" and the like are another host on each node, so no address for the others
     means_each_host = given is not None and is_same_host(given, "localhost")
@@ -172,7 +173,7 @@ def _policy(request: JoinRequest) -> job.Policy:
             names=allocation.hosts if names_all_nodes else (),
             has_lease=allocation.is_elastic,  # the job may go on without a node that is lost, once its lease is over
         ),
-        nodes_are_replaceable=not allocation.has_one_screen,  # a command that starts all agents does so once
+        nodes_are_replaceable=not allocation.has_one_screen,  # has_one_screen: one command has started all agents, once
         nodes_may_leave=not allocation.hosts_to_start_on
         and not allocation.has_front,  # else a signal to one agent is for the job
         command_elsewhere=_command_elsewhere(request),

@@ -23,7 +23,7 @@ from ddplaunch.system.loop.loop import Loop
 if TYPE_CHECKING:
     from ddplaunch.launcher.job.agents import Agents
 
-_LOOK_EVERY = 0.2  # seconds from one look whether the first node has answered a ping to the next
+_LOOK_AT_FIRST_NODE_EVERY = 0.2  # seconds from one look whether the first node has answered a ping to the next
 
 
 class _Coordinator(Protocol):
@@ -55,7 +55,7 @@ class Meeting:
         self._not_answered = set[int]()  # ids of the others that were asked and have not answered
         self._reached: dict[int, str] = {}  # under which address each of the others has reached the first node, by id
         self._unreached: dict[int, str] = {}  # why each of the others has not, or hears it no longer, by id
-        self._report_parted_at = loop.timer(None, self._report_parted_if_first_lives)
+        self._look_at_first_node_at = loop.timer(None, self._report_unreached_if_first_lives)
 
     def begin(self, port: int, origin: str, *, again: bool) -> None:
         """Ask the first node to reserve this port as MASTER_PORT, 0 for any; `origin` is the option, or the reason, for it.
@@ -112,7 +112,7 @@ class Meeting:
 
     def _end(self) -> None:
         self._is_over = True
-        self._report_parted_at.cancel()
+        self._look_at_first_node_at.cancel()
 
     def _on_refusal(self, refusal: CannotLead) -> None:
         """Let the coordinator know that the generation cannot begin, since its first node cannot make ready for it."""
@@ -123,7 +123,7 @@ class Meeting:
         host, reason = self._coordinator.state.members[self._order[0]].host, indented(refusal.reason)
         status = refusal.status or exitcodes.BUG  # only an agent that lies fails with 0
         shown = LaunchError(f"{host}: {reason}", hint=indented(refusal.hint) or None, status=status)
-        self._coordinator.fail_to_begin(StartFailure(0, host, reason, status), shown)
+        self._coordinator.fail_to_begin(StartFailure(rank=0, host=host, reason=reason, status=status), shown)
 
     def _on_first_ready(self, first: MeetAt) -> None:
         """Ask the others to reach the first node: under the names that the user gave, then at the addresses that it has."""
@@ -151,14 +151,14 @@ class Meeting:
             return
         if self._unreached:
             self._agents.connections.ping_all()
-            self._report_parted_at.set(self._loop.now() + _LOOK_EVERY)
+            self._look_at_first_node_at.set(self._loop.now() + _LOOK_AT_FIRST_NODE_EVERY)
         else:
             self._begin_generation(self._ready_first.master_port)
 
-    def _report_parted_if_first_lives(self) -> None:
+    def _report_unreached_if_first_lives(self) -> None:
         """Feed which nodes do not reach the first one, if it has answered; else look again soon. Called by the loop."""
         if self.is_first_silent:
-            self._report_parted_at.set(self._loop.now() + _LOOK_EVERY)
+            self._look_at_first_node_at.set(self._loop.now() + _LOOK_AT_FIRST_NODE_EVERY)
             return
         self._end()
         unreached = tuple((id, indented(why)) for id, why in self._unreached.items())

@@ -71,7 +71,7 @@ _LONGEST_SHORT_TEXT = 1000  # of a text of each other end,
 _ALL_SHORT_TEXTS = 100_000  # and of all texts of other ends
 _MOST_FRAMES = 100  # of an exception
 _LONGEST_PART_OF_FRAME = 250  # of each part of a frame
-_LONGEST_AGO = 1e12  # seconds on a monotonic clock: a time beyond that is none
+_LATEST_TIME = 1e12  # seconds on a monotonic clock
 
 
 class NodeFacts(Struct, frozen=True):
@@ -256,7 +256,7 @@ def _fitted_error(error: WorkerError) -> WorkerError:
             )
             for frame in error.frames[-_MOST_FRAMES:]
         ),
-        at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,  # else no clock has shown it
+        at=error.at if error.at is None or abs(error.at) < _LATEST_TIME else None,  # no clock shows a later one
     )
 
 
@@ -384,8 +384,9 @@ class OrderSequence:
         agreed, hello = begun.agreed, self._hello
         if agreed is None:
             raise Malformed("begins workers without saying which")
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, Hello):  # but a withdrawal
             raise Malformed("begins workers where there are none")
+        # `agreed.index` is the node rank that this agent is to have
         if len(agreed.ranks) != hello.workers:
             raise Malformed(f"agent {agreed.index} has another number of workers")
         wanted = hello.requested_rank

@@ -58,7 +58,7 @@ class Probe:
             reason, hint = piece(error.message), piece(error.hint or "")
             self._link.send(CannotLead(order.meeting, is_taken=False, reason=reason, hint=hint, status=error.status))
         else:
-            self._link.send(first.ready)
+            self._link.send(first.ready_report)
 
     def on_generation_ended(self) -> None:
         """Hear the first node no longer: nothing of the generation is left here. Others may still want to hear the first node."""
@@ -95,13 +95,13 @@ class _FirstNode:
                 listen(None, (0,)),
                 key,
                 self,
-                user_timeout=keepalive.user_timeout,
+                tcp_user_timeout=keepalive.tcp_user_timeout,
                 max_half_open=self._most_peers,
             )
         except LaunchError:
             self._reservation.release()
             raise
-        self.ready = MeetAt(order.meeting, self._reservation.port, own_addresses(), self._listener.port)
+        self.ready_report = MeetAt(order.meeting, self._reservation.port, own_addresses(), self._listener.port)
 
     def on_refused(self, who: str, reason: str) -> None:
         """Say nothing: a node of the job that is refused says itself that it does not reach this one. Called by the listener."""
@@ -144,7 +144,7 @@ class _OtherNode:
         self._host_silence = 0.0  # seconds for which the kernel of that node sent nothing, as last measured
         # when the search is given up; once the first node is reached, when the next ping is due
         self._due = loop.timer(loop.now() + REACHED_WITHIN, self._on_due)
-        self._search = Search(loop, key, self, user_timeout=keepalive.user_timeout)
+        self._search = Search(loop, key, self, tcp_user_timeout=keepalive.tcp_user_timeout)
         self._search.begin((address, order.listen_port) for address in order.addresses)
 
     def on_found(self, peer: Peer, found_as: str) -> None:
@@ -163,7 +163,7 @@ class _OtherNode:
             self._lose(self._search.refusals.text)
             return
         agent_silence, host_silence = self._unanswered * self._beat, self._peer.host_silence()
-        self._silence.observe(self._host_silence, host_silence)  # learns which silences of hosts end
+        self._silence.observe(self._host_silence, host_silence)  # one that has ended allows longer ones
         self._host_silence = host_silence
         if self._silence.seconds_left(agent_silence, host_silence, beat=self._beat) == 0:
             self._lose(self._silence.describe(agent_silence))

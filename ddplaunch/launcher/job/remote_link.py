@@ -81,7 +81,7 @@ class RemoteLink(Link):
         super().__init__(loop)
         self._elsewhere = elsewhere
         timeout = elsewhere.keepalive.timeout
-        self._silence = Silence(timeout, timeout)  # seconds without a word of the coordinator, and of its host
+        self._silence = Silence(timeout, timeout)  # how long the coordinator, and its host, may be silent
         self._heard_at = 0.0  # when the last message came
         self._lease = lease or Lease(inf, loop)  # which never ends
         self._check_lease_at = loop.timer(None, self._check_lease)
@@ -89,8 +89,8 @@ class RemoteLink(Link):
         loop.clock.protect(timeout)  # the loop sleeps so short that no pause of this process uses up that time
         self._peer: Peer | None = None  # the connection to the coordinator; None: it is looked for, or given up
         self._last_orders: OrderSequence | None = None  # those of the last coordinator that was reached
-        # in the meeting before a generation, in which each node finds a way to the first one; None: there was none
-        self._meeting_part: Probe | None = None
+        # where the coordinator is on no node: watches the generation's first node, or is it
+        self._first_node_probe: Probe | None = None
         self._how_lost = ""  # how the coordinator was lost, in a sentence, while it is waited for
         self._status_of_ending_job: int | None = None  # None: the job is not being stopped for good, as far as is known
         # what this node has reported once it was to end for a reason of its own, such as a signal
@@ -98,8 +98,8 @@ class RemoteLink(Link):
         # when a coordinator that is silent is lost, or one that was not reached is given up
         self._give_up_at = loop.timer(loop.now() + elsewhere.rdzv_timeout, self._on_timeout)
         self._report_search_at = loop.timer(loop.now() + FIRST_NOTICE_AFTER, self._report_search)
-        user_timeout = elsewhere.keepalive.user_timeout
-        self._search = Search(loop, elsewhere.key, self, user_timeout=user_timeout)
+        tcp_user_timeout = elsewhere.keepalive.tcp_user_timeout
+        self._search = Search(loop, elsewhere.key, self, tcp_user_timeout=tcp_user_timeout)
 
     # --- connecting
 
@@ -142,7 +142,7 @@ class RemoteLink(Link):
         first = self._elsewhere.first_message
         if not isinstance(first, messages.Hello):
             return first
-        hello = replace(first, reached=host(found_as), at=self._renew())
+        hello = replace(first, reached=host(found_as), at=self._renew_lease())
         last = self._last_orders
         if last is None:  # no coordinator was reached before
             return hello
@@ -159,8 +159,8 @@ class RemoteLink(Link):
             self._reported_own_stop = own_stop
         if isinstance(report, NodeEnd):
             self._on_generation_ended_here(report)
-            if self._meeting_part is not None:
-                self._meeting_part.on_generation_ended()
+            if self._first_node_probe is not None:
+                self._first_node_probe.on_generation_ended()  # it need not watch the first node any longer
         if self._peer is not None:
             if not isinstance(report, node.Suspend | node.Resume):  # Ctrl-Z here does not suspend the whole job
                 self._send(messages.fitted(report))
@@ -175,8 +175,8 @@ class RemoteLink(Link):
     @property
     def address(self) -> str | None:
         """The address that this node connects from, if the coordinator is elsewhere."""
-        if self._meeting_part is not None and self._meeting_part.address is not None:
-            return self._meeting_part.address
+        if self._first_node_probe is not None and self._first_node_probe.address is not None:
+            return self._first_node_probe.address
         return self._peer.local_address or None if self._peer is not None else super().address
 
     def _on_message(self, payload: bytes) -> None:
@@ -198,10 +198,10 @@ class RemoteLink(Link):
             return
         match message:
             case messages.Ping(sent, host_limit):
-                # both sides take the other's host for lost after the same silence; if the user gave no --heartbeat-timeout
+                # without --heartbeat-timeout: as long a silence of its host as the coordinator allows the one here
                 if self._elsewhere.keepalive.may_be_shorter:
                     self._silence.host_limit = min(host_limit, self._elsewhere.keepalive.timeout)
-                self._send(messages.Pong(sent, self._renew()))
+                self._send(messages.Pong(sent, self._renew_lease()))
             case messages.GivenUp(reason, may_return):
                 self._on_given_up(reason, may_return=may_return)
             case messages.Ending(status):
@@ -216,10 +216,10 @@ class RemoteLink(Link):
                     self._lease.seconds = message.lease
                     self._schedule_lease_end()
                 self.on_order(message)
-            case _:
+            case _:  # dated by the clock here
                 self.on_order(messages.as_received(message, self._loop.now()))
 
-    def _renew(self) -> float:
+    def _renew_lease(self) -> float:
         """Note that a renewal of the lease is sent now, and return its number."""
         number = time.monotonic()
         self._lease.renew(number)
@@ -233,8 +233,8 @@ class RemoteLink(Link):
             self._check_lease_at.set(self._loop.now() + left)
             self._loop.handle(Leased(left))
 
-    def _end_lease(self) -> None:
-        """Forget the lease until a coordinator is reached. No worker lives any more, or all are killed now."""
+    def _forget_lease(self) -> None:
+        """Have no lease until a coordinator is reached: no worker lives any more, or all are killed now."""
         self._lease.begin()
         self._schedule_lease_end()
 
@@ -284,7 +284,7 @@ class RemoteLink(Link):
         elif why_unfit:
             self._lose_coordinator(self._loss_by(f"its health check failed: {why_unfit}"))
         else:
-            self._lose_coordinator(self._loss_by(ENDED_ITSELF))
+            self._lose_coordinator(self._loss_by(ENDED_ITSELF))  # in words: "its ddplaunch has ended"
 
     def _check_lease(self) -> None:
         """Kill the workers if the lease is over; the coordinator is lost then. Called at that time, and first after a pause."""
@@ -292,14 +292,14 @@ class RemoteLink(Link):
             self._schedule_lease_end()
             return
         self._loop.handle(node.LeaseOver(self._loop.now()))
-        self._end_lease()
+        self._forget_lease()
         if self._peer is None:  # the coordinator was lost before
             return
         limit, when_paused = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
         # half a lease without a ping, of which four come in that time: the coordinator is silent. Else it does not hear this node
         is_silent = self._loop.now() - self._heard_at > self._lease.seconds / 2
         if is_silent and not when_paused:
-            self._lose_coordinator(self._loss_by(f"silent for {limit}{self._say_if_unheard(self._peer)}"))
+            self._lose_coordinator(self._loss_by(f"silent for {limit}{self._say_if_it_hears_nothing(self._peer)}"))
             return
         how = f"was {when_paused}" if when_paused else f"was not heard by {self._name_with_address} for {limit}"
         error = f"this node {how}, and other nodes may have gone on without it"
@@ -354,7 +354,7 @@ class RemoteLink(Link):
 
     def _look_again(self) -> None:
         """Look for node 0 where it was."""
-        self._end_lease()
+        self._forget_lease()
         self._search.begin(self._search.places, again_after=MAY_HAVE_MOVED_AFTER)
 
     def on_order(self, order: Order) -> None:
@@ -367,11 +367,11 @@ class RemoteLink(Link):
 
     def _take_part_in_meeting(self, order: Lead | MeetAt) -> None:
         """Be the first node of the generation that is to begin, or find out how its first node is reached."""
-        if self._meeting_part is None:
+        if self._first_node_probe is None:
             from ddplaunch.launcher.job.probe import Probe  # where the coordinator is on none of the nodes
 
-            self._meeting_part = Probe(self._loop, self._elsewhere.key, self._elsewhere.keepalive, self)
-        self._meeting_part.on_order(order)
+            self._first_node_probe = Probe(self._loop, self._elsewhere.key, self._elsewhere.keepalive, self)
+        self._first_node_probe.on_order(order)
 
     def give_up(self) -> None:
         """Wait for the coordinator no longer."""
@@ -403,7 +403,7 @@ class RemoteLink(Link):
         if left > 0:  # its host was heard since its agent was
             self._give_up_at.set(self._loop.now() + left)
         else:
-            reason = self._silence.describe(agent_silence) + self._say_if_unheard(self._peer)
+            reason = self._silence.describe(agent_silence) + self._say_if_it_hears_nothing(self._peer)
             self._lose_coordinator(self._loss_by(reason))
 
     def _give_up_search(self) -> None:
@@ -419,7 +419,7 @@ class RemoteLink(Link):
         text = f"error: {self._coordinator_name} was not reached {within}\n\nhint: {hint}\n"
         self.on_order(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
 
-    def _say_if_unheard(self, peer: Peer) -> str:
+    def _say_if_it_hears_nothing(self, peer: Peer) -> str:
         """Say ", and hears nothing from here" of a silent coordinator if the kernel knows that; else ""."""
         agent = self._loop.now() - self._heard_at
         return describe_way(agent, peer.host_silence(), sends_in_vain=peer.sends_in_vain())
@@ -474,8 +474,8 @@ class RemoteLink(Link):
     def close(self) -> None:
         """Close all that is open."""
         self._loop.after_pause = lambda: None
-        self._end_lease()
-        if self._meeting_part is not None:
-            self._meeting_part.close()
+        self._forget_lease()
+        if self._first_node_probe is not None:
+            self._first_node_probe.close()
         self._stop_waiting()
         self._disconnect()

@@ -30,8 +30,8 @@ class Searcher(Protocol):
 class Search:
     """One search for a node, and the next one if it is lost. Until the node is found, `refusals` says why not."""
 
-    def __init__(self, loop: Loop, key: Key, searcher: Searcher, *, user_timeout: float) -> None:
-        """Prepare to look for a node that proves this key; `user_timeout` is TCP_USER_TIMEOUT of its connection, in seconds."""
+    def __init__(self, loop: Loop, key: Key, searcher: Searcher, *, tcp_user_timeout: float) -> None:
+        """Prepare to look for a node that proves this key; `tcp_user_timeout` is that of its connection, in seconds."""
         self._loop = loop
         self._searcher = searcher
         self.refusals = Refusals()
@@ -40,7 +40,7 @@ class Search:
         self._targets: list[Target] = []  # the addresses that are being dialed
         # when to dial the addresses that are known by then; not set any more: each is dialed as soon as it is known
         self._stop_awaiting_names_at = loop.timer(None, self._dial)
-        self._dialer = Dialer(loop, key, self, user_timeout=user_timeout)
+        self._dialer = Dialer(loop, key, self, tcp_user_timeout=tcp_user_timeout)
 
     def begin(self, places: Iterable[Place], *, again_after: float = inf) -> None:
         """Look for the node at these places, in this order; look names up again after so many seconds: it may have moved."""

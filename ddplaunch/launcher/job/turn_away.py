@@ -31,7 +31,7 @@ def turn_away(terms: Terms, why: LaunchError, reason: str, others: int) -> None:
 
 
 class TurnAway:
-    """What the nodes hear that look for node 0, and how many have heard it; the receiver of the messages of their connections."""
+    """What node 0, unfit, tells the nodes that look for it, and how many have yet to come; the receiver of their messages."""
 
     connections: Connections
 
@@ -39,7 +39,7 @@ class TurnAway:
         said = LaunchError(f"node 0 does not take part: {why.message}", hint=HINT_WITHOUT_NODE_0)
         self._end_of_job = messages.fitted(JobEnd(exitcodes.NODE_LOST, "unfit", said.render()))
         self._wait_for_another = messages.LeftByNode0(0, reason)
-        self._missing = others
+        self._missing = others  # so many have neither been told nor withdrawn
         self._told = set[int]()  # those that close their connections now
         self._is_awaited_again = False
         self.is_over = False
@@ -49,7 +49,7 @@ class TurnAway:
         self.is_over = True
 
     def on_message(self, id: int, message: messages.ToCoordinator) -> None:
-        """Tell a node, which closes the connection then; one that does not take part itself waits for that."""
+        """Tell a node, which then closes the connection; one that itself does not take part is let go at once."""
         match message:
             case messages.Hello():
                 if message.was_left:  # it has lost a node 0, and waits for one
@@ -57,17 +57,17 @@ class TurnAway:
                 answer = self._wait_for_another if message.was_left else self._end_of_job
                 self._told.add(id)
                 self.connections.send(id, messages.encode(answer))
-            case messages.Withdrawal():
+            case messages.Withdrawal():  # in place of a hello
                 self.connections.drop(id)
-                self._on_told()
+                self._await_one_less()
 
     def on_lost(self, id: int, reason: str, renewed_at: float) -> None:
         """Count a node that was told, and not who only asks whether node 0 is here."""
         if id in self._told:
-            self._on_told()
+            self._await_one_less()
 
-    def _on_told(self) -> None:
-        """Wait no longer once all know; nor for those that wait for a node 0, since they would be back at once."""
+    def _await_one_less(self) -> None:
+        """Await one node less, and none any more if one awaits another node 0: it looks again, and would be back at once."""
         self._missing -= 1
         self.is_over = self.is_over or self._missing <= 0 or self._is_awaited_again
 

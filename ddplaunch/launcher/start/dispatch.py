@@ -75,6 +75,7 @@ def run(
     reports_to_caller = control is not None
     allocated = allocate_job(spec, env)
     _print_warnings(allocated)
+    # no step on this node alone, if workers need our caller or terminal
     allocated = _without_needless_srun(allocated, reports_to_caller=reports_to_caller)
     allocation = allocated.allocation
     if allocation.starter == "srun":
@@ -166,7 +167,7 @@ def _print_warnings(allocated: AllocatedJob) -> None:
             say(f"warning: {indented(weakness)}")
     if spec.simulate:  # its hosts are all this machine
         return
-    # None: any rank; behind a front, the command that has started this agent prints them
+    # None: any rank. has_front: a command has started all agents, and prints them itself
     is_first = allocation.node_rank in (0, None) and not allocation.has_front
     doubts = (allocation.doubt,) if allocation.doubt else ()
     for warning in (*doubts, *(allocation.warnings if is_first else ())):
@@ -176,7 +177,7 @@ def _print_warnings(allocated: AllocatedJob) -> None:
 def _run_here(
     allocated: AllocatedJob, screen: Screen | None, serve: Callable[..., int], *, reports_to_caller: bool
 ) -> int:
-    """Run this node's part of the job; if that cannot begin, tell the other nodes."""
+    """Run this node's part of the job (`serve` forks the agent); if that cannot begin, tell the other nodes."""
     from ddplaunch.launcher.start import node
     from ddplaunch.plan.devices.node import inspect
 
@@ -229,7 +230,7 @@ def allocate_job(spec: JobSpec, env: Mapping[str, str]) -> AllocatedJob:
     """
     failures, warnings_of_file = _remembered_failures(env)
     avoided = tuple(one.host for one in failures) if spec.avoid_bad_nodes else ()
-    facts = ClusterFacts(spec=spec, env=env, hostname=os.uname().nodename, here=_Here(env), avoided=avoided)
+    facts = ClusterFacts(spec=spec, env=env, hostname=os.uname().nodename, here=_ThisHost(env), avoided=avoided)
     found = discover(facts)
     found = replace(found, warnings=(*found.warnings, *warnings_of_file, *_warning_of_failed(spec, found, failures)))
     is_typed = spec.origin("avoid_bad_nodes").startswith("--")  # not from a file or variable, which are for all jobs
@@ -261,7 +262,7 @@ def _shared_secret(allocation: Allocation, env: Mapping[str, str]) -> str | None
     )
 
 
-class _Here:
+class _ThisHost:
     """This host, as discovery asks it; `env` are the variables of the command."""
 
     def __init__(self, env: Mapping[str, str]) -> None:

@@ -58,7 +58,7 @@ def main() -> int:
     except LaunchError as error:
         front.finish(protocol.refusal(error))
         return error.status
-    front.finish(protocol.AgentEnded(status, front.spared))
+    front.finish(protocol.AgentEnded(status, front.spared))  # spared: processes that may outlive the agent
     return status
 
 
@@ -76,6 +76,7 @@ def _run(order: protocol.HostOrder, front: HostFront) -> int:
         from ddplaunch.spec import program
         from ddplaunch.spec.options.token import VARIABLE as TOKEN
 
+    # those of the command, but for a TMPDIR that is no folder here, and those about this host
     env = orders.variables_on_host(orders.variables(order), os.environ, os.path.isdir)
     try:
         os.chdir(order.cwd)
@@ -100,7 +101,7 @@ def _run(order: protocol.HostOrder, front: HostFront) -> int:
         screen=order.screen,
         reports_job=False,  # the command that was typed does
         serve=front.serve,
-        carried=front.channel,
+        carried=front.channel,  # to the coordinator, over the front's stdin and stdout
     )
 
 

@@ -85,7 +85,7 @@ def run(
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     _check_ports(allocated, draft)
     _check_debuggers(allocated, draft)
-    check_files(spec)
+    check_watched_files(spec)
     signals = passed_on(spec.signals)
     if reports_job is None:  # where the output of all nodes is shown in one place, the node of rank 0 reports
         reports_job = not allocation.has_front and (0 in draft.ranks or not allocation.has_one_screen)
@@ -172,7 +172,7 @@ def _check_debuggers(allocated: AllocatedJob, draft: Plan) -> None:
         check_debugpy(draft.interpreter, allocated.public_env)
 
 
-def check_files(spec: JobSpec) -> None:
+def check_watched_files(spec: JobSpec) -> None:
     """Refuse a folder in place of a file whose change means something: anything that is made in it changes it.
 
     Raises LaunchError: it is one.
@@ -235,7 +235,8 @@ def _kept_warm(draft: Plan, env: Mapping[str, str]) -> tuple[Interpreter | None,
             return interpreter, _note_of_new(draft, interpreter, why_older_ends) if interpreter.is_new else ""
     if why_not:
         return None, f"no interpreter is kept warm: {why_not}"
-    is_fresh_for_debugger = draft.preload is None and debugger_follows_children()
+    forks_workers = draft.preload is not None
+    is_fresh_for_debugger = not forks_workers and debugger_follows_children()
     why_fresh = draft.reasons.get("start", "") if is_fresh_for_debugger else ""
     return None, f"workers are fresh processes: {why_fresh}" if why_fresh else ""
 
@@ -283,7 +284,7 @@ def _link(allocated: AllocatedJob, inputs: JobInputs, carried: socket.socket | N
     Agents of other nodes then connect and wait. Refused, they would try again and again while this process imports modules.
     Called in the agent. `carried` is the connection to the coordinator, if what has started the agent carries one.
 
-    Raises LaunchError: this node is unfit, of which the `then` of the error tells the others; or the modules cannot be imported.
+    Raises LaunchError: this node is unfit, which `error.then()` tells the others later; or an import fails.
     """
     spec, env, allocation, draft = allocated.spec, allocated.env, allocated.allocation, inputs.draft
     if spec.health_check is not None:

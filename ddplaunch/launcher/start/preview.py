@@ -116,7 +116,7 @@ def _describe_warm(plan: Plan, env: Mapping[str, str]) -> str:
         return f"nothing: {why}" if (why := plan.reasons.get("warm")) else ""
     from ddplaunch.launcher.workers import show, warm
 
-    raise_open_files()  # as the job would do, whose workers inherit it
+    raise_open_files()  # as the job would: an interpreter with another limit does not fit
     try:
         found = show.state_of(warm.interpreter_for(plan, env).name)
     except warm.CannotKeep as error:
@@ -137,7 +137,7 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     if any(given is not None for given in slots):
         here = replace(here, reasons={**here.reasons, "workers": "as given for each host"})
     if not spec.simulate:
-        here = replace(here, notes=(*here.notes, *_assumption(allocation, node.host)))
+        here = replace(here, notes=(*here.notes, *_note_of_assumption(allocation, node.host)))
     is_per_rank = allocation.task is not None  # other ranks are other commands, of which this one knows nothing
     if is_per_rank or allocation.nnodes[1] == 1:
         return here
@@ -149,7 +149,7 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         run_id=run_id,
         index=0,
         address=here.master_addr,
-        agent_runs=agent_runs(agents),
+        agent_runs=agent_runs(agents),  # how many agents in a row have how many workers
         backend=here.backend,
         backend_reason=here.reasons["backend"],
     )
@@ -174,7 +174,7 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     )
 
 
-def _assumption(allocation: Allocation, own: str) -> tuple[str, ...]:
+def _note_of_assumption(allocation: Allocation, own: str) -> tuple[str, ...]:
     """Return a note about the hosts that are planned without having been asked; none if this is the only host."""
     others = [host for host in allocation.hosts or (("",) * allocation.nnodes[1]) if host != own]
     if allocation.task is not None or (allocation.nnodes[1] == 1 and not (allocation.hosts_to_start_on and others)):

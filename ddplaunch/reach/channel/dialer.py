@@ -51,8 +51,8 @@ def target(address: str, port: int) -> Target:
 class Dialer:
     """Attempts to reach one coordinator, in the loop."""
 
-    def __init__(self, loop: Loop, key: Key, owner: PeerOwner, *, user_timeout: float) -> None:
-        """Prepare to dial; `set_targets` begins. `user_timeout` is TCP_USER_TIMEOUT of the connections, in seconds.
+    def __init__(self, loop: Loop, key: Key, owner: PeerOwner, *, tcp_user_timeout: float) -> None:
+        """Prepare to dial; `set_targets` begins. `tcp_user_timeout` is that of the connections, in seconds.
 
         The owner gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called
         again. Before, it hears of each attempt that has failed.
@@ -60,7 +60,7 @@ class Dialer:
         self.loop = loop
         self.key = key
         self._owner = owner
-        self._user_timeout = user_timeout
+        self._tcp_user_timeout = tcp_user_timeout
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
         # how long to wait for the first bytes of targets that have accepted a connection and sent nothing; seconds
@@ -119,7 +119,7 @@ class Dialer:
         """Return a socket that is connecting; BlockingIOError is the usual way in which a non-blocking connect() begins."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            prepare(sock, self._user_timeout)
+            prepare(sock, self._tcp_user_timeout)
             keep_rejections(sock, True)  # the messages of a firewall on the way say why the target is not reached
             sock.connect(address)
         except BlockingIOError:
@@ -250,7 +250,7 @@ def answers(key: Key, targets: Sequence[Target]) -> bool:
     Waits in a loop of its own, before that of the agent runs.
     """
     result, loop = DialResult(), Loop()
-    dialer = Dialer(loop, key, result, user_timeout=1.0)
+    dialer = Dialer(loop, key, result, tcp_user_timeout=1.0)
     dialer.set_targets(targets)
     began = loop.now()
     while result.peer is None:

@@ -38,18 +38,18 @@ class Listener:
         key: Key,
         owner: PeerOwner,
         *,
-        user_timeout: float,
+        tcp_user_timeout: float,
         max_half_open: int = 256,
     ) -> None:
         """Own a socket that listens already, as of `listen` in system/net/port.py; take what proves to know `key`.
 
         The owner hears of each address and reason once. At most `max_half_open` connections are unauthenticated at a time.
-        `user_timeout` is their TCP_USER_TIMEOUT, in seconds.
+        `tcp_user_timeout` is theirs, in seconds.
         """
         self._loop = loop
         self._key = key
         self._owner = owner
-        self._user_timeout = user_timeout
+        self._tcp_user_timeout = tcp_user_timeout
         self._max_half_open = max_half_open
         self._half_open: dict[_HalfOpen, None] = {}  # in order of arrival, and so of `dropped_at`
         self._drop_timer = loop.timer(None, self._drop_late)
@@ -94,7 +94,7 @@ class Listener:
         Called by the acceptor.
         """
         try:
-            prepare(sock, self._user_timeout)
+            prepare(sock, self._tcp_user_timeout)
         except OSError:  # it has been reset
             sock.close()
             return

@@ -279,8 +279,8 @@ _PROBE_AFTER = 2  # seconds without a packet
 Sockaddr = tuple[Any, ...]  # as getaddrinfo gives it: address, port, for IPv6 also flow and scope
 
 
-def prepare(sock: socket.socket, user_timeout: float) -> None:
-    """Never block; send at once; give up when sent data stays unacknowledged for `user_timeout` seconds.
+def prepare(sock: socket.socket, tcp_user_timeout: float) -> None:
+    """Never block; send at once; give up when sent data stays unacknowledged for `tcp_user_timeout` seconds.
 
     Lost segments are sent again each second, where the kernel can do that: else it doubles the pause each time, so that
     a connection which worked again after 7 of 10 seconds would send nothing for 12. A side that has nothing to send asks the
@@ -288,7 +288,7 @@ def prepare(sock: socket.socket, user_timeout: float) -> None:
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(user_timeout * 1000)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(tcp_user_timeout * 1000)))
     with suppress(OSError):  # Linux before 6.15
         sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, _RTO_MAX)
     for option, value in ((socket.TCP_KEEPIDLE, _PROBE_AFTER), (socket.TCP_KEEPINTVL, 1)):

@@ -117,7 +117,7 @@ def start_step(job: StepJob) -> Srun:
             read_output[stream], its_output[stream] = os.pipe()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told, tells = socket.socketpair()  # the child hands over a pidfd of the grandchild by it
-        offered_stdin = offer_stdin() if job.reads_stdin else None
+        stdin_offer = offer_stdin() if job.reads_stdin else None
         pid = fork()
     except OSError as error:
         raise not_started(StartError(error.errno or errno.EAGAIN, _CANNOT_FORK)) from None
@@ -128,14 +128,14 @@ def start_step(job: StepJob) -> Srun:
                     sock.close()
                 for fd in read_output.values():
                     os.close(fd)  # srun is to get an error if nobody reads
-                _Parent(job, theirs, (its_output[1], its_output[2]), offered_stdin).run()
+                _Parent(job, theirs, (its_output[1], its_output[2]), stdin_offer).run()
             with suppress(OSError):  # without it, the end of a step waits for a parent that is stopped
                 socket.send_fds(tells, [b"."], [os.pidfd_open(grandchild)])
         except OSError as error:
             theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _CANNOT_FORK)))
         finally:
             os._exit(0)
-    for sock in (theirs, tells, *([offered_stdin] if offered_stdin is not None else [])):
+    for sock in (theirs, tells, *([stdin_offer] if stdin_offer is not None else [])):
         sock.close()
     for stream in read_output:
         os.close(its_output[stream])
@@ -164,7 +164,7 @@ class _Parent(Struct, frozen=True):
     job: StepJob
     connection: socket.socket  # to the watcher; once it ends, srun is killed
     its_output: tuple[int, int]  # the descriptors of stdout and stderr for srun
-    offered_stdin: socket.socket | None  # where an agent asks for our stdin; None: no worker reads that
+    stdin_offer: socket.socket | None  # where an agent asks for our stdin; None: no worker reads that
 
     def run(self) -> NoReturn:
         """Run srun to its end, and end this process."""
@@ -185,7 +185,7 @@ class _Parent(Struct, frozen=True):
         """
         job = self.job
         # an agent of the step that serves rank 0 asks for our stdin at this socket, by its name
-        env = job.env if self.offered_stdin is None else {**job.env, STDIN: name_of(self.offered_stdin)}
+        env = job.env if self.stdin_offer is None else {**job.env, STDIN: name_of(self.stdin_offer)}
         try:
             nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             stdio = Stdio(nothing, *self.its_output)
@@ -203,16 +203,16 @@ class _Parent(Struct, frozen=True):
 
         Meanwhile hand our stdin to the agent that asks for it.
         """
-        connection, offered_stdin = self.connection, self.offered_stdin
+        connection, stdin_offer = self.connection, self.stdin_offer
         poll = select.poll()
-        for fd in (child.pidfd, connection.fileno(), *([offered_stdin.fileno()] if offered_stdin is not None else [])):
+        for fd in (child.pidfd, connection.fileno(), *([stdin_offer.fileno()] if stdin_offer is not None else [])):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll()}
             if child.pidfd in ready:
                 break
-            if offered_stdin is not None and offered_stdin.fileno() in ready:
-                hand_over_stdin(offered_stdin)
+            if stdin_offer is not None and stdin_offer.fileno() in ready:
+                hand_over_stdin(stdin_offer)
             if connection.fileno() in ready:
                 signum = connection.recv(1)
                 if not signum:

@@ -186,7 +186,7 @@ class Gathering:
             listen(rendezvous.listen, rendezvous.ports),
             _key(spec, env, allocation),
             self,
-            user_timeout=_UNCONFIRMED_LIMIT,
+            tcp_user_timeout=_UNCONFIRMED_LIMIT,
         )
         self._loop = loop
         self._silent: dict[Peer, Timer] = {}  # connections without a hello, the oldest first, and when they are closed
@@ -274,7 +274,7 @@ def _targets(rendezvous: Rendezvous) -> list[Target]:
 def _dial(loop: Loop, targets: list[Target], spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Peer:
     """Try all targets again and again, until one is node 0; raise LaunchError if none is in time."""
     result = DialResult()
-    dialer = Dialer(loop, _key(spec, env, allocation), result, user_timeout=_UNCONFIRMED_LIMIT)
+    dialer = Dialer(loop, _key(spec, env, allocation), result, tcp_user_timeout=_UNCONFIRMED_LIMIT)
     dialer.set_targets(targets)
     until = loop.now() + min(spec.rdzv_timeout, WITHIN)
     wake = loop.timer(until, lambda: None)  # only ends the loop's sleep
