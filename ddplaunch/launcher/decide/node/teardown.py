@@ -57,6 +57,7 @@ def stop(
     then = (*reports, *resumes)
     if state.phase is Phase.WAITING:
         return replace(state, why=why), then
+    # no worker is pending any more: none is started that has no process yet
     state = _with_grace_period(replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING), at)
     if by_cluster and is_ordered and state.alive:
         delayed = DelayedStop(signum=signum, until=at + CLUSTER_SIGNALS_WITHIN)
