@@ -136,7 +136,7 @@ class IdleReport:
         """Report, unless a worker has made progress since. Called by the loop."""
         has_progressed = self._coordinator.state.idleness.progress_at > self._decided_at
         if self._coordinator.members_at_work() and not has_progressed:
-            self._reporter.report_idle(self._seconds, found.what)
+            self._reporter.report_idle(self._seconds, found.explanation)
 
     def _call_or_report_at_once(self, call: Callable[[], object]) -> None:
         """Call this; if it fails, report without what it would find out."""

@@ -90,7 +90,8 @@ class Faults:
     def note_loss(self, member: Member, lost: AgentLost, before: State) -> None:
         """Note the loss of a node for which a machine may be at fault; `before` is the state in which it was lost.
 
-        Once one node is lost all workers are stopped: the next losses of that generation count only beside one of a running job.
+        Once one node is lost all workers are stopped. A later loss of that generation counts too; one of a job that stops for
+        another reason does not, for its agents may be ending.
         """
         was_running, suspect = before.phase is Phase.RUNNING, suspect_of(member, before.policy.host_names)
         number = before.generation.number
@@ -100,7 +101,7 @@ class Faults:
             case "lost" if was_running or number in self._losses:
                 others = sum(id != SELF_ID for id in before.members)
                 losses = self._losses.setdefault(number, _Losses(others, []))
-                has_ended = lost.has_ended or lost.reason.startswith(CLOSED)
+                has_ended = lost.has_ended or lost.reason.startswith(CLOSED)  # by its kernel, when the agent had ended
                 loss = Loss(suspect, lost.reason, was_running, others_silent=lost.others_silent, has_ended=has_ended)
                 losses.lost.append(loss)
 

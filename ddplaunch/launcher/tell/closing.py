@@ -74,10 +74,10 @@ def render_start_failure(who: str, failure: StartFailure) -> str:
     return f"error: {who} could not be started: {indented(failure.reason)}\n" + (f"\nhint: {hint}\n" if hint else "")
 
 
-def render_stopping(grace_period: float, running: int, nnodes: int, *, is_ctrl_c: bool) -> str:
+def render_stopping(grace_period: float, running: int, nnodes: int, *, next_ctrl_c_kills: bool) -> str:
     """Return a line on what is being stopped, and that a second Ctrl-C kills; of other nodes no number of workers is known."""
     what = count(running, "worker") if nnodes == 1 else f"the workers on {nnodes} nodes"
-    return f"stopping {what}, up to {duration(grace_period)}{'; Ctrl-C again kills' if is_ctrl_c else ''}"
+    return f"stopping {what}, up to {duration(grace_period)}{'; Ctrl-C again kills' if next_ctrl_c_kills else ''}"
 
 
 def render_repeated(event: SignalReceived, front: int) -> str:
@@ -135,7 +135,7 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
     `traces` are the facts of the nodes, by the ranks of their workers. Each node keeps its workers' stacks in its log folder:
     the report names that of the rank for which the others wait, or else of the lowest rank.
     """
-    what, lines = found.what, found.locations
+    explanation, lines = found.explanation, found.locations
     still = f"no worker had moved for {duration(timeout)}"
     with_folder = (rank for rank in (*found.awaited, *sorted(traces)) if rank in traces and traces[rank].log_folder)
     rank = next(with_folder, None) if lines else None
@@ -147,10 +147,10 @@ def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mappin
     how_ended = _ends(state.generation.exits).removeprefix("; ")
     stopped = [how_ended] if how_ended else []
     sections = [
-        [f"error: the job hangs: {what}   ({still})" if what else f"error: the job hangs: {still}"],
-        [f"  {line}" for line in lines if line != what],
+        [f"error: the job hangs: {explanation}   ({still})" if explanation else f"error: the job hangs: {still}"],
+        [f"  {line}" for line in lines if line != explanation],
         [f"  {line}" for line in (*stopped, *stacks)],
-        [] if found.is_explained else [_IF_SLOW],
+        [] if found.is_explained else [_IF_SLOW],  # a hint for a job that may only be slow
     ]
     return "\n\n".join("\n".join(map(indented, section)) for section in sections if section) + "\n"
 

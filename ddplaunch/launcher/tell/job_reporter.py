@@ -77,7 +77,7 @@ class JobReporter:
                 Why.HUNG,
                 Why.TIMED_OUT,
             ):
-                # the coordinator itself stops the job, in the name of node 0
+                # the coordinator itself stops the job, in the name of node 0, which may have only its fixed rank yet
                 node_0 = next((one for one in before.members.values() if 0 in (one.node_rank, one.fixed_rank)), None)
                 if node_0 is not None:
                     emit("node_stopping", host=node_0.host, node_rank=0, why=after.why.value)
@@ -88,7 +88,7 @@ class JobReporter:
                 emit("node_left", host=member.host, node_rank=member.node_rank, reason=reason)
                 self._faults.note_loss(member, event, before)
             case job.OwnUnfit(reason) if after.phase is job.Phase.ENDED:
-                # the others wait for node 0: no other node reports that it is unfit
+                # node 0 ends here while the others wait for another one: no other node reports that it is unfit
                 own = suspect_of(before.members[SELF_ID], before.policy.host_names)
                 self._faults.found.setdefault(own, Fault("unfit", f"its health check failed: {reason}"))
                 self._remember_faults(after)
@@ -134,19 +134,21 @@ class JobReporter:
         """
         match event:
             case job.StopRequested(Why.SIGNALLED, signum):
-                is_ctrl_c_here = signum == SIGINT
+                next_ctrl_c_kills = signum == SIGINT
             case job.NodeStopping(id, Why.SIGNALLED, signum) if id != SELF_ID:
                 # without a command that has started all agents, a next Ctrl-C here would be the first, and kill nothing
-                is_ctrl_c_here = signum == SIGINT and before.policy.has_one_command
+                next_ctrl_c_kills = signum == SIGINT and before.policy.has_one_command
             case job.NodeStopping(_, Why.SIGNALLED, signum) if before.phase is job.Phase.STOPPING:
                 # it came to this node, whose workers the coordinator was stopping already: then `Reporter` is silent
-                is_ctrl_c_here = signum == SIGINT
+                next_ctrl_c_kills = signum == SIGINT
             case _:
                 return
         self.story.signalled_at = self._reporter.clock()
         running = [before.members[id] for id in before.members.running] or [*before.members.values()]
         workers = sum(member.workers for member in running)
-        self.print(closing.render_stopping(self._spec.grace_period, workers, len(running), is_ctrl_c=is_ctrl_c_here))
+        self.print(
+            closing.render_stopping(self._spec.grace_period, workers, len(running), next_ctrl_c_kills=next_ctrl_c_kills)
+        )
 
     def report_idle(self, seconds: float, why: str) -> None:
         """Report that no worker has made progress for so long, and why if that is known."""
@@ -168,9 +170,9 @@ class JobReporter:
         self.print(text)
 
     def cluster_question(self, state: State) -> Callable[[], ClusterEnding] | None:
-        """Return what asks the cluster for the `ending` of `Findings`: why it ended the job, if the signal may be its own.
+        """Return the call that asks the cluster why it ended the job (`Findings.ending`), if the signal may be its own.
 
-        After a job that has finished with a restart, ask only for the time in the queue; None: the cluster knows nothing of use.
+        After a job that has finished with a restart, it asks for the time in the queue alone; None: the cluster can tell nothing.
         """
         cluster = self._reporter.around.cluster
         if cluster is None:
@@ -215,7 +217,7 @@ class JobReporter:
         The cluster decides them where it has ended the job, as when its time was up; else they are None.
         """
         state, ending = findings.state, findings.ending
-        if findings.error:
+        if findings.error:  # why the job could not go on, which explains its end better than the state
             self._say_end(findings.error, is_report=True)
             return findings.error, None
         self.story.queued = ending.queued or 0.0
@@ -240,8 +242,8 @@ class JobReporter:
             if stopped_by_user or state.why is Why.TIMED_OUT:  # the job may have hung: say where its workers were
                 self.story.locations = found.locations
             if state.why in (Why.SIGNALLED, Why.TIMED_OUT):
-                # stacks are shown after Ctrl-C if the job was silent; a job at its time limit may just have been at work
-                line = self._with_why_idle(line, state, found.what if stopped_by_user else "")
+                # what the stacks show counts after Ctrl-C only: a job at its time limit may just have been at work
+                line = self._with_why_idle(line, state, found.explanation if stopped_by_user else "")
             for location in self.story.locations:
                 self.print(location)
             self._say_end(line, is_report=False)
@@ -256,14 +258,14 @@ class JobReporter:
             report = report[: report.find("\n") + 1]  # the first line is enough for the other nodes
         return plain(report)  # their stderr may have no colours
 
-    def _with_why_idle(self, line: str, state: State, what: str) -> str:
+    def _with_why_idle(self, line: str, state: State, explanation: str) -> str:
         """Add to the closing line why the job stood still, if it did.
 
-        `what` is who waited for whom at the end, "" if that is not known: then the notice counts that was printed before.
+        `explanation` is who waited for whom at the end, "" if that is not known: then the notice counts that was printed before.
         """
         was_idle = state.idleness.is_printed_since_progress
-        what = what or (self.story.idle_why if was_idle else "")
-        parts = filter(None, ("no worker made progress any more" if was_idle else "", what))
+        why = explanation or (self.story.idle_why if was_idle else "")
+        parts = filter(None, ("no worker made progress any more" if was_idle else "", why))
         return "; ".join(filter(None, (line, ": ".join(parts))))
 
     def _say_end(self, text: str, *, is_report: bool) -> None:
@@ -291,7 +293,7 @@ class JobReporter:
                 workers = sum(member.workers for member in taking_part)
                 plan, nodes = self.story.plan, len(taking_part)
                 if plan is not None and nodes > 1:
-                    nodes = plan.nnodes  # where a command was started for each rank, each takes part
+                    nodes = plan.nnodes  # members may be commands for one rank each, several on a node
                 text = closing.render_finished(workers, now - began, restarts=state.restarts.number, nodes=nodes)
                 spent = self.story.time_spent(now)
                 return text if spent is None else f"{text}, {spent}"
@@ -404,7 +406,7 @@ def _node_lost(state: State, here: str) -> str:
         lines += ["", f"  {count(stopped, 'other worker')} of the job {'was' if stopped == 1 else 'were'} stopped"]
     is_out_of_contact = any(words in first for words in OUT_OF_CONTACT)
     own = state.members.get(SELF_ID)  # None: the command that has started all agents says so
-    has_lost_all = len(state.members) == (own is not None)
+    has_lost_all = all(id == SELF_ID for id in state.members)
     if is_out_of_contact and others and has_lost_all:  # each of the others says the same of this host
         lines += ["", f"  {own or here}, which says so, has lost all others: its own network may have been cut"]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if is_out_of_contact else ""

@@ -118,9 +118,9 @@ class Reporter:
     ) -> None:
         """Prepare to report on a run of `spec`; `clock` gives CLOCK_MONOTONIC seconds.
 
-        `reports_job` is whether this node reports the job as a whole, as the only or first one does. `caller`, if a program has
-        called `launch()`, takes how the job ended, in place of stderr. Plan and folder come later (`use_plan`): what is reported
-        before waits in `_events_before_folder` and `_texts_before_plan`.
+        `around` is what is around the run on this node: host, folders, cluster. `reports_job`: this node reports the job as a
+        whole, as the only or first one does. `caller`, if a program has called `launch()`, takes how the job ended, in place of
+        stderr. Until plan and folder come (`use_plan`), reports wait in `_events_before_folder` and `_texts_before_plan`.
         """
         self.spec = spec
         self.stderr = stderr
@@ -137,12 +137,11 @@ class Reporter:
         self._has_warned_of_folder = False
         # has the coordinator print a text about this node, where it shows the output of all; and whether the text is a warning
         self.tell_all: Callable[[str, bool], None] | None = None
-        self._texts_before_plan: list[
-            tuple[str, bool]
-        ] = []  # the same: with the plan it is known whether there are other nodes
+        # texts, and whether they are warnings: the plan tells whether there are other nodes, to which the coordinator tells them
+        self._texts_before_plan: list[tuple[str, bool]] = []
         self._reported_dropped = 0  # bytes of output, as last reported
         self._reported_pause: Pause | None = None  # the last one that was reported
-        self._oom_kills_before = sysfs.oom_kills("/")
+        self._oom_kills_at_start = sysfs.oom_kills("/")  # processes that the kernel killed for memory before the run
 
     def report_waiting(self, text: str) -> None:
         """Report why this node waits: as a spare, or for node 0 to be started again."""
@@ -173,7 +172,7 @@ class Reporter:
     @property
     def traces(self) -> Traces:
         """The facts of this node about the end of its workers."""
-        killed = sysfs.oom_kills("/").since(self._oom_kills_before)
+        killed = sysfs.oom_kills("/").since(self._oom_kills_at_start)
         return Traces(
             oom_kills=killed.number,
             oom_kills_of_machine=killed.of_machine,
@@ -192,7 +191,7 @@ class Reporter:
         match event:
             case node.SignalReceived() if event.repeats_request_of and (before.end.stop_signal or before.is_ending):
                 # that request has been obeyed already, and this signal kills nobody
-                self.print(render_repeated(event, os.getppid()))
+                self.print(render_repeated(event, front=os.getppid()))  # a signal to the front reaches this agent
             case node.SignalReceived() if event.is_request and event.signum in before.policy.stop_signals:
                 self._on_stop_signal(event, before)
             case node.WorkerExited(exit, _):
@@ -207,15 +206,15 @@ class Reporter:
         was_reported_elsewhere = before.why is Why.COORDINATOR and not before.end.stop_signal
         # Ctrl-C at a debugger's prompt goes to that worker, and stops nothing
         is_for_debugger = event.signum == signal.SIGINT and before.terminal_holder
-        # the decision then goes on with the stop as it is
+        # workers that are stopped for another reason keep their grace period: nothing changes for them
         leaves_time_to_save = event.is_first_by_program and before.phase is node.Phase.STOPPING
         if was_reported_elsewhere or is_for_debugger or leaves_time_to_save:
             return
         if before.phase is node.Phase.STOPPING:
             self.print("killing the workers at once")
-        elif before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self.reports_job and plan is not None:
-            running, is_ctrl_c = plan.world_size - len(before.exits), event.signum == signal.SIGINT and event.is_typed
-            self.print(render_stopping(before.policy.grace_period, running, plan.nnodes, is_ctrl_c=is_ctrl_c))
+        elif before.workers_go_on and self.reports_job and plan is not None:
+            running, kills = plan.world_size - len(before.exits), event.signum == signal.SIGINT and event.is_typed
+            self.print(render_stopping(before.policy.grace_period, running, plan.nnodes, next_ctrl_c_kills=kills))
 
     def on_action(self, action: node.Action) -> None:
         """Report an action of this node's decision: its public event, and a line to be printed."""
@@ -345,7 +344,7 @@ class Reporter:
     def write_summary(self, ended: Ended, at: float) -> None:
         """Write how the job ended to the run folder, and report it to the readers and the caller."""
         story = self.story
-        if story.left_after_notice is not None:  # all workers did, after a signal that announced the end of the job
+        if story.left_after_notice is not None:  # all workers left after a signal that announces the end of the job
             self.emit("left_after_notice", **story.left_after_notice)
         text = headline(ended.text or story.closing)
         self.emit("job_ended", status=ended.status, why=ended.why, seconds=round(at - story.began, 3), text=text)

@@ -107,7 +107,8 @@ class Story(Struct, kw_only=True):
         `at` is when this process knew.
         """
         first = self.first_failure
-        if first is None and ended.why == "failed" and self.left_after_notice is None:
+        left = self.left_after_notice is not None  # all workers left as a notice asked: no end of one is a failure
+        if first is None and ended.why == "failed" and not left:
             first = ended.failure  # no coordinator has said which was the first of all nodes
         return {
             "v": 1,

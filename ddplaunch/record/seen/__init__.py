@@ -118,7 +118,7 @@ class Arrivals(Struct, frozen=True, kw_only=True, array_like=True):
 class Whereabouts(Struct, frozen=True, kw_only=True):
     """Where the workers of all nodes were when they had to end, and for whom they waited."""
 
-    what: str = ""  # is wrong, in a sentence; "": nothing, or that is not known
+    explanation: str = ""  # what is wrong, in a sentence; "": nothing, or that is not known
     locations: tuple[str, ...] = ()  # in sentences, those that others wait for first
     is_explained: bool = False  # more is known than who waits for whom: the job was not only slow
     awaited: tuple[int, ...] = ()  # the ranks that others waited for while they waited in no collective themselves

@@ -281,7 +281,8 @@ def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool, ended: C
     # NOT_BEGUN says only that our handler of stacks is not there, which is so at the end of a process, too
     alive = [sample for sample in samples if not (sample.ended or sample.child or sample.state == NOT_BEGUN)]
     others = [sample for sample in alive if sample.rank not in ended]
-    return Whereabouts(what=describe(others, cwd).what, locations=tuple(_Joined(others, cwd).at_the_end()))
+    locations = tuple(_Joined(others, cwd).at_the_end())
+    return Whereabouts(explanation=describe(others, cwd).explanation, locations=locations)
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
@@ -308,7 +309,7 @@ def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
     groups = sorted(merge(workers), key=lambda group: awaited.isdisjoint(group.ranks))
     locations = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST_NAMED])
     facts = (*printed, *locations, *sentences_on_ended_children(samples), *waits, *lines_of_nccl_ras(samples))
-    return Whereabouts(what=what, locations=facts, awaited=tuple(sorted(awaited)), is_explained=is_explained)
+    return Whereabouts(explanation=what, locations=facts, awaited=tuple(sorted(awaited)), is_explained=is_explained)
 
 
 def lines_of_nccl_ras(samples: Sequence[Sample]) -> list[str]:

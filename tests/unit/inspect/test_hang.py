@@ -27,7 +27,7 @@ IN_IT = tuple(at(rank, *WAITING, calls=(call(2),)) for rank in (0, 1))
 
 def test_the_rank_that_has_not_come_to_the_collective_is_named_first():
     found = describe([*IN_IT, at(2, replace(OWN, line=71), calls=(call(1, done=True),))], "/home/me")
-    assert found.what == "rank 2 has not reached broadcast #2 (float32 [4]) of group 0, in which ranks 0-1 wait"
+    assert found.explanation == "rank 2 has not reached broadcast #2 (float32 [4]) of group 0, in which ranks 0-1 wait"
     assert found.locations[:3] == (
         "rank 2: train.py:71 in step",
         "ranks 0-1: broadcast, train.py:88 in step",
@@ -38,14 +38,14 @@ def test_the_rank_that_has_not_come_to_the_collective_is_named_first():
 
 def test_a_rank_that_has_ended_is_one_that_does_not_come():
     found = describe([*IN_IT, at(2, ended=True)], "/home/me")
-    assert found.what.startswith("rank 2 has not reached broadcast #2")
+    assert found.explanation.startswith("rank 2 has not reached broadcast #2")
     assert found.locations[0] == "ranks 0-1: broadcast, train.py:88 in step"
     assert "it has ended" in found.locations[-1]
 
 
 def test_where_torch_records_nothing_the_stacks_show_who_is_in_a_collective():
     found = describe([at(0, *WAITING), at(1, *WAITING), at(2, replace(OWN, line=71))], "/home/me")
-    assert found.what == "rank 2 is in no collective, ranks 0-1 wait in one"
+    assert found.explanation == "rank 2 is in no collective, ranks 0-1 wait in one"
     assert found.locations == ("rank 2: train.py:71 in step", "ranks 0-1: broadcast, train.py:88 in step")
     assert found.awaited == (2,)
 
@@ -53,12 +53,12 @@ def test_where_torch_records_nothing_the_stacks_show_who_is_in_a_collective():
 def test_ranks_that_disagree_are_what_is_wrong():
     mixed = [at(0, *WAITING, calls=(call(2),)), at(1, *WAITING, calls=(call(2, "all_reduce"),)), IN_IT[0]]
     found = describe([replace(one, rank=rank) for rank, one in enumerate(mixed)], "/home/me")
-    assert found.what.startswith("the ranks disagree about collective #2 of group 0: ")
+    assert found.explanation.startswith("the ranks disagree about collective #2 of group 0: ")
 
 
 @pytest.mark.parametrize("samples", [[], [at(0, OWN), at(1, OWN)]], ids=["nobody answered", "none is in a collective"])
 def test_nothing_is_guessed(samples: list[Sample]):
-    assert describe(samples, "/home/me").what == ""
+    assert describe(samples, "/home/me").explanation == ""
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_of_ranks_that_failed_too_it_is_not_said_where_they_were():
 def test_after_a_stop_the_rank_for_which_others_wait_is_named():
     samples = [*IN_IT, at(2, replace(OWN, line=71), calls=(call(1, done=True),))]
     found = describe_end(samples, "/home/me", of_hang=False)
-    assert found.what == describe(samples, "/home/me").what != ""
+    assert found.explanation == describe(samples, "/home/me").explanation != ""
 
 
 def test_of_a_rank_that_has_no_frame_any_more_nothing_is_said():

@@ -93,12 +93,12 @@ def test_children_that_have_ended_are_told_with_how() -> None:
 def test_a_child_that_has_ended_well_is_told_but_explains_nothing() -> None:
     found = describe([rank(0), child(0, "exit status 0")], CWD)
     assert found.locations == ("rank 0: train.py:8 in step", "a child of rank 0 (python) has ended: exit status 0")
-    assert (found.what, found.is_explained) == ("", False)
+    assert (found.explanation, found.is_explained) == ("", False)
 
 
 def test_a_reason_leads_the_report_where_nobody_waits_in_a_collective() -> None:
     found = describe([rank(0, last_error(OF_A_THREAD)), rank(1)], CWD)
-    assert found.what == "rank 0 printed OSError: shard 17 is gone   (train.py:5 in prefetch)"
+    assert found.explanation == "rank 0 printed OSError: shard 17 is gone   (train.py:5 in prefetch)"
     assert found.locations == ("ranks 0-1: train.py:8 in step",)
 
 

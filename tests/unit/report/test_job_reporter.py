@@ -71,7 +71,7 @@ WHAT = "rank 1 has not reached all_reduce #4 of group 0, in which rank 0 waits"
 @pytest.mark.parametrize(
     ("found", "notice", "added"),
     [
-        (Whereabouts(what=WHAT, locations=("rank 0 waits",)), None, f"; {WHAT}"),
+        (Whereabouts(explanation=WHAT, locations=("rank 0 waits",)), None, f"; {WHAT}"),
         (Whereabouts(), WHAT, f"; no worker made progress any more: {WHAT}"),
         (Whereabouts(), "", "; no worker made progress any more"),
         (Whereabouts(), None, ""),
@@ -88,8 +88,8 @@ def test_the_line_of_a_job_that_a_signal_ended_says_who_hung(found, notice, adde
         told.report_idle(60.0, notice)
         state = replace(state, idleness=replace(state.idleness, printed_at=3.0, progress_at=1.0))
     told.report_end(Findings(state=state, found=found))
-    shows_stacks = signum == SIGINT and bool(found.what)
-    added = "" if found.what and not shows_stacks else added
+    shows_stacks = signum == SIGINT and bool(found.explanation)
+    added = "" if found.explanation and not shows_stacks else added
     assert headline(lines.said[-1]).endswith(f"started{added}")
     assert WHAT not in headline(lines.said[-1]).removesuffix(added)
     assert tuple(told.story.locations) == (found.locations if shows_stacks else ())

@@ -162,7 +162,7 @@ def test_a_hang_is_a_failure_after_which_all_start_again():
     assert one_node(*hung, DeadlineReached(26.0), max_restarts=1, **HUNG)[1] == [StartWorkers(1)]
     state, actions = one_node(*hung, DeadlineReached(26.0), *STARTED, max_restarts=1, **HUNG)
     assert actions == [CheckProgress()]
-    assert state.job.idleness.spans == {}
+    assert state.job.idleness.idle_spans == {}
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
     policy = replace(POLICY_OF_THREE, max_restarts=1)
     hung = [*met(), *STILL, *(stopping(id, 21.0) for id in range(3))]
     state, _ = history(policy, [*hung, job.DeadlineReached(21.0)])
-    assert (state.generation.number, state.idleness.spans) == (1, {})
+    assert (state.generation.number, state.idleness.idle_spans) == (1, {})
 
 
 # --- without --hang-timeout

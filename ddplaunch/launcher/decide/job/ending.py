@@ -30,7 +30,8 @@ def stop_nodes(
     running = state.members.running
     job_stands_still = why is Why.HUNG or state.idleness.stands_still(running, at)
     ids = tuple(id for id in running if id != but or job_stands_still)
-    generation = replace(state.generation, unread=len(ids) if why in STOPS_ALL_NODES else 0)
+    # such a stop waits until all nodes have read the stacks of their workers
+    generation = replace(state.generation, nodes_with_unread_stacks=len(ids) if why in STOPS_ALL_NODES else 0)
     state = replace(state, generation=generation)
     state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum), at)
     return state, (
@@ -113,7 +114,7 @@ def _restart_after_failure(state: State, at: float) -> Result:
     without_sick = replace(state, members=state.members.without(sick_node.id))
     reason = f"left out, since its workers failed first twice in a row: {generation.failure.how}"
     state, then = _restart(without_sick, at, costs_restart=costs_restart)
-    hint = "`ddplaunch doctor` examines it"
+    hint = "`ddplaunch doctor` examines it"  # `unfit`: its machine is reported as one at fault
     return state, (*then, actions.Refuse(sick_node.id, reason, exitcodes.NODE_LOST, hint, unfit=sick_node))
 
 

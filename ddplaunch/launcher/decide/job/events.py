@@ -122,7 +122,7 @@ class StopRequested(Struct, frozen=True):
 
 
 class Abandoned(Struct, frozen=True):
-    """The user is stopping the job for good, by whatever signal."""
+    """The command that started all agents says that the user is stopping the job for good, by whatever signal."""
 
 
 class NodeEnded(Struct, frozen=True):

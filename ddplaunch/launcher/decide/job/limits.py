@@ -55,14 +55,15 @@ def line_on_debugger(policy: Policy, member: Member) -> str:
 class Idleness(Struct, frozen=True, kw_only=True):
     """For how long no worker of any node has made progress. Times are of the coordinator's clock."""
 
-    spans: FrozenMap[tuple[float, float]] = NO_SPANS  # from when to when no worker of a node made progress, by node id
+    # from when to when no worker of a node made progress, by node id
+    idle_spans: FrozenMap[tuple[float, float]] = NO_SPANS
     progress_at: float = -inf  # when any worker last made progress, as far as is known
-    awaits: int | None = None  # id of a node that must report again before all nodes can be known to be idle
+    awaited_node: int | None = None  # id of a node that must report again before all nodes can be known to be idle
     printed_at: float = -inf  # when it was last printed that no worker makes progress
 
     def next_generation(self) -> Idleness:
         """Return the idleness when a generation begins; what was printed stays printed until workers make progress."""
-        return replace(self, spans=NO_SPANS)
+        return replace(self, idle_spans=NO_SPANS)
 
     def after_report(
         self, id: int, since: float, at: float, members: Members, limit: float
@@ -71,23 +72,23 @@ class Idleness(Struct, frozen=True, kw_only=True):
 
         None in place of these seconds: they are fewer than `limit`, not known yet, or the user has read them.
         """
-        spans, progress_at = self.spans.with_item(id, (since, at)), max(self.progress_at, since)
-        idleness = replace(self, spans=spans, progress_at=progress_at)
+        spans, progress_at = self.idle_spans.with_item(id, (since, at)), max(self.progress_at, since)
+        idleness = replace(self, idle_spans=spans, progress_at=progress_at)
         # a report before that of the awaited node changes nothing: with thousands of nodes, most reports end here
-        awaits_another = self.awaits is not None and self.awaits != id and members.runs(self.awaits)
+        awaits_another = self.awaited_node is not None and self.awaited_node != id and members.runs(self.awaited_node)
         if at - since < limit or idleness.is_printed_since_progress or awaits_another:
             return idleness, None
         running = members.running
         awaited = idleness.node_with_old_report(running, limit)
         if awaited is not None:
-            return replace(idleness, awaits=awaited), None
-        all_idle_since, until = idleness.span_of_all(running)
+            return replace(idleness, awaited_node=awaited), None
+        all_idle_since, until = idleness.span_of_all(running)  # some worker made progress until it began
         idleness = replace(idleness, progress_at=all_idle_since)
         return idleness, None if idleness.is_printed_since_progress else until - all_idle_since
 
     def span_of_all(self, running: Sequence[int]) -> tuple[float, float]:
         """Return from when to when all these nodes were idle: from the last begin of their spans to the first end."""
-        spans = [self.spans[id] for id in running]
+        spans = [self.idle_spans[id] for id in running]
         return max(since for since, _ in spans), min(until for _, until in spans)
 
     def stands_still(self, running: Sequence[int], at: float) -> bool:
@@ -95,7 +96,7 @@ class Idleness(Struct, frozen=True, kw_only=True):
 
         With a long --hang-timeout nodes report seldom: what they said long ago says nothing of now.
         """
-        if not running or any(id not in self.spans for id in running):
+        if not running or any(id not in self.idle_spans for id in running):
             return False
         since, until = self.span_of_all(running)
         return until - since >= IDLE_LINE_AFTER and at - until <= _RECENT
@@ -110,10 +111,10 @@ class Idleness(Struct, frozen=True, kw_only=True):
 
         None: all were.
         """
-        missing = next((id for id in running if id not in self.spans), None)
+        missing = next((id for id in running if id not in self.idle_spans), None)
         if missing is not None:
             return missing
-        since = max(self.spans[id][0] for id in running)
-        too_old = [id for id in running if self.spans[id][1] - since < limit]
+        since = max(self.idle_spans[id][0] for id in running)
+        too_old = [id for id in running if self.idle_spans[id][1] - since < limit]
         # the node that reported last is likely to be the last again
-        return max(too_old, key=lambda id: self.spans[id][1], default=None)
+        return max(too_old, key=lambda id: self.idle_spans[id][1], default=None)

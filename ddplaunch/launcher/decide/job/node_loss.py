@@ -42,7 +42,8 @@ PAUSE_AFTER_LEAVE = 2.0
 def on_agent_lost(state: State, lost: events.AgentLost) -> Result:
     """Decide what the loss of a node means for the job; called once the connection of its agent has ended, for any reason."""
     member, at = state.members[lost.id], lost.at
-    state = _with_wait_for_lease(state, lost)  # until then workers may live there
+    # when its lease is over, the lost agent has killed its workers; until then they may live
+    state = _with_wait_for_lease(state, lost)
     state = replace(state, members=state.members.without(lost.id))
     if state.phase in BETWEEN_GENERATIONS and _cannot_go_on_without(state):
         # between generations it has no node rank: the failure summary names it by the rank that its user gave it
@@ -213,7 +214,8 @@ def on_left_behind_ended(state: State, member: Member, at: float) -> Result:
 def on_first_node_unreached(state: State, event: events.FirstNodeUnreached) -> Result:
     """Take the generation back that no agent knows of yet; leave the smaller part behind, or end the job."""
     split = _split(state, {id: reason for id, reason in event.nodes if id in state.members}, verb="reach")
-    rendezvous = state.rendezvous  # as it was: no port was taken, and the next generation waits for none
+    # at once, and without the wait for a free port that `take_back_generation` begins: no port was taken
+    rendezvous = state.rendezvous
     state = replace(take_back_generation(state, event.at), rendezvous=rendezvous, phase_deadline=event.at)
     if split is None:  # those nodes are lost, and the others begin again
         return state, ()

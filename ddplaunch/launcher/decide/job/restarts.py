@@ -48,7 +48,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     notice: int = 0  # the first of policy.notices that came to any node
     start_failure: StartFailure | None = None
     leftovers: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
-    unread: int = 0  # nodes on which the workers' stacks are yet to be read before the stop of all
+    nodes_with_unread_stacks: int = 0  # on which the workers' stacks are yet to be read before the stop of all
 
     def next(self, at: float, *, after: int = -1, after_term: int = -1) -> Generation:
         """Return the generation that begins at this time; some node may have begun the one of number and term `after` already."""

@@ -38,7 +38,10 @@ def first_state(policy: Policy, at: float, first_term: int) -> State:
 
 
 def start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
-    """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
+    """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not.
+
+    Neither begins before `may_begin_at`, when no worker of another generation can be left: `start_generation` sees to it.
+    """
     policy, members, deadline = state.policy, state.members, state.rendezvous.deadline
     is_enough = len(members) >= policy.min_nodes
     if state.rendezvous.is_complete(policy, members) or (is_enough and is_restart):

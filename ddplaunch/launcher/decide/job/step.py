@@ -49,7 +49,7 @@ from ddplaunch.spec.outcome import ENDED_ITSELF, Why
 from ddplaunch.system import exitcodes
 from ddplaunch.system.process.clock import is_due
 
-_ENDED_THERE = "its workers were ended there, as when it is not heard for too long"
+_WORKERS_ENDED_THERE = "its workers were ended there, as when it is not heard for too long"
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
 
 
@@ -100,7 +100,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.StopRequested(why, signum, at, by_cluster):
             return _stop_job(_note_signal(state, signum, why), why, signum, at, by_cluster=by_cluster)
         case events.Abandoned():
-            return _abandon(state), ()
+            return _not_to_be_queued_again(state), ()
         case events.JobSuspended(at):
             return replace(state, limits=state.limits.suspended(at)), ()
         case events.JobResumed(at):
@@ -131,11 +131,11 @@ def _note_signal(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
         generation = state.generation
         return state if generation.notice else replace(state, generation=replace(generation, notice=signum))
     # SIGTERM is what schedulers send too, and 0 is no signal
-    return _abandon(state) if signum not in (0, SIGTERM) else state
+    return _not_to_be_queued_again(state) if signum not in (0, SIGTERM) else state
 
 
-def _abandon(state: State) -> State:
-    """Remember that the user has stopped the job, which is not queued again."""
+def _not_to_be_queued_again(state: State) -> State:
+    """Remember that the user has stopped the job (abandoned it), which is not queued again."""
     return replace(state, end=replace(state.end, abandoned=True))
 
 
@@ -186,7 +186,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     concerns_it_alone = member.node_rank is None and not state.policy.needs_all and not state.policy.has_one_command
     if front_is_lost or concerns_it_alone:
         state, then = on_agent_lost(state, events.AgentLost(id, ENDED_ITSELF, event.at))
-        # an agent that takes no part yet may come back with other options; one that has lost its front will not
+        # an agent that takes no part yet is told to end by its signal; to one that has lost its front nothing is said
         return state, (*then, actions.Drop(id) if front_is_lost else actions.Release(id, event.signum))
     if leaves:
         return on_node_leaving(state, event)
@@ -194,7 +194,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
 
 
 def _stop_all_nodes(state: State, event: events.NodeStopping) -> Result:
-    """Stop all nodes as this one has; between two generations, end the job; during a stop, note that none starts again."""
+    """Stop all nodes as this one has; where no worker runs, end the job; during a stop, see that no generation follows it."""
     why, is_failure = event.why, event.why is Why.FAILED
     signum = event.signum  # 0: the reason is no signal
     if state.phase is Phase.RUNNING:
@@ -211,19 +211,19 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
 
     If the others heard of that before the workers here have ended, another node 0 might begin a generation beside these.
     """
-    if state.members[SELF_ID].runs and not is_ending(state):
+    if state.members[SELF_ID].runs and not is_ending(state):  # all workers are stopped first
         return on_node_0_leaving(replace(state, end=replace(state.end, front_of_node_0_is_lost=True)), event)
-    # that some worker hangs, or the time is up, is for the others: the workers here may have ended with 0
+    # a hang, or the end of the time, is for the others to report: the workers here may have ended with 0
     why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
     # from here on node 0 decides as if it were the only node, so that its own job ends
     alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
-    return state, (actions.LeaveJob(signum=0), *then, *ended)
+    return state, (actions.LeaveJob(signum=0), *then, *ended)  # 0: no signal came
 
 
 def _on_escalated(state: State, id: int, signum: int) -> Result:
-    """Kill the workers of all nodes and end the job: a second signal came to this node, whose user does not want to wait.
+    """Kill the workers of all other nodes, as this one has killed its own, and end the job: a second signal came to this node.
 
     A second SIGTERM to a node that leaves does not end the job. If that is node 0, the others are killed, for it waits for them.
     """
@@ -293,9 +293,9 @@ def _on_node_ended_unstopped(state: State, member: Member, event: events.NodeEnd
     """
     has_finished = len(event.exits) == member.workers and all(end.status == 0 for end in event.exits)
     if not has_finished:
-        state = replace(state, generation=state.generation.with_lost(f"{member}: {_ENDED_THERE}"))
+        state = replace(state, generation=state.generation.with_lost(f"{member}: {_WORKERS_ENDED_THERE}"))
         state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, event.at)
-        return state, (actions.Print(f"{member} is lost: {_ENDED_THERE}"), *then)
+        return state, (actions.Print(f"{member} is lost: {_WORKERS_ENDED_THERE}"), *then)
     if state.generation.early_exits_line_at is None:
         generation = replace(state.generation, early_exits_line_at=event.at + EARLY_EXIT_WARNING)
         state = replace(state, generation=generation)
@@ -308,8 +308,8 @@ def _on_node_stacks_read(state: State) -> Result:
     If a node were stopped earlier, workers of a slow node would lose contact before their stacks are read. A node that never
     reports holds nobody up for long: each waits for two seconds at most.
     """
-    unread = state.generation.unread
-    state = replace(state, generation=replace(state.generation, unread=max(0, unread - 1)))
+    unread = state.generation.nodes_with_unread_stacks
+    state = replace(state, generation=replace(state.generation, nodes_with_unread_stacks=max(0, unread - 1)))
     return state, (actions.TellAllStacksRead(state.members.running),) if unread == 1 else ()
 
 

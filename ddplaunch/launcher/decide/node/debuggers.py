@@ -25,7 +25,7 @@ def step(state: State, event: events.OfDebuggers) -> Result:
 def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
     """Lend the terminal to the first worker that has failed; refuse when the job is about to end.
 
-    There is one debugger a job. Workers that fail meanwhile are held in a queue, and refused once the user has left that one.
+    A job has one debugger, once (`was_debugged`). Workers that fail meanwhile are held, and refused once the user has left it.
     """
     rank = event.rank
     if state.is_ending or rank not in state.alive or state.debugging.was_debugged:
@@ -36,8 +36,8 @@ def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Res
         queued = (*state.debugging.queued, rank)
         return replace(state, debugging=replace(state.debugging, queued=queued)), (actions.Print(line),)
     line = f"rank {rank} failed ({event.what}): its debugger has the terminal, the others are held"
-    state, holds = _with_debugging(state, replace(state.debugging, at_terminal=rank))
-    return state, (actions.Print(line), *holds, actions.LendTerminal(rank))
+    state, pauses_limits = _with_debugging(state, replace(state.debugging, at_terminal=rank))
+    return state, (actions.Print(line), *pauses_limits, actions.LendTerminal(rank))
 
 
 def _on_terminal_returned(state: State, event: events.TerminalReturned) -> Result:

@@ -90,8 +90,8 @@ class Raised(Struct, frozen=True, kw_only=True):
     should_exit_by: float | None = (
         None  # when a worker that has recorded an exception should have ended; None: none has
     )
-    # ranks of `causes` whose program is over: only their interpreter still ends
-    exiting: frozenset[int] = frozenset()
+    # ranks of `causes` whose program is over: only their interpreter still ends, and a stop for a failure lets it
+    exiting_by_themselves: frozenset[int] = frozenset()
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class State(Struct, frozen=True, kw_only=True):
     policy: Policy
     phase: Phase = Phase.WAITING
     phase_deadline: float | None = None  # when this phase has waited long enough
-    naming_deadline: float | None = None  # when to name the workers that exited early, or that still run in a stop
+    who_runs_line_at: float | None = None  # when to name the workers that exited early, or that still run in a stop
     suspended_at: float | None = None
     end: End = End()
 
@@ -173,7 +173,7 @@ class State(Struct, frozen=True, kw_only=True):
             self,
             suspended_at=None,
             phase_deadline=later(self.phase_deadline, seconds),
-            naming_deadline=later(self.naming_deadline, seconds),
+            who_runs_line_at=later(self.who_runs_line_at, seconds),
             raised=replace(raised, should_exit_by=later(raised.should_exit_by, seconds)),
             progress=replace(progress, check_at=check_at, idle_since=idle_since),
             teardown=self.teardown.later(seconds),
@@ -184,15 +184,15 @@ class State(Struct, frozen=True, kw_only=True):
         """When the agent must feed `DeadlineReached` at the latest; None: at no time. While suspended, no deadline runs."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        # a check without --hang-timeout wakes no machine: `lax_deadline` has its time
-        must_check = self.idleness_counts and self.policy.progress_interval > 0
-        # a debugger may hold the worker at the very exception that is to end it
+        # checks without --hang-timeout wake no machine: their time is in `lax_deadline`, which may be kept late
+        must_check = self.workers_can_progress and self.policy.progress_interval > 0
+        # of a worker that has raised; but a debugger may hold it at the very exception that is to end it
         is_awaited = self.workers_go_on and not self.debugger_may_hold_any
-        should_end = is_awaited or bool(self.phase is Phase.STOPPING and self.left_to_exit)
+        should_end = is_awaited or bool(self.phase is Phase.STOPPING and self.exiting_after_failure)
         delayed_stop = self.teardown.delayed_stop
         return soonest(
             self.phase_deadline,
-            None if self.debugger_suspends_limits else self.naming_deadline,
+            None if self.debugger_suspends_limits else self.who_runs_line_at,
             self.raised.should_exit_by if should_end else None,
             delayed_stop.until if delayed_stop is not None else None,
             self.teardown.stuck_deadline,
@@ -202,7 +202,7 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def lax_deadline(self) -> float | None:
         """When to check progress without --hang-timeout: it does no harm if the agent wakes late for that."""
-        return self.progress.check_at if self.idleness_counts and not self.policy.progress_interval else None
+        return self.progress.check_at if self.workers_can_progress and not self.policy.progress_interval else None
 
     @property
     def is_ending(self) -> bool:
@@ -215,8 +215,8 @@ class State(Struct, frozen=True, kw_only=True):
         return self.phase in (Phase.RUNNING, Phase.SETTLING)
 
     @property
-    def idleness_counts(self) -> bool:
-        """Whether it matters now that no worker makes progress: all run, and neither Ctrl-Z nor a debugger holds any."""
+    def workers_can_progress(self) -> bool:
+        """Whether nothing keeps the workers from making progress: all run, and neither Ctrl-Z nor a debugger holds any."""
         return self.phase is Phase.RUNNING and self.suspended_at is None and not self.debugger_suspends_limits
 
     def stands_still(self, at: float) -> bool:
@@ -232,7 +232,7 @@ class State(Struct, frozen=True, kw_only=True):
     @property
     def terminal_holder(self) -> frozenset[int]:
         """The rank whose debugger has the terminal, while the worker's program runs: a set of one rank, or of none."""
-        return (self.alive - self.raised.exiting) & {
+        return (self.alive - self.raised.exiting_by_themselves) & {
             self.policy.debug_rank,
             None if self.debugging.was_debugged else self.debugging.at_terminal,
         }
@@ -248,9 +248,11 @@ class State(Struct, frozen=True, kw_only=True):
         return bool(self.alive & {self.policy.debug_rank, self.debugging.at_terminal, *self.debugging.attached})
 
     @property
-    def left_to_exit(self) -> frozenset[int]:
-        """The ranks that have failed and are about to end, which a stop for a failure anywhere leaves alone for now."""
-        return self.alive & self.raised.exiting if self.why in (Why.FAILED, Why.COORDINATOR) else frozenset()
+    def exiting_after_failure(self) -> frozenset[int]:
+        """The ranks that have failed and are ending by themselves: a stop for a failure anywhere leaves them alone for now."""
+        # an order of the coordinator for another reason has emptied the set
+        is_for_failure = self.why in (Why.FAILED, Why.COORDINATOR)
+        return self.alive & self.raised.exiting_by_themselves if is_for_failure else frozenset()
 
     def all_have_obeyed_notice(self, exits: Iterable[WorkerExit]) -> bool:
         """Whether a notice has come, and all workers, whose `exits` these are, have exited for it."""

@@ -135,8 +135,8 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     shows_stacks = event.signum != SIGINT or event.silent_for >= teardown.SILENCE
     hang_timeout_is_over = event.why is Why.HUNG
     begun = replace(state.teardown, job_stands_still=event.job_stands_still, hang_timeout_is_over=hang_timeout_is_over)
-    # only a stop for a failure leaves workers alone that exit by themselves
-    raised = state.raised if event.why is Why.FAILED else replace(state.raised, exiting=frozenset())
+    # only a stop for a failure leaves workers alone that exit by themselves: this one asks all to end
+    raised = state.raised if event.why is Why.FAILED else replace(state.raised, exiting_by_themselves=frozenset())
     return teardown.stop(
         replace(state, teardown=begun, raised=raised),
         why,
@@ -173,7 +173,7 @@ def _on_signal(state: State, event: events.SignalReceived) -> Result:
         if state.suspended_at is None:
             state, more = replace(state, suspended_at=at), (actions.Suspend(),)
     elif signum == SIGCONT and state.suspended_at is not None:
-        state, more = teardown.resume(state, at)
+        state, more = teardown.resume_if_suspended(state, at)
     elif signum == SIGINT and state.terminal_holder:
         # Ctrl-C at a debugger's prompt is for the debugger, and stops nothing
         more = (actions.ForwardSignal(signum, state.terminal_holder),)
@@ -213,10 +213,10 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
         seems_to_hang = signum == SIGINT and event.silent_for >= teardown.SILENCE
         state = _with_stop_signal(state, signum)
         return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, shows_stacks=seems_to_hang)
-    if _may_other_nodes_run(state):
+    if _may_other_nodes_run(state):  # all workers here have finished
         state = _with_stop_signal(state, signum)
         return teardown.stop_other_nodes(state, Why.SIGNALLED, signum, by_cluster=event.by_cluster)
-    if state.is_sweeping_after_success and state.is_only_node:
+    if state.is_sweeping_after_success and state.is_only_node:  # the job has finished: no stop is left to report
         return teardown.escalate(state, at) if event.is_request else (state, ())
     was_stopped_by_another_node = state.why is Why.COORDINATOR and not state.end.stop_signal
     if was_stopped_by_another_node:
@@ -228,7 +228,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
         state, then = teardown.escalate(state, at)
         return state, (*then, actions.Escalate(signum))
     if state.end.no_restart or state.why in _ENDS_THE_JOB:
-        return state, ()  # the coordinator knows already
+        return state, ()  # the coordinator knows already that the job ends
     # the stop goes on, whatever its reason is, and no generation begins after it
     return teardown.with_no_restart(state), (actions.ReportStopping(Why.SIGNALLED, signum),)
 
@@ -257,7 +257,7 @@ def _on_front_lost(state: State, at: float) -> Result:
     if not state.is_ending:
         return teardown.stop(state, Why.FRONT_LOST, SIGTERM, at)
     # nobody can resume suspended workers any more
-    return teardown.resume(replace(state, end=replace(state.end, front_lost=True)), at)
+    return teardown.resume_if_suspended(replace(state, end=replace(state.end, front_lost=True)), at)
 
 
 def _may_other_nodes_run(state: State) -> bool:
@@ -303,9 +303,10 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
     raised = replace(state.raised, errors=(*state.raised.errors, (rank, error)))
     if not follows_another(error):
         raised = replace(raised, causes=raised.causes | {rank})
-    what_lasts = "its interpreter hangs" if rank in raised.exiting else "a thread of it, or an exit handler, still runs"
+    exiting = raised.exiting_by_themselves
+    what_lasts = "its interpreter hangs" if rank in exiting else "a thread of it, or an exit handler, still runs"
     if event.lingers:
-        raised = replace(raised, exiting=raised.exiting - {rank})  # it does not end by itself
+        raised = replace(raised, exiting_by_themselves=exiting - {rank})  # this one does not
     state = replace(state, raised=raised)
     # the rank whose debugger has the terminal, and those that wait for it
     held_for_debugger = state.terminal_holder.union(state.debugging.queued)
@@ -322,15 +323,15 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 def _on_exception_final(state: State, rank: int, at: float) -> State:
     """Have the other workers stopped soon, though this one still ends its interpreter, which takes half a second with torch.
 
-    A worker that may not be the cause, or that a restart would not help, is judged at its end, as one whose program still runs.
-    So is one that was asked to end before.
+    A worker is judged at its end, as one whose program still runs, if it may not be the cause, if its import fails at a restart
+    too, or if it was asked to end before.
     """
     error = dict(state.raised.errors).get(rank)
-    may_be_cause = rank in state.alive & state.raised.causes - state.raised.exiting
+    may_be_cause = rank in state.alive & state.raised.causes - state.raised.exiting_by_themselves
     if error is None or error.at is None or not (may_be_cause and state.workers_go_on):
         return state
-    exiting = state.raised.exiting | {rank}
-    state = replace(state, raised=replace(state.raised, exiting=exiting, should_exit_by=at + END_TIMEOUT))
+    exiting = state.raised.exiting_by_themselves | {rank}
+    state = replace(state, raised=replace(state.raised, exiting_by_themselves=exiting, should_exit_by=at + END_TIMEOUT))
     others_run = bool((state.alive | state.pending) - exiting) or not state.is_only_node
     if not others_run or import_failure(error):
         return state
@@ -343,7 +344,7 @@ def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
 
     Once all have ended that were asked to, what they left behind is ended, too (swept).
     """
-    if exit.rank in state.raised.exiting and exit.status == 0:
+    if exit.rank in state.raised.exiting_by_themselves and exit.status == 0:
         # a destructor has ended the interpreter with 0; the others are stopped for the exception, which stays the failure
         exit = replace(exit, code=1)
     limits_waited = state.debugger_suspends_limits
@@ -383,8 +384,8 @@ def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
 def _on_success(state: State, at: float) -> Result:
     """Sweep (end what the workers left behind) when all have ended; warn some time after the first, which others may wait for."""
     if state.alive or state.pending:
-        warns = state.phase is Phase.RUNNING and state.naming_deadline is None
-        return (replace(state, naming_deadline=at + EARLY_EXIT_WARNING) if warns else state), ()
+        warns = state.phase is Phase.RUNNING and state.who_runs_line_at is None
+        return (replace(state, who_runs_line_at=at + EARLY_EXIT_WARNING) if warns else state), ()
     if state.phase is Phase.SETTLING:
         # the failure that was seen here may follow one on another node: the deadline of the phase stops these then
         return teardown.stop(state, Why.FAILED, SIGTERM, at) if state.is_only_node else (state, ())
@@ -400,7 +401,7 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
         return state, ()
     interval = state.policy.progress_interval or state.policy.lax_progress_interval
     before, check_at = state.progress, at + interval
-    if progressed or not state.idleness_counts:
+    if progressed or not state.workers_can_progress:
         # the coordinator is told that these workers are idle no more, if it was told that they were
         then = (actions.ReportIdle(0.0),) if before.is_idle else ()
         return replace(state, progress=Progress(check_at=check_at, idle_since=at)), then
@@ -409,7 +410,7 @@ def _on_progress_checked(state: State, at: float, *, progressed: bool) -> Result
 
 
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
-    """Stop the workers, whose stacks are read now, or report that these are read if the stop waits for all nodes."""
+    """Stop the workers, whose stacks are read now; if the stop waits for all nodes, only report that they are read."""
     delayed = state.teardown.delayed_stop
     if delayed is None or not delayed.awaits_stacks:
         return state, ()  # the time for them was up, and the workers have been asked to end
@@ -443,24 +444,24 @@ def _on_deadline(state: State, at: float) -> Result:
 
     Where the phase alone decides, the grace period or timeout of that phase (`phase_deadline`) is over.
     """
-    due = soonest(state.deadline, state.lax_deadline)
+    due = soonest(state.deadline, state.lax_deadline)  # the second may be kept late
     if due is None or at < due:
         return state, ()
     exit_is_overdue = is_due(state.raised.should_exit_by, at) and not state.debugger_may_hold_any
-    naming_is_due = is_due(state.naming_deadline, at) and not state.debugger_suspends_limits
+    who_runs_line_is_due = is_due(state.who_runs_line_at, at) and not state.debugger_suspends_limits
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if exit_is_overdue:
             # of a worker that recorded an exception: the agent answers with `WorkerRaised` if it has not ended
             return replace(state, raised=replace(state.raised, should_exit_by=None)), (actions.FindRaised(),)
-        case Phase.RUNNING | Phase.SETTLING if naming_is_due:
+        case Phase.RUNNING | Phase.SETTLING if who_runs_line_is_due:
             return _on_early_exits_due(state)
         case Phase.RUNNING:
             return _on_check_due(state, at)
-        case Phase.SETTLING:
+        case Phase.SETTLING:  # the cause of a failure was waited for long enough
             return teardown.stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING:
-            return teardown.on_deadline(state, at, naming_is_due=naming_is_due)
-        case Phase.KILLING:  # SIGKILL did not end them: they count as ended
+            return teardown.on_deadline(state, at, who_runs_line_is_due=who_runs_line_is_due)
+        case Phase.KILLING:  # SIGKILL did not end them: they count as ended, and what they left behind is not spared
             return teardown.sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
         case Phase.SWEEPING:
             return teardown.on_sweep_timeout(state, at)
@@ -474,7 +475,7 @@ def _on_early_exits_due(state: State) -> Result:
     others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
     hint = "a collective that waits for it never ends"
     line = f"{ranks} {gone} ended with status 0 a minute ago while {others} on: {hint}"
-    return replace(state, naming_deadline=inf), (actions.Print(line),)
+    return replace(state, who_runs_line_at=inf), (actions.Print(line),)
 
 
 def _on_check_due(state: State, at: float) -> Result:

@@ -53,10 +53,11 @@ def stop(
     """
     is_ordered = why in _ORDERED  # by the coordinator, which needs no report
     reports: tuple[actions.Action, ...] = () if is_ordered else (actions.ReportStopping(why, signum, by_cluster),)
-    state, resumes = resume(state, at)
+    state, resumes = resume_if_suspended(state, at)  # suspended by Ctrl-Z
     then = (*reports, *resumes)
     if state.phase is Phase.WAITING:
         return replace(state, why=why), then
+    # no worker is pending any more: none is started that has no process yet
     state = _with_grace_period(replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING), at)
     if by_cluster and is_ordered and state.alive:
         delayed = DelayedStop(signum=signum, until=at + CLUSTER_SIGNALS_WITHIN)
@@ -89,14 +90,14 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
     delayed = DelayedStop(signum=signum, until=at + within, awaits_stacks=True, awaits_all_nodes=awaits_all_nodes)
     state = _with_grace_period(state, at + within)
     state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed))
-    # with --hang-timeout (its checks have an interval) the stacks are wanted anyway, else only where workers may wait for others
+    # with --hang-timeout (its checks have an interval) stacks are wanted anyway, else only if a worker is in a process group
     if_in_group = shows_stacks and state.why in _STACKS_ONLY_IN_GROUP and not interval
     captures = actions.CaptureStacks(
         within,
         if_in_group=if_in_group,
         asks_nccl=state.teardown.job_stands_still,
         silently=not shows_stacks,
-        but=state.left_to_exit,
+        but=state.exiting_after_failure,
     )
     return state, (captures,)
 
@@ -104,8 +105,9 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
 def stop_with_stacks(state: State, at: float) -> Result:
     """Ask the workers to end, now that their stacks are known or their time is up; the grace period begins.
 
-    Some of them are killed before others if they do not move (`find_stuck`): any of known stacks if --hang-timeout has ended the
-    job; after Ctrl-C, or where the job or this node stands still, those that wait in a collective, where no signal handler runs.
+    Some are killed before the grace period is over if they do not move (`find_stuck`): if --hang-timeout has ended the job, any
+    whose stacks were read; after Ctrl-C, or where the job or this node stands still, those that wait in a collective, where no
+    signal handler runs.
     """
     state = _with_grace_period(state, at)
     before, delayed = state.teardown, state.teardown.delayed_stop
@@ -115,7 +117,7 @@ def stop_with_stacks(state: State, at: float) -> Result:
         may_be_stuck = delayed.with_stacks
     elif delayed.signum == SIGINT or before.job_stands_still or state.stands_still(at):
         may_be_stuck = delayed.in_collective
-    if may_be_stuck and state.policy.grace_period > HANG_GRACE:
+    if may_be_stuck and state.policy.grace_period > HANG_GRACE:  # else all are killed before
         state = replace(state, teardown=replace(before, may_be_stuck=may_be_stuck, stuck_deadline=at + HANG_GRACE))
     return send_stop(state)
 
@@ -132,18 +134,18 @@ def _signal(
     state: State, signum: int, *, but: frozenset[int] = frozenset(), by_cluster: bool = False
 ) -> tuple[actions.Action, ...]:
     """Return the signal of a stop, which spares the ranks `but` and those that are about to end by themselves."""
-    ranks = state.policy.ranks - but - state.left_to_exit
+    ranks = state.policy.ranks - but - state.exiting_after_failure
     return (actions.StopWorkers(signum, ranks, by_cluster),) if ranks else ()
 
 
-def _stop_the_rest(state: State, at: float) -> Result:
-    """Ask those to end, too, that should have ended by themselves: the grace period begins once more."""
-    ranks = state.left_to_exit
+def _stop_those_still_exiting(state: State, at: float) -> Result:
+    """Ask those to end, too, that were left to exit by themselves and have not: the grace period begins once more."""
+    ranks = state.exiting_after_failure
     errors = dict(state.raised.errors)
     lines = (
         f"rank {rank} has raised {errors[rank].type} and does not end: its interpreter hangs" for rank in sorted(ranks)
     )
-    state = _with_grace_period(replace(state, raised=replace(state.raised, exiting=frozenset())), at)
+    state = _with_grace_period(replace(state, raised=replace(state.raised, exiting_by_themselves=frozenset())), at)
     return state, (*map(actions.Print, lines), actions.StopWorkers(SIGTERM, ranks))
 
 
@@ -151,7 +153,7 @@ def _with_grace_period(state: State, at: float) -> State:
     """Let the grace period begin at this time."""
     warns = state.policy.grace_period > 2 * NAMES_EVERY
     deadline = at + state.policy.grace_period
-    return replace(state, phase_deadline=deadline, naming_deadline=at + NAMES_EVERY if warns else None)
+    return replace(state, phase_deadline=deadline, who_runs_line_at=at + NAMES_EVERY if warns else None)
 
 
 def find_stuck(state: State, at: float) -> Result:
@@ -168,9 +170,9 @@ def find_stuck(state: State, at: float) -> Result:
     a_worker_has_ended = bool(state.exits) or teardown.another_node_ended  # here, or on another node
     if not teardown.job_stands_still and not a_worker_has_ended:
         return replace(state, teardown=replace(teardown, stuck_deadline=at + HANG_GRACE)), ()
-    if state.naming_deadline is not None:
+    if state.who_runs_line_at is not None:
         # the line that names the workers which still run waits until the stuck ones are killed
-        state = replace(state, naming_deadline=at + NAMES_EVERY)
+        state = replace(state, who_runs_line_at=at + NAMES_EVERY)
     return state, (actions.FindStuck(ranks),)
 
 
@@ -185,26 +187,27 @@ def on_stuck_found(state: State, ranks: frozenset[int]) -> Result:
     return state, (actions.NameStuck(stuck, HANG_GRACE), actions.KillWorkers(stuck))
 
 
-def on_deadline(state: State, at: float, *, naming_is_due: bool) -> Result:
+def on_deadline(state: State, at: float, *, who_runs_line_is_due: bool) -> Result:
     """Carry out the next step of a stop whose time has come.
 
-    In this order: send the signal that was delayed, look for stuck workers, name the workers that still run, kill them.
+    In this order: send the signal that was delayed; look for stuck workers; stop those that had failed, and were left to exit by
+    themselves; name the workers that still run; kill them.
     """
     delayed, seconds_left = state.teardown.delayed_stop, (state.phase_deadline or at) - at
     if delayed is not None and at >= delayed.until:
         return stop_with_stacks(state, at) if delayed.awaits_stacks else send_stop(state)
     if is_due(state.teardown.stuck_deadline, at):
         return find_stuck(state, at)
-    if state.left_to_exit and is_due(state.raised.should_exit_by, at):
-        return _stop_the_rest(state, at)
-    if naming_is_due and seconds_left > 0:
-        asked = state.alive - state.left_to_exit
+    if state.exiting_after_failure and is_due(state.raised.should_exit_by, at):
+        return _stop_those_still_exiting(state, at)
+    if who_runs_line_is_due and seconds_left > 0:
+        asked = state.alive - state.exiting_after_failure
         names = (actions.NameRunning(asked, seconds_left),) if asked else ()
-        return replace(state, naming_deadline=at + NAMES_EVERY), names
-    if state.left_to_exit:
+        return replace(state, who_runs_line_at=at + NAMES_EVERY), names
+    if state.exiting_after_failure:
         # the grace period is over for those that were asked to end, and again for those that SIGKILL does not end
-        kills = actions.KillWorkers(state.policy.ranks - state.left_to_exit - state.terminal_holder)
-        return replace(state, phase_deadline=at + KILL_TIMEOUT, naming_deadline=None), (kills,)
+        kills = actions.KillWorkers(state.policy.ranks - state.exiting_after_failure - state.terminal_holder)
+        return replace(state, phase_deadline=at + KILL_TIMEOUT, who_runs_line_at=None), (kills,)
     if state.terminal_holder and state.why is Why.FAILED:
         # the grace period is over for all but the rank in the debugger, which may stay there for as long as the user likes
         kills = actions.KillWorkers(state.policy.ranks - state.terminal_holder)
@@ -269,7 +272,7 @@ def kill_at_once(state: State, at: float) -> Result:
 
 def kill(state: State, at: float) -> Result:
     """Kill all workers."""
-    state, resumes = resume(state, at)
+    state, resumes = resume_if_suspended(state, at)
     state = replace(_without_deadlines(state), phase=Phase.KILLING, phase_deadline=at + KILL_TIMEOUT)
     return state, (actions.KillWorkers(state.policy.ranks), *resumes)
 
@@ -284,7 +287,7 @@ def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -
 
 def _without_deadlines(state: State) -> State:
     """Forget the deadlines of a phase that is over."""
-    return replace(state, naming_deadline=None, teardown=state.teardown.without_deadlines())
+    return replace(state, who_runs_line_at=None, teardown=state.teardown.without_deadlines())
 
 
 def on_swept(state: State, leftovers: tuple[str, ...]) -> Result:
@@ -318,7 +321,7 @@ def end(state: State) -> Result:
     return replace(state, phase=Phase.ENDED, phase_deadline=None), (actions.Exit(state.end.status),)
 
 
-def resume(state: State, at: float) -> Result:
+def resume_if_suspended(state: State, at: float) -> Result:
     """Let suspended workers go on, and move every deadline by the time of the suspension; else do nothing."""
     if state.suspended_at is None:
         return state, ()
