@@ -97,7 +97,7 @@ class Forker:
         self._late_timer.set(self._loop.now() + within)
 
     def _on_late(self) -> None:
-        """Say that the imports take long, without which no worker starts; do without a silent warm interpreter."""
+        """Say that the imports, for which the workers wait, take long; do without a warm interpreter that is silent."""
         if self._server is None or self._server.is_ready:
             return
         if self._warm is not None and not self._warm.is_new:
