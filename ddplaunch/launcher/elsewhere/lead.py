@@ -111,7 +111,7 @@ class Lead(BehindFront):
         term = first_term(time.time())  # of the first generation: terms grow with each one, and from run to run
         state = job.first_state(policy, loop.now(), term)
         self.coordinator = Coordinator(loop, state, inputs.draft, JobReporter(self._reporter))
-        terms = Terms(
+        terms = Terms(  # what the coordinator sets for all agents
             keepalive=Keepalive.of(spec, most),
             run_id=inputs.draft.run_id,
             # of rank 0; not --local-addr, which is one of this host, where no worker needs to be. None: agents agree on one

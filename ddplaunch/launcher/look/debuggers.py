@@ -146,7 +146,7 @@ class Debuggers:
         elif what == _LISTENS_FOR_DEBUGPY and text.isdigit() and rank not in self._debugpy_ports:
             self._debugpy_ports[rank] = _DebugpyPort(sock, int(text))
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
-            self._announce()
+            self._announce_ports()
         else:
             self._drop(sock, rank)
 
@@ -179,7 +179,7 @@ class Debuggers:
             if worker is not None and is_still_attached and not _why_signal_is_unsafe(worker):
                 worker.signal(ATTACH_SIGNAL)
 
-    def _announce(self) -> None:
+    def _announce_ports(self) -> None:
         """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
         if self._debugpy_ports.keys() >= {*self._debugpy_ranks}:
             self._reporter.stderr.write(

@@ -315,7 +315,8 @@ class Display:
         if not block:
             return []
         if not self._unprefixed and not self._has_template:
-            block = without_torchs(rank, block)  # torch puts the rank before its tracebacks, as our prefix does
+            # torch puts the rank before its tracebacks, as our prefix does: a template may not
+            block = without_torchs(rank, block)
         if stream is Stream.ERR:
             block = self._fold_tracebacks(rank, block, at)
         if self._finished_bars is None or not block:

@@ -59,7 +59,7 @@ class Forker:
     def prepare(self, plan: Plan, env_of_command: Mapping[str, str], handled: Collection[int]) -> None:
         """Prepare a generation: keep a fork server that fits; end any other, and start a new one if the plan wants it.
 
-        `handled` are the signals that this process has a handler for.
+        `handled` are the signals that this process has a handler for: what it starts begins without.
         """
         if plan.preload is None:  # workers are to be fresh processes
             self.close()

@@ -186,7 +186,7 @@ class ForkServer(ForkRequests):
     ) -> None:
         """Start the server with the command of a worker, and the variables that all workers have in common.
 
-        `modules` are to be imported; `handled` are the signals that this process has a handler for.
+        `modules` are to be imported; `handled` are the signals that this process has a handler for: the server begins without.
 
         Raises StartError: the machine cannot create the process.
         """

@@ -143,7 +143,7 @@ def argv(
     """Return the command that starts an agent on each node.
 
     `gpus` are the numbers of GPUs that each node was granted, where srun has to be told. In a heterogeneous job, each of the
-    `components` (the nodes of each) has srun options of its own.
+    `components` (the nodes of each) has srun options of its own. `mpi` is what srun is to prepare for MPI: its --mpi.
 
     srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of one
     kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step waits
