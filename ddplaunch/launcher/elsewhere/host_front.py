@@ -134,7 +134,7 @@ class HostFront:
         self.spared = tuple(process.pipes.spared_processes())
         self._agent = None
         self._loop.unwatch(process.pipes.output[0])
-        while self._on_output(process.pipes):  # what the agent has written last
+        while self._on_output(process.pipes):  # one after another, what the agent has written last
             pass
         status, message = self._outcome_if_killed_before_job or child.status_of(process.pid, wait_status, self._host)
         if message:
@@ -228,7 +228,7 @@ class HostFront:
             self._loop.unwatch(pipes.output[0])
 
     def _on_output(self, pipes: FrontPipes) -> bool:
-        """Send a message of the agent as a frame: a byte for its stream, then output; return whether there was any."""
+        """Send a message of the agent as a frame: a byte for its stream, then output; return whether there was one."""
         try:
             message = pipes.output[0].recv(_TAG + MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -352,7 +352,7 @@ _MOST_NODES = 1024  # of memory
 
 
 def shown_by_proc(pid: int) -> dict[str, str]:
-    """Return what /proc shows of one of our processes, by name (proc(5)); "" for what /proc does not show."""
+    """Return what /proc shows of one of our processes, by name (proc(5)), to compare two; "" for what it does not show."""
     found = {name: _read(f"/proc/{pid}/{name}") for name in _FILES}
     for name in (*(f"ns/{name}" for name in _NAMESPACES), "root"):
         try:

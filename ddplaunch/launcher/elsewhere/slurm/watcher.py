@@ -209,7 +209,7 @@ class StepOutput:
                     self._loop.unwatch(fd)
 
     def _read(self, fd: int) -> bool:
-        """Pass a piece on; return whether there was one. Called by the loop."""
+        """Pass a piece on; return whether there was one, for `drain`. Called by the loop, too."""
         try:
             data = os.read(fd, MESSAGE)
         except BlockingIOError:
