@@ -29,10 +29,10 @@ class Console:
         self.queue = queue
         # by message that ddplaunch itself printed on a host, the host that sent it first: the others' are dropped
         self._first_sender: dict[bytes, HostConnection] = {}
-        self._sent = 0  # bytes that the front had taken when this was last looked at
-        self._sent_at = 0.0  # by the loop's clock, when they became more, or none waited
+        self._sent_before = 0  # bytes that the front had read at the last look
+        self._last_read_at = 0.0  # by the loop's clock: when the front last read, or had nothing to read
         self._gives_up_front = False  # one that takes nothing for UNREAD_TIMEOUT: from when the job is being stopped
-        self._wakes = loop.timer(None, lambda: None)  # ends the sleep when `update` has something to do
+        self._wake_timer = loop.timer(None, lambda: None)  # ends the sleep when `update` has something to do
         self._bars: dict[HostConnection, tuple[Bar, ...]] = {}  # the progress bars that are shown of each host
         self._bar_feed = BarFeed(queue)
 
@@ -88,20 +88,20 @@ class Console:
         """From now on wait for the front only while the front takes output."""
         if not self._gives_up_front:
             self._gives_up_front = True
-            self._sent, self._sent_at = self.queue.sent, self._loop.now()
+            self._sent_before, self._last_read_at = self.queue.sent, self._loop.now()
 
     def update(self, hosts: Iterable[HostConnection]) -> None:
         """Let hosts send output or not, by how full the queue is; give up a front that reads none. Called before each sleep."""
         queue, now = self.queue, self._loop.now()
         if is_due(self._bar_feed.deadline, now):
             self._pass_bars_on()
-        reads = queue.sent != self._sent or not queue.size  # or has nothing to read
+        reads = queue.sent != self._sent_before or not queue.size  # or has nothing to read
         if reads:
-            self._sent, self._sent_at = queue.sent, now
-        elif self._gives_up_front and now >= self._sent_at + UNREAD_TIMEOUT:
+            self._sent_before, self._last_read_at = queue.sent, now
+        elif self._gives_up_front and now >= self._last_read_at + UNREAD_TIMEOUT:
             queue.abandon()
-        read_by = self._sent_at + UNREAD_TIMEOUT if self._gives_up_front and queue.size else None
-        self._wakes.set(soonest(read_by, self._bar_feed.deadline))
+        read_by = self._last_read_at + UNREAD_TIMEOUT if self._gives_up_front and queue.size else None
+        self._wake_timer.set(soonest(read_by, self._bar_feed.deadline))
         # between half full and full hosts go on with what they do: else each message would change that
         if queue.full or queue.size < FULL // 2:
             for host in hosts:

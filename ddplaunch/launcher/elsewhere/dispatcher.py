@@ -240,7 +240,7 @@ class Dispatcher(Lead):
                 self._startup.disconnect()  # the agents end their workers then, and nobody is left to show their output to
             case ChildEnded():
                 reap(keep=self._own_children)  # processes of simulated nodes that have lost their parents
-            case Generation(number=0, agreed=agreed) if agreed is not None:
+            case Generation(number=0, agreed=agreed) if agreed is not None:  # with how many workers each agent has
                 self._chaos.on_first_generation(sum(agent.workers for agent in agreed.agents))
             case JobEnd() if not self._has_begun:
                 self._startup.disconnect()  # also those whose agents get ready, and know of no job yet

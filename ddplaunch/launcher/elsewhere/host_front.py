@@ -64,20 +64,20 @@ class HostFront:
         self._agent: child.AgentProcess | None = None  # None before it is started, and once it is reaped
         self._stop_signals: Collection[int] = ()  # signals that ask the job to end
         # status and text if the agent was killed before the job began
-        self._outcome_if_prevented: tuple[int, str] | None = None
-        # pids and starts of processes that are to outlive the agent: no leftovers of it
+        self._outcome_if_killed_before_job: tuple[int, str] | None = None
+        # pids and starts of processes that outlive the agent as a worker wants them to: no leftovers of it
         self.spared: tuple[tuple[int, int], ...] = ()
-        self._is_held = False  # the dispatcher has asked for no more output at present
+        self._is_output_held = False  # the dispatcher has asked for no more output at present
         self._unacknowledged = 0  # bytes of output that were sent, but the dispatcher has not said that it has them
         self._is_dispatcher_lost = False
-        self._streams = Streams(self._loop, self)
-        # the agent's end of its connection to the coordinator, and ours, whose bytes become frames
-        self.channel, self._carried = socket.socketpair()
-        self._streams.add(CHANNEL, self._carried)
+        self._streams = Streams(self._loop, self)  # connections that are carried as frames: the one below
+        # the agent's end of its connection to the coordinator, and ours
+        self.channel, self._our_end_of_channel = socket.socketpair()
+        self._streams.add(CHANNEL, self._our_end_of_channel)
         self._watch: child.Watch | None = None  # looks from time to time whether the agent runs
-        self._look_at = self._loop.timer(None, self._look_whether_it_runs)
+        self._look_timer = self._loop.timer(None, self._look_whether_it_runs)
         self._question: child.Question | None = None  # to an agent that has to end, since the dispatcher is lost
-        self._ask_again = self._loop.timer(None, self._look_whether_stuck)
+        self._question_timer = self._loop.timer(None, self._look_whether_stuck)
         self._is_stuck = False  # the agent does not answer, and is to be killed
 
     def send_chunk(self, chunk: Chunk) -> None:
@@ -117,7 +117,7 @@ class HostFront:
         def as_agent(pipes: FrontPipes) -> int:
             self._input.close()
             self._output.close()
-            self._carried.close()
+            self._our_end_of_channel.close()
             return agent(pipes)
 
         self._agent = process = child.start(as_agent, passed, _send_error_of_agent)
@@ -134,9 +134,9 @@ class HostFront:
         self.spared = tuple(process.pipes.spared_processes())
         self._agent = None
         self._loop.unwatch(process.pipes.output[0])
-        while self._on_output(process.pipes):  # what the agent has written last
+        while self._on_output(process.pipes):  # one after another, what the agent has written last
             pass
-        status, message = self._outcome_if_prevented or child.status_of(process.pid, wait_status, self._host)
+        status, message = self._outcome_if_killed_before_job or child.status_of(process.pid, wait_status, self._host)
         if message:
             self._output.put(OURS, message.encode())
         return status
@@ -169,17 +169,18 @@ class HostFront:
         """Ask an agent that has to end whether it runs; `_look_whether_stuck` follows after INTERVAL."""
         if self._agent is not None and self._question is None:
             self._question = child.Question(self._agent)
-            self._ask_again.set(self._loop.now() + child.INTERVAL)
+            self._question_timer.set(self._loop.now() + child.INTERVAL)
 
     def _plan_next_look(self, watch: child.Watch) -> None:
         """Look again when the watch says; it may not rest, since no SIGCHLD wakes this loop when the agent is stopped."""
-        self._look_at.set(self._loop.now() + watch.wait(may_rest=False))
+        self._look_timer.set(self._loop.now() + watch.wait(may_rest=False))
 
     def _look_whether_it_runs(self) -> None:
         """Give the agent up if it does not run, or has not killed its workers when their lease was over. Called by the loop."""
         if self._agent is None or self._watch is None:
             return
-        is_asked_anyway = self._question is not None  # as the dispatcher is lost: more often, and with the same answers
+        # since the dispatcher is lost: whether it answers is for `_look_whether_stuck`
+        is_asked_anyway = self._question is not None
         runs = self._watch.keeps_lease() and (is_asked_anyway or self._watch.look())
         self._plan_next_look(self._watch)
         if not runs:
@@ -190,12 +191,12 @@ class HostFront:
     def _look_whether_stuck(self) -> None:
         """Take the agent's answer, or repeat the question until it has been silent for too long. Called by the loop.
 
-        Once the dispatcher is lost, a new question follows each answer until the agent ends.
+        The first is asked once the dispatcher is lost; then a new one follows each answer until the agent ends.
         """
         if self._question is None:
             return
         if not self._question.has_answer():
-            self._ask_again.set(self._loop.now() + child.INTERVAL)
+            self._question_timer.set(self._loop.now() + child.INTERVAL)
             has_time = self._question.repeat()
             self._is_stuck = not has_time
             return
@@ -220,14 +221,14 @@ class HostFront:
         if self._agent is None:
             return
         pipes = self._agent.pipes
-        is_wanted = not self._is_held and self._unacknowledged < AHEAD
+        is_wanted = not self._is_output_held and self._unacknowledged < AHEAD
         if (is_wanted or self._is_dispatcher_lost) and self._output.size < _FULL:
             self._loop.watch(pipes.output[0], partial(self._on_output, pipes))
         else:
             self._loop.unwatch(pipes.output[0])
 
     def _on_output(self, pipes: FrontPipes) -> bool:
-        """Send a message of the agent as a frame: a byte for its stream, then output; return whether there was any."""
+        """Send a message of the agent as a frame: a byte for its stream, then output; return whether there was one."""
         try:
             message = pipes.output[0].recv(_TAG + MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -266,7 +267,7 @@ class HostFront:
         if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
             self._output.put(HEARTBEAT, b"")
         elif tag == HOLD:
-            self._is_held = bool(data)
+            self._is_output_held = bool(data)
         elif tag == TAKEN:  # the dispatcher says so for each TAKEN_STEP bytes
             self._unacknowledged -= TAKEN_STEP
         elif tag == STREAM:
@@ -280,7 +281,7 @@ class HostFront:
         if self._agent is None:
             return
         if signum in self._stop_signals and self._agent.prevent_start():
-            self._outcome_if_prevented = (of_signal(signum), child.prevented_by(signum))
+            self._outcome_if_killed_before_job = (of_signal(signum), child.prevented_by(signum))
         self._agent.pipes.request(HOST_SIGNAL, signum)
 
     def _on_dispatcher_lost(self) -> None:
@@ -294,7 +295,7 @@ class HostFront:
         self._output.abandon()
         if self._agent is not None:
             if self._agent.prevent_start():
-                self._outcome_if_prevented = (NODE_LOST, "")
+                self._outcome_if_killed_before_job = (NODE_LOST, "")
             os.close(self._agent.pipes.signals[1])  # at its end the agent ends
             self._ask_whether_it_runs()  # an agent that is stuck would not
 

@@ -62,7 +62,8 @@ def inputs_of_lead(
 ) -> JobInputs:
     """Return what is known of a job where its agents are started, with `python` of the hosts; no worker runs here.
 
-    So this node is not inspected: it stands there without hardware and devices.
+    So this node is not inspected: it stands there without hardware and devices. `draft` is a plan as if all nodes were like it.
+    `reports_to_caller`: how the job ends is for a caller in Python; `cluster` None: there is nobody to ask.
     """
     spec, env = allocated.spec, allocated.public_env
     return JobInputs(
@@ -110,7 +111,7 @@ class Lead(BehindFront):
         term = first_term(time.time())  # of the first generation: terms grow with each one, and from run to run
         state = job.first_state(policy, loop.now(), term)
         self.coordinator = Coordinator(loop, state, inputs.draft, JobReporter(self._reporter))
-        terms = Terms(
+        terms = Terms(  # what the coordinator sets for all agents
             keepalive=Keepalive.of(spec, most),
             run_id=inputs.draft.run_id,
             # of rank 0; not --local-addr, which is one of this host, where no worker needs to be. None: agents agree on one
@@ -120,9 +121,10 @@ class Lead(BehindFront):
             ports=lead.ports,
         )
         self.incoming = Incoming(loop, terms, self.coordinator)
+        # by which this loop hears of each generation and of the end
         self._link = LocalLink(loop, self.coordinator, has_workers=False)
         self.coordinator.lead(self._link.on_order, self.incoming.agents, is_one_host=spec.simulate is not None)
-        self._reporter.tell_all = self.coordinator.say
+        self._reporter.tell_all = self.coordinator.say  # which prints it once for all agents that say the same
         self._unreported: Generation | None = None  # one that has begun, until it is settled where its folder lies
         self._signum = 0  # the first signal to stop; 0: none has come
         self._is_front_lost = False
@@ -150,8 +152,8 @@ class Lead(BehindFront):
         """Take an event of the loop that concerns the whole job; the kinds of `Lead` take others."""
         super().handle(event)
         match event:
-            # when several of our processes get a signal, all but the first are copies: workers are to get it once, and the
-            # user reads that copies of one to stop are one request
+            # of a signal that several of our processes get, all but the first are copies: workers are to get it once; a copy of
+            # one to stop passes, since a line tells the user that both count as one request
             case node.SignalReceived() if not event.is_copy or event.signum in self._spec.ending_signals:
                 self._on_signal(event)
             case node.FrontLost():
@@ -197,7 +199,7 @@ class Lead(BehindFront):
         Where the folder lies is in the report, and is known only once the process that writes files has made it.
         """
         inputs, agreed = self._job.inputs, generation.agreed
-        assert agreed is not None
+        assert agreed is not None  # by the agents: so always where a command has started them
         plan = plan_of_job(inputs.spec, inputs.allocation, run_id=agreed.run_id, python=self._job.python, agreed=agreed)
         if self._context.folder is None:
             self._context.make_folder(plan)

@@ -59,6 +59,7 @@ def status(
         rank, worker, output = plan.rank, running.get(plan.rank), written.get(plan.rank)
         used = usage(worker.pid) if worker is not None else None  # None: /proc does not know the process any more
         gpu = gpus.get(rank, _GPUS_UNKNOWN) if worker is not None else _GPUS_UNKNOWN
+        # below, `line` and `piece` make any text valid and short
         state, how = _state(worker, used.state if used is not None else "", rank in debugged)
         workers.append(
             WorkerStatus(

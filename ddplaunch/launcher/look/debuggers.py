@@ -89,7 +89,9 @@ class Debuggers:
         self._reporter = reporter
         self._debugpy_ranks: Collection[int] = ()  # workers of this node that are to wait for a client of debugpy
         self._debugpy_ports: dict[int, _DebugpyPort] = {}  # by rank
-        self._asking_for_terminal: dict[int, socket.socket] = {}  # by rank: connections of workers
+        self._asked_for_terminal: dict[
+            int, socket.socket
+        ] = {}  # by rank: connections of workers; one of them may have it
         self._waiting_visitors: dict[int, _WaitingVisitor] = {}  # by the rank that is to come
         self._give_up_timer = loop.timer(None, self._refuse_late_visitors)
         self._attached: dict[int, _Attachment] = {}  # by rank
@@ -103,7 +105,7 @@ class Debuggers:
     @property
     def held_ranks(self) -> frozenset[int]:
         """The workers that have a debugger, or wait for one."""
-        return frozenset((*self._asking_for_terminal, *self._attached, *self._debugpy_ports))
+        return frozenset((*self._asked_for_terminal, *self._attached, *self._debugpy_ports))
 
     def listen(self, debugpy_ranks: Collection[int] | None = None) -> None:
         """Take connections; `debugpy_ranks` are the workers of this node that are to wait for a client of debugpy."""
@@ -136,21 +138,21 @@ class Debuggers:
         except OSError:  # the connection is reset: it has ended
             packet = b""
         what, text = packet[:1], packet[1:]
-        if what == _HAS_FAILED and rank not in self._asking_for_terminal:
-            self._asking_for_terminal[rank] = sock
+        if what == _HAS_FAILED and rank not in self._asked_for_terminal:
+            self._asked_for_terminal[rank] = sock
             self._loop.post(node.TerminalRequested(rank, indented(text.decode(errors="replace")), self._loop.now()))
         elif what == _COMES_FOR_VISITOR and rank in self._waiting_visitors:
             self._introduce(sock, rank, self._waiting_visitors.pop(rank))
         elif what == _LISTENS_FOR_DEBUGPY and text.isdigit() and rank not in self._debugpy_ports:
             self._debugpy_ports[rank] = _DebugpyPort(sock, int(text))
             self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
-            self._announce()
+            self._announce_ports()
         else:
             self._drop(sock, rank)
 
     def _introduce(self, sock: socket.socket, rank: int, waiting: _WaitingVisitor) -> None:
         """Hand a worker the connection of the visitor that waits for this worker, unless the visitor has left."""
-        visitor = waiting.visitor.hand_over(Done())
+        visitor = waiting.visitor.hand_over(Done())  # the answer: its request is done
         if visitor is None:
             self._drop(sock, rank)
             return
@@ -177,7 +179,7 @@ class Debuggers:
             if worker is not None and is_still_attached and not _why_signal_is_unsafe(worker):
                 worker.signal(ATTACH_SIGNAL)
 
-    def _announce(self) -> None:
+    def _announce_ports(self) -> None:
         """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
         if self._debugpy_ports.keys() >= {*self._debugpy_ranks}:
             self._reporter.stderr.write(
@@ -194,8 +196,8 @@ class Debuggers:
             return
         self._loop.unwatch(sock)
         sock.close()
-        if self._asking_for_terminal.get(rank) is sock:
-            del self._asking_for_terminal[rank]
+        if self._asked_for_terminal.get(rank) is sock:
+            del self._asked_for_terminal[rank]
             self._loop.post(node.TerminalReturned(rank, self._loop.now()))
         if rank in self._debugpy_ports and self._debugpy_ports[rank].connection is sock:
             del self._debugpy_ports[rank]
@@ -208,13 +210,13 @@ class Debuggers:
 
     def lend_terminal(self, rank: int) -> None:
         """Lend the terminal to a worker that has asked for it."""
-        if (sock := self._asking_for_terminal.get(rank)) is not None:
+        if (sock := self._asked_for_terminal.get(rank)) is not None:
             with suppress(OSError):  # the worker has ended, as the next packet says
                 socket.send_fds(sock, [b"T"], _TERMINAL)
 
     def refuse_terminal(self, rank: int) -> None:
         """Let a worker that has asked for the terminal end without its debugger."""
-        if (sock := self._asking_for_terminal.get(rank)) is not None:
+        if (sock := self._asked_for_terminal.get(rank)) is not None:
             self._drop(sock, rank)
 
     def attach(self, request: Attach, visitor: Visitor) -> None:
@@ -264,11 +266,11 @@ class Debuggers:
                 attachment.visitor.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close all connections with workers and visitors, and the address."""
+        """Close all connections with workers and the visitors they have, and the address; others close visitors that wait."""
         self._acceptor.close()
         attached = [(rank, attachment.worker) for rank, attachment in self._attached.items()]
         with_port = [(rank, sock) for rank, (sock, _) in self._debugpy_ports.items()]
-        for rank, sock in [*self._asking_for_terminal.items(), *attached, *with_port]:
+        for rank, sock in [*self._asked_for_terminal.items(), *attached, *with_port]:
             self._drop(sock, rank)
         self._give_up_timer.cancel()
         self._loop.unwatch(self._hang_ups)

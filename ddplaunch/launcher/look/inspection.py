@@ -80,7 +80,7 @@ class Inspection:
 
         A child of the agent asks them; there `convert_samples` makes the value for `reply`, which gets None if no child can be.
         `native`: with frames of C. Without `stacks`, only torch is asked about collectives, and no process is signalled.
-        `ras`: with what NCCL tells of all ranks.
+        `ras`: with what NCCL tells of all ranks. Return the question, by which the caller can give it up.
         """
         found = list(workers)
         files: list[int] = []  # into which workers write their stacks; the child gets these as FIRST, FIRST + 1, ...
@@ -93,7 +93,7 @@ class Inspection:
             targets.append((worker, file))
         until, host, tails = time.monotonic() + within, self._host, self._tails
 
-        def question() -> T:
+        def question() -> T:  # in the child, where `file` is open, or None of a worker that writes no stacks
             from ddplaunch.launcher.look.stacks import Target, capture_stacks
             from ddplaunch.record.seen.reasons import last_error  # the loop does not wait for imports
 
@@ -179,7 +179,7 @@ class Inspection:
         busy = []
         for rank, worker in running.items():
             cannot_be_judged = rank not in before or (worker.terminal and not asks)
-            # what it writes to a terminal passes no pipe of ours: there each byte counts
+            # of what it reads or writes, files too; a terminal passes no pipe of ours, so that each byte may be output
             least_bytes = 1 if worker.terminal else _LEAST_BYTES
             now = self._footprints[rank]
             if cannot_be_judged or has_written(rank, since) or _has_progressed(before[rank], now, least_bytes):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.spec.outcome import Progress
 
 _INTERVAL = 1.0  # seconds from one sample to the next, at least
-_DOUBLES = 1 << 17  # bytes of samples after which the interval doubles: 8 workers write 1 MB a day
+_BYTES_PER_DOUBLING = 1 << 17  # bytes of samples after which the interval doubles: 8 workers write 1 MB a day
 _CPU_SHARE = 0.005  # of a core that samples may take
 _MIB = 1 << 20
 _FRESH = 30.0  # seconds for which an answer of NVML counts
@@ -191,7 +191,8 @@ class Sampler:
         self._gpus.ask()
         self._unwritten = _Row(row, [plan for plan, _, _ in alive])
         cpu_seconds = time.process_time() - began
-        interval = _INTERVAL * 2 ** (self._bytes_written // _DOUBLES)  # so that a long job's file stays small
+        doublings = self._bytes_written // _BYTES_PER_DOUBLING  # so that a long job's file stays small
+        interval = _INTERVAL * 2**doublings
         self.due = self._loop.now() + max(interval, cpu_seconds / _CPU_SHARE)
 
     def flush(self) -> None:

@@ -65,7 +65,7 @@ class Target(Struct, frozen=True):
 
     rank: int
     pid: int
-    file: int | None  # our descriptor of the file where it writes its stacks; None: it is no Python
+    stacks_file: int | None  # our descriptor of the file where it writes its stacks; None: it is no Python
     recorder: str = ""  # path of the socket where torch tells of its collectives, once it has a process group
 
 
@@ -135,11 +135,11 @@ def _capture_worker(target: Target, until: float, host: str, found: list[Sample]
     if worker is None or worker.state in "ZX":  # a zombie, or dead: proc(5)
         found.append(Sample(rank=target.rank, pid=target.pid, host=host, state="it has ended", ended=True))
         return
-    if target.file is None:
+    if target.stacks_file is None:  # it is no Python, and writes none: only why is noted
         yield from _capture_process(target, worker, until, host, found, is_child=False)
         return
     # flock counts for an open file, which the worker shares with us: only what we open ourselves has a lock of our own
-    with open(f"/proc/self/fd/{target.file}", "rb", buffering=0) as file:
+    with open(f"/proc/self/fd/{target.stacks_file}", "rb", buffering=0) as file:
         while not _try_lock(file.fileno()):  # another child of the agent captures the stacks just now
             if time.monotonic() >= until:
                 found.append(Sample(rank=target.rank, pid=target.pid, host=host, state=_why_unanswered(target.pid)))
@@ -147,7 +147,7 @@ def _capture_worker(target: Target, until: float, host: str, found: list[Sample]
             yield WAITS
         yield from _capture_process(target, worker, until, host, found, is_child=False)
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
-            if _has_settled(child) and has_our_handler(child.pid, target.file):
+            if _is_past_exec(child) and has_our_handler(child.pid, target.stacks_file):
                 yield from _capture_process(target, child, until, host, found, is_child=True)
     found += (
         sample_of(target.rank, child.pid, host, child=child.name or "?", state=_how_ended(code), ended=True)
@@ -168,7 +168,7 @@ def _how_ended(code: int) -> str:
     return f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"
 
 
-def _has_settled(child: Process) -> bool:
+def _is_past_exec(child: Process) -> bool:
     """Whether a child is old enough not to execute another program just now, which the signal would kill."""
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - child.started / os.sysconf("SC_CLK_TCK")
     return age > _SETTLING
@@ -198,16 +198,16 @@ def _capture_process(
     status = read_status(process.pid)
     if status is None:
         return
-    if (why := _why_unaskable(process.pid, status, target.file)) is not None:
+    if (why := _why_unaskable(process.pid, status, target.stacks_file)) is not None:
         add_sample(state=why)
         return
-    assert target.file is not None
-    os.lseek(target.file, 0, os.SEEK_SET)  # we share the offset with the worker, which writes from there
+    assert target.stacks_file is not None
+    os.lseek(target.stacks_file, 0, os.SEEK_SET)  # we share the offset with the worker, which writes from there
     # a process that could not answer the last time still has the signal pending: a second one would be a second answer
     if not status.has_pending(STACKS_SIGNAL) and not signal_process(process, STACKS_SIGNAL):
         add_sample(state="it belongs to another user")
         return
-    while not _has_answered(process.pid, target.file):
+    while not _has_answered(process.pid, target.stacks_file):
         now = look(process.pid)
         has_ended = now is None or now.started != process.started or now.state in "ZX"
         if has_ended:
@@ -216,9 +216,9 @@ def _capture_process(
             add_sample(state=_why_unanswered(process.pid))
             return
         yield WAITS
-    written = os.lseek(target.file, 0, os.SEEK_CUR)
+    written = os.lseek(target.stacks_file, 0, os.SEEK_CUR)
     length = min(written, _LONGEST_OF_CHILD if is_child else _LONGEST_OF_WORKER)
-    add_sample(os.pread(target.file, length, 0).decode(errors="replace"))  # leaves the shared offset where it is
+    add_sample(os.pread(target.stacks_file, length, 0).decode(errors="replace"))  # leaves the shared offset where it is
 
 
 def _capture_native(target: Target, until: float, found: dict[int, str]) -> Iterator[bool]:
@@ -248,14 +248,14 @@ def _capture_native(target: Target, until: float, found: dict[int, str]) -> Iter
         found[target.rank] = f"py-spy cannot be run: {error.strerror}"
 
 
-def _why_unaskable(pid: int, status: Status, file: int | None) -> str | None:
-    """Return why a process cannot be asked for its stacks, None if it can be asked."""
+def _why_unaskable(pid: int, status: Status, stacks_file: int | None) -> str | None:
+    """Return why a process cannot be asked for its stacks, None if it can be; one that is no Python has no `stacks_file`."""
     if status.is_stopped:
         return "suspended" if status.state == "T" else "held by a debugger"
     has_handler = status.catches(STACKS_SIGNAL)  # ours is set before the program begins
-    if file is None or not has_handler:
+    if stacks_file is None or not has_handler:
         return NOT_BEGUN + place_in_kernel(pid, status)
-    if not has_our_handler(pid, file):
+    if not has_our_handler(pid, stacks_file):
         return f"the program itself handles signal {STACKS_SIGNAL}, so its stack cannot be taken"
     if status.blocks(STACKS_SIGNAL):
         return f"the program blocks signal {STACKS_SIGNAL}, so its stack cannot be taken"

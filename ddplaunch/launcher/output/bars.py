@@ -228,16 +228,15 @@ class BarFeed:
     def update(self, bars: Collection[Bar], at: float) -> None:
         """Pass these bars on now, if they have changed: a bar that has become a line is to be gone before the line is shown."""
         self.deadline = None
-        self._pause = self._interval * max(
-            1.0, len(bars) / _READ_EACH_TIME
-        )  # to condense twice as many takes twice as long
+        # to condense twice as many takes twice as long
+        self._pause = self._interval * max(1.0, len(bars) / _READ_EACH_TIME)
         message = pack(condense(bars))
         if message == self._last_message:
             return
         if self._queue.put_bars(message):
             self._last_message = message
             self._sent_at = at
-        else:
+        else:  # other output waits: bars would be old when they are read
             self.deadline = at + self._pause
 
     def repeat(self, at: float) -> None:
@@ -277,9 +276,8 @@ class FinishedBars:
     def __init__(self) -> None:
         self._drawing_ranks: dict[Stream, set[int]] = {stream: set() for stream in Stream}
         self._waiting_lines: list[_SharedLine] = []  # the first is due first
-        self._queues: dict[
-            _Writer, list[_SharedLine | bytes]
-        ] = {}  # of each rank and stream that waits, in order; none is empty
+        # of each rank and stream that waits, in order; none is empty
+        self._queues: dict[_Writer, list[_SharedLine | bytes]] = {}
 
     @property
     def deadline(self) -> float | None:
@@ -346,7 +344,10 @@ class FinishedBars:
         return blocks
 
     def _release_line(self, line: _SharedLine, blocks: list[Block]) -> None:
-        """Add a line to `blocks`, behind all that its ranks have written before; so lines that are not due yet may go too."""
+        """Add a line to `blocks`, behind all that its ranks have written before; so lines that are not due yet may go too.
+
+        The line itself stays first in its ranks' queues, until `_add_unblocked` takes it away.
+        """
         line.is_released = True
         for rank in line.ranks:
             queue = self._queues.get((rank, line.stream), [])

@@ -31,7 +31,7 @@ class _Entry:
 class _Writers:
     """The ranks that write to one stream. A rank whose stream has not ended is live, and stands at the entry of its last line."""
 
-    __slots__ = ("last_entry", "live_ranks", "live_ranks_before_all")
+    __slots__ = ("last_entry", "live_ranks", "live_ranks_before_oldest")
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.last_entry = dict.fromkeys(ranks, _NEVER)  # by rank: the number of the entry of its last line
@@ -40,12 +40,12 @@ class _Writers:
     def expect_all(self) -> None:
         """Wait for all of them; no line is held."""
         self.live_ranks = set(self.last_entry)
-        # how many live ranks stand before the oldest entry that is held, and so may still join any; 0: none can join the oldest
-        self.live_ranks_before_all = len(self.live_ranks)
+        # how many live ranks stand before the oldest entry that is held, and so may join any; 0: none can join the oldest
+        self.live_ranks_before_oldest = len(self.live_ranks)
 
 
 class Collapse:
-    """Lines of all ranks, in order of first appearance, each held until no other rank can join it.
+    """Holds the lines of all ranks in order of first appearance until no other rank can join; a rank stands at its last line.
 
     A rank joins the oldest equal line behind its own last one on that stream: so its lines keep their order, and a
     line that it wrote twice is shown twice. A rank that has written a later line, or has ended, is not waited for.
@@ -79,17 +79,17 @@ class Collapse:
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
         if rank in writers.live_ranks:  # each is counted at the entry of its last line
-            self._leave_entry(writers, rank)
+            self._uncount_where_it_stands(writers, rank)
             self._entries[number].live_ranks_here += 1
         writers.last_entry[rank] = number
         return self.flush(at)
 
-    def _leave_entry(self, writers: _Writers, rank: int) -> None:
+    def _uncount_where_it_stands(self, writers: _Writers, rank: int) -> None:
         """Count a live rank no longer where it stood: at its last entry, or before all that are held."""
         if (entry := self._entries.get(writers.last_entry[rank])) is not None:
             entry.live_ranks_here -= 1
         else:
-            writers.live_ranks_before_all -= 1
+            writers.live_ranks_before_oldest -= 1
 
     def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
         """Add a rank to the first entry with the same line behind the entry number `after`, else to a new one.
@@ -118,7 +118,7 @@ class Collapse:
         ended = self._writers[stream]
         if rank in ended.live_ranks:
             ended.live_ranks.remove(rank)
-            self._leave_entry(ended, rank)
+            self._uncount_where_it_stands(ended, rank)
         groups = self.flush(at)
         all_have_ended = not any(writers.live_ranks for writers in self._writers.values())
         if all_have_ended:
@@ -131,7 +131,7 @@ class Collapse:
         released: list[_Entry] = []
         while self._entries:
             entry = self._entries[self._oldest]
-            may_be_joined = self._writers[entry.stream].live_ranks_before_all > 0  # by ranks that stand before it
+            may_be_joined = self._writers[entry.stream].live_ranks_before_oldest > 0  # by ranks that stand before it
             if may_be_joined and at < entry.at + WAIT and self._held_bytes <= MAX_HELD:
                 break
             self._forget(entry)
@@ -147,7 +147,7 @@ class Collapse:
         same = (entry.stream, entry.line)
         if self._numbers[same][-1] == self._oldest:
             del self._numbers[same]
-        self._writers[entry.stream].live_ranks_before_all += entry.live_ranks_here
+        self._writers[entry.stream].live_ranks_before_oldest += entry.live_ranks_here
         del self._entries[self._oldest]
         self._oldest += 1
         self._held_bytes -= len(entry.line) + 1

@@ -98,7 +98,7 @@ class Display:
 
         `template` replaces the prefix (--log-line-prefix-template; None or "": the rank in brackets); `world_size` is the job's,
         None: `ranks` are all; `wall_clock` gives the time of day that stands before each line, None: no time stands there;
-        `folds_tracebacks`: see `Tracebacks`; wherever the logs are complete, and of workers that share the console alone.
+        `folds_tracebacks`: those that say nothing new, where several workers share the console and the logs have them whole.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
         if mode == "rank0":
@@ -301,7 +301,7 @@ class Display:
 
     def _note_state(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note what has changed in a reader that has read or flushed: whether it draws bars, and when it is to be flushed."""
-        self._note_rank_that_draws(rank, stream, reader)
+        self._note_if_rank_draws(rank, stream, reader)
         if stream in self._with_bars_in_place:
             self._note_bar(rank, stream, reader)
         if reader.deadline is None:
@@ -315,7 +315,8 @@ class Display:
         if not block:
             return []
         if not self._unprefixed and not self._has_template:
-            block = without_torchs(rank, block)  # torch puts the rank before its tracebacks, as our prefix does
+            # torch puts the rank before its tracebacks, as our prefix does: a template may not
+            block = without_torchs(rank, block)
         if stream is Stream.ERR:
             block = self._fold_tracebacks(rank, block, at)
         if self._finished_bars is None or not block:
@@ -331,7 +332,7 @@ class Display:
             block = b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(_MODULES))
         return block if self._tracebacks is None else self._tracebacks.feed(rank, block, at)
 
-    def _note_rank_that_draws(self, rank: int, stream: Stream, reader: _Reader) -> None:
+    def _note_if_rank_draws(self, rank: int, stream: Stream, reader: _Reader) -> None:
         """Note that a rank draws bars, so that the lines that they leave wait for those of other ranks."""
         if not self._tells_ranks_apart or not isinstance(reader, Lines) or not (reader.draws or reader.was_redrawn):
             return

@@ -43,9 +43,8 @@ class _Traceback:
 
     def __init__(self, rank: int, line: bytes, at: float) -> None:
         self.rank = rank
-        self.changed_at = (
-            at  # monotonic seconds: while it is open, when its last line came; later, when it was complete
-        )
+        # monotonic seconds: while it is open, when its last line came; later, when it was complete
+        self.changed_at = at
         self.lines = [line]
         self.exception = b""  # the line "ValueError: ..." at its end; empty before that line has come
         self.lines_behind: list[bytes] = []  # lines after it, while it is held
@@ -174,13 +173,13 @@ class Tracebacks:
         if is_chained:
             traceback.exception = b""  # that of the next part is to come
         elif is_after_end:
-            return self._fold_hold_or_show(rank, at) + self._feed_line_behind(rank, line, at)
+            return self._fold_hold_or_show(rank, at) + self._take_line_after_traceback(rank, line, at)
         elif not traceback.exception and not text.startswith(b" "):  # its frames are indented
             traceback.exception = text
         traceback.lines.append(line)
         return self._unfinished.pop(rank).text if len(traceback.lines) > _MOST_LINES else b""
 
-    def _feed_line_behind(self, rank: int, line: bytes, at: float) -> bytes:
+    def _take_line_after_traceback(self, rank: int, line: bytes, at: float) -> bytes:
         """Take the line behind a complete traceback, which waits with the traceback if that is held."""
         if rank not in self._held:
             return self._feed_line(rank, line, at)
@@ -241,12 +240,12 @@ class Tracebacks:
         workers have ended.
         """
         shown: list[Shown] = []
-        # equal tracebacks, which may come a moment later, are folded together
+        # once one has waited for equal ones, which may come a moment later, all are folded together
         settled_at = (one.changed_at + SETTLED_AFTER for rank, one in self._held.items() if rank in self._failed)
-        has_settled = any(at >= then for then in settled_at)
+        one_has_settled = any(at >= then for then in settled_at)
         for rank, one in sorted(self._held.items(), key=lambda item: item[1].changed_at):
             has_failed = rank in self._failed or at == inf
-            if self._cause_is_known and has_failed and has_settled:
+            if self._cause_is_known and has_failed and one_has_settled:
                 del self._held[rank]
                 error = _summary(one.exception) + one.place
                 self._fold(one, re.sub(rb"\d+", b"#", error), one.changed_at)

@@ -59,7 +59,7 @@ class Forker:
     def prepare(self, plan: Plan, env_of_command: Mapping[str, str], handled: Collection[int]) -> None:
         """Prepare a generation: keep a fork server that fits; end any other, and start a new one if the plan wants it.
 
-        `handled` are the signals that this process has a handler for.
+        `handled` are the signals that this process has a handler for: what it starts begins without.
         """
         if plan.preload is None:  # workers are to be fresh processes
             self.close()
@@ -97,7 +97,7 @@ class Forker:
         self._late_timer.set(self._loop.now() + within)
 
     def _on_late(self) -> None:
-        """Say that the imports take long, without which no worker starts; do without a silent warm interpreter."""
+        """Say that the imports, for which the workers wait, take long; do without a warm interpreter that is silent."""
         if self._server is None or self._server.is_ready:
             return
         if self._warm is not None and not self._warm.is_new:

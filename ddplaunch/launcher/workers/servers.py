@@ -107,7 +107,8 @@ class ForkRequests:
                 of_workers = [[*fork.descriptors, wait] for fork in forks]
                 for of_one, end_pipe in zip(of_workers, end_pipes, strict=False):
                     of_one.append(end_pipe)
-                framed = [_packed_number(len(of_workers[0])), *(_packed_number(len(one)) + one for one in contents)]
+                descriptors_each = len(of_workers[0])
+                framed = [_packed_number(descriptors_each), *(_packed_number(len(one)) + one for one in contents)]
                 descriptors = [fd for of_one in of_workers for fd in of_one]
                 answer = self._ask(b"fork\0" + b"".join(framed), *descriptors)
                 children.extend(map(adopt, _pids(answer, len(forks))))
@@ -119,7 +120,7 @@ class ForkRequests:
             for child in children:
                 child.abandon()
             if isinstance(error, OSError):
-                raise StartError(error.errno or errno.EMFILE, _CANNOT_FORK, len(children)) from None
+                raise StartError(error.errno or errno.EMFILE, _CANNOT_FORK, index=len(children)) from None
             raise
         return children
 
@@ -185,7 +186,7 @@ class ForkServer(ForkRequests):
     ) -> None:
         """Start the server with the command of a worker, and the variables that all workers have in common.
 
-        `modules` are to be imported; `handled` are the signals that this process has a handler for.
+        `modules` are to be imported; `handled` are the signals that this process has a handler for: the server begins without.
 
         Raises StartError: the machine cannot create the process.
         """
@@ -290,7 +291,7 @@ class Guard(ForkRequests):
                     reads.append(read)
                     writes.append(write)
             except OSError as error:
-                raise StartError(error.errno or errno.EMFILE, "cannot create a pipe", len(reads)) from None
+                raise StartError(error.errno or errno.EMFILE, "cannot create a pipe", index=len(reads)) from None
             return self._fork(forks, adopt, writes)
         finally:
             for fd in (*reads, *writes):
@@ -378,12 +379,12 @@ def _pids(answer: Sequence[str], number: int) -> list[int]:
     what, _, text = last.partition(" ")
     if what == "errno" and text.isdecimal():
         # of the server's process, whose limits may not be the agent's
-        raise StartError(int(text), _CANNOT_FORK, len(pids), elsewhere=True)
+        raise StartError(int(text), _CANNOT_FORK, index=len(pids), elsewhere=True)
     if what != "forked" or not all(pid.isdecimal() for pid in pids):
         raise ServerLost(text or "an imported module has written to the fork server's socket")
     if len(pids) < number:
         # an imported module has reaped the process that forked them, and with it the reason
-        raise StartError(errno.EAGAIN, _CANNOT_FORK, len(pids))
+        raise StartError(errno.EAGAIN, _CANNOT_FORK, index=len(pids))
     return [int(pid) for pid in pids]
 
 

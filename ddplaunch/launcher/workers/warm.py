@@ -281,7 +281,7 @@ def _start(interpreter: Interpreter, plan: Plan, env_of_command: Mapping[str, st
         path = f"{run_socket.runtime_folder(os.getuid())}/{interpreter.name}"
         # the interpreter finds its listening socket as descriptor 3, where `detach` puts it
         served = ",".join([path, "3", str(interpreter.seconds), *(plan.preload or ())])
-        argv, env = _Command.of(plan), {**of_warm_interpreter(env_of_command, plan), SERVE_VARIABLE: served}
+        argv, env = [*_Command.of(plan)], {**of_warm_interpreter(env_of_command, plan), SERVE_VARIABLE: served}
         pid = fork()
         if pid == 0:  # this child ends at once, which makes an orphan of its own child
             try:
@@ -290,7 +290,7 @@ def _start(interpreter: Interpreter, plan: Plan, env_of_command: Mapping[str, st
                     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
                         signal.signal(signum, signal.SIG_DFL)
                     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-                    os.execvpe(argv.interpreter, argv, env)
+                    os.execvpe(argv[0], argv, env)
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
@@ -352,7 +352,7 @@ _MOST_NODES = 1024  # of memory
 
 
 def shown_by_proc(pid: int) -> dict[str, str]:
-    """Return what /proc shows of one of our processes, by name (proc(5)); "" for what /proc does not show."""
+    """Return what /proc shows of one of our processes, by name (proc(5)), to compare two; "" for what it does not show."""
     found = {name: _read(f"/proc/{pid}/{name}") for name in _FILES}
     for name in (*(f"ns/{name}" for name in _NAMESPACES), "root"):
         try:

@@ -115,7 +115,7 @@ def test_workers_that_are_all_gone_leave_no_sample(beds: Beds) -> None:
 
 def test_a_sample_is_due_a_second_later_sets_no_timer_and_becomes_rarer_as_the_file_grows(beds: Beds) -> None:
     bed = beds()
-    bed.size = sampler._DOUBLES
+    bed.size = sampler._BYTES_PER_DOUBLING
     gaps = []
     for _ in range(4):
         bed.sampler.sample([plan(0)], running(os.getpid()), {}, 0)

@@ -59,7 +59,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 def confirm(env: Mapping[str, str], nodes: Sequence[str], hostname: str, read: Callable[[str], str]) -> str:
     """Return why the job of these variables, with these nodes, may not be this process's, a doubt; "" if it certainly is.
 
-    `read` returns the text of a file of /proc.
+    `read` returns the text of a file of /proc. Of tasks in containers only the first returns a doubt, for all.
 
     Raises LaunchError: it certainly is not.
     """

@@ -55,6 +55,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
     token = os.urandom(32).hex()  # by which this command and its agents know each other
     signals = passed_on(spec.signals)
     lead = _lead_job(allocated, signals, token=token, port=port)
+    # by node, how many GPUs srun has to ask for; none where it gives the step all of the job without being asked
     gpus = query_grants(allocated.public_env) if are_grants_uncertain(env) else {}
     screen = Screen.here(env, has_rows=spec.live)
     stdin_mode = os.fstat(0).st_mode
@@ -65,7 +66,7 @@ def run_step(allocated: AllocatedJob, *, serve: Callable[..., int] = front.run) 
         env={
             **environment(env, token=token, host=os.uname().nodename, port=port),
             secret.SCREEN: screen.text,
-            **order(spec, allocation).variables(),
+            **order(spec, allocation).variables(),  # the job, as the agents are to run it
         },
         signals=signals,
         open_files=limits_before,
@@ -89,7 +90,7 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
     """Return what this command needs to coordinate the agents of the step, which connect to `port` and prove `token`."""
     spec, env = allocated.spec, allocated.public_env
     run_id = run_id_with_nodes(spec, env)
-    # agents of the step make the same name of the job, by `endpoints.job_name`, of what they know
+    # agents of the step make the same name of the job, by `endpoints.job_name`, of what they know; "": without Slurm's id
     name_of_job = "\0".join(("", spec.rdzv_id or "", str(port)))
     return LeadJob(
         inputs=inputs_of_lead(allocated, run_id=run_id, python=sys.executable, cluster=SlurmQuestions(env)),
@@ -142,7 +143,7 @@ def argv(
     """Return the command that starts an agent on each node.
 
     `gpus` are the numbers of GPUs that each node was granted, where srun has to be told. In a heterogeneous job, each of the
-    `components` (the nodes of each) has srun options of its own.
+    `components` (the nodes of each) has srun options of its own. `mpi` is what srun is to prepare for MPI: its --mpi.
 
     srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of one
     kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step waits

@@ -68,7 +68,7 @@ class Watcher(Lead):
     def before_sleep(self) -> None:
         """Read the output of srun, as there is room for it."""
         if self._output is not None:
-            self._output.update()
+            self._output.read_or_pause()
         super().before_sleep()
 
     def handle(self, event: Any) -> None:
@@ -195,9 +195,9 @@ class StepOutput:
         self.writes_itself = False  # the front is lost: what comes is written to our own stdout and stderr
         for fd in self._streams:
             os.set_blocking(fd, False)
-        self.update()
+        self.read_or_pause()
 
-    def update(self) -> None:
+    def read_or_pause(self) -> None:
         """Begin to read if the queue to the front is less than half full, and stop once it is full: not at each message."""
         reads = not self._queue.full if self._is_reading else self._queue.size < FULL // 2
         if reads != self._is_reading:
@@ -209,7 +209,7 @@ class StepOutput:
                     self._loop.unwatch(fd)
 
     def _read(self, fd: int) -> bool:
-        """Pass a piece on; return whether there was one. Called by the loop."""
+        """Pass a piece on; return whether there was one, for `drain`. Called by the loop, too."""
         try:
             data = os.read(fd, MESSAGE)
         except BlockingIOError:
