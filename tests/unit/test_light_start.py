@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -125,9 +127,16 @@ def test_an_agent_that_another_ddplaunch_starts_has_no_command_line_to_read(tmp_
     assert not {name for name in agent if name.partition(".")[0] == "click" or name.startswith("ddplaunch.cli")}
 
 
-def test_agents_that_meet_import_nothing_heavy(tmp_path):
+@pytest.fixture
+def short_home() -> Iterator[str]:
+    """A home whose runs have their sockets in their own folders, so that no `ddplaunch ps` of another test asks them."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        yield folder
+
+
+def test_agents_that_meet_import_nothing_heavy(tmp_path, short_home):
     (tmp_path / "nothing.py").touch()
-    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "XDG_STATE_HOME": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "XDG_STATE_HOME": short_home}
     port, claim = free_block()
     words = ["-X", "importtime", "-m", "ddplaunch", "-q", "--nnodes", "2", "--master-addr", "localhost"]
     agents = [
