@@ -169,7 +169,7 @@ class InputPipe(PipeDecoder):
         return bool(data)
 
     def wait(self, timeout: float) -> tuple[bytes, bytes] | None:
-        """Wait for a frame, `timeout` seconds at most; None if none came in time, or the stream has ended."""
+        """Wait for a frame, `timeout` seconds at most; None if none came in time, or the stream has ended, or is malformed."""
         deadline = clock.now() + timeout
         with selectors.DefaultSelector() as selector:
             selector.register(self._fd, selectors.EVENT_READ)

@@ -87,6 +87,7 @@ class _Warm:
         self.imported = self.fork_server.Imported(modules, kind, target)
         _signal.alarm(0)
         folder = self.fork_server.folder_of(kind, target)
+        # says whether a later run would import the same
         self._imported_files = load_sibling("imported_files").ImportedFiles(began, folder)
         self.imported.leave_working_directory()  # whose file system may be unmounted between runs
         self.guard.adopt_orphans()  # the processes that workers have started, where their guard was killed
@@ -99,7 +100,9 @@ class _Warm:
         self._has_leftovers = False  # processes that a guard has left were killed, and have not ended yet
         self._silent_clients: list[_Expiring] = []  # clients that have not asked: closed at their time
         self._runs_served = 0
-        self._accepts_at = 0.0  # when the next client is accepted, monotonic seconds
+        self._accepts_at = (
+            0.0  # when the next client is accepted: late only after an accept() that failed; monotonic seconds
+        )
         self._idle_until = time.monotonic() + seconds  # when this process takes no more runs, unless one comes before
 
     def next_run(self) -> "Any":

@@ -104,7 +104,9 @@ class _Stream:
         self._buffer = SendBuffer(sock)
         self._credit = WINDOW  # chunks that may be sent before the other side says that it has taken some
         self._unwritten = 0  # chunks of the other side that wait in the buffer
-        self._has_ended = False  # the other side has ended the stream: what waits in the buffer is all there is
+        self._other_side_has_ended = (
+            False  # the other side has ended the stream: what waits in the buffer is all there is
+        )
         self._watch()
 
     def take(self, chunk: Chunk) -> None:
@@ -117,7 +119,7 @@ class _Stream:
         if overruns_window:
             self._end()
             return
-        self._has_ended = self._has_ended or chunk.ends
+        self._other_side_has_ended = self._other_side_has_ended or chunk.ends
         try:
             if chunk.data:
                 self._unwritten += 1
@@ -129,7 +131,7 @@ class _Stream:
 
     def _acknowledge_or_finish(self) -> None:
         """Tell the other side that its chunks were taken, once all are; end the stream if that was all."""
-        if not self._buffer.size and self._has_ended:
+        if not self._buffer.size and self._other_side_has_ended:
             self.finish()
             return
         if not self._buffer.size and self._unwritten:
@@ -139,7 +141,7 @@ class _Stream:
 
     def _on_ready(self) -> None:
         """Write what waits to the socket; read a chunk from it and send that, if there is credit. Called by the loop."""
-        reads = self._credit and not self._has_ended
+        reads = self._credit and not self._other_side_has_ended
         try:
             self._buffer.flush()
             data = self._sock.recv(CHUNK) if reads else None
@@ -158,7 +160,7 @@ class _Stream:
     def _watch(self) -> None:
         if self._sock.fileno() < 0:
             return
-        reads = READ if self._credit and not self._has_ended else 0
+        reads = READ if self._credit and not self._other_side_has_ended else 0
         if events := reads | (WRITE if self._buffer.size else 0):
             self._loop.watch(self._sock, self._on_ready, events)
         else:
@@ -166,7 +168,7 @@ class _Stream:
 
     def _end(self) -> None:
         """End the stream because its socket has: the other side is told, unless it has ended the stream itself."""
-        if not self._has_ended:
+        if not self._other_side_has_ended:
             self._owner.send_chunk(Chunk(self._number))
         self.finish()
 

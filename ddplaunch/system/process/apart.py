@@ -73,6 +73,7 @@ class _Relay:
     def __init__(self, descriptors: Sequence[int]) -> None:
         """The `descriptors` are of one pipe, or socket: 1, 2 or both."""
         self._descriptors = descriptors
+        self._callers_pipe = descriptors[0]
         self._parents_end, self._childs_end = os.pipe()  # no socket: /dev/stdout could not be opened
         self._told_to_finish, self._tell_to_finish = os.pipe()  # both ends; `finish` writes to it
         self._thread = Thread(target=self._run, daemon=True)
@@ -103,11 +104,11 @@ class _Relay:
         poll = select.poll()
         poll.register(self._parents_end, select.POLLIN)
         poll.register(self._told_to_finish, select.POLLIN)
-        poll.register(self._descriptors[0], 0)  # for errors alone: the reader has gone
+        poll.register(self._callers_pipe, 0)  # for errors alone: the reader has gone
         try:
             while True:
                 ready = [descriptor for descriptor, _ in poll.poll()]
-                if self._descriptors[0] in ready:
+                if self._callers_pipe in ready:
                     break
                 if self._parents_end in ready:
                     if not (data := os.read(self._parents_end, _CHUNK)):
@@ -122,10 +123,10 @@ class _Relay:
     def _pass_on(self, data: bytes) -> None:
         while data:
             try:
-                data = data[os.write(self._descriptors[0], data) :]
+                data = data[os.write(self._callers_pipe, data) :]
             except BlockingIOError:  # the caller has made its pipe so
                 poll = select.poll()
-                poll.register(self._descriptors[0], select.POLLOUT)
+                poll.register(self._callers_pipe, select.POLLOUT)
                 poll.poll()
 
 

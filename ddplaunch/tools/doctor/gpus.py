@@ -22,7 +22,7 @@ from ddplaunch.system.redaction import Redactor
 from ddplaunch.system.words import compress, count, duration, size, some
 from ddplaunch.tools.doctor import Check, Finding, Severity, Subject, Verdict, broken, note, slow
 
-_CROWDED_SHARE = 0.1  # of the memory of a GPU: torch takes what is left, and the largest batch no longer fits
+_SHARE_TAKEN_BY_OTHERS = 0.1  # of the memory of a GPU: torch takes what is left, and the largest batch no longer fits
 _MOST_SHOWN = 8  # processes that are shown
 _LONGEST = 80  # characters of a command that are shown
 
@@ -301,7 +301,7 @@ def _use_findings(gpus: Sequence[Health], processes: Mapping[int, UsingProcess])
         hint = "`ddplaunch ps` shows your jobs, and `ddplaunch stop` ends one"
     else:
         hint = "`ddplaunch --devices LIST train.py` chooses other GPUs"
-    is_crowded = any(held[gpu.index] > _CROWDED_SHARE * gpu.memory for gpu in gpus if gpu.index in held)
+    is_crowded = any(held[gpu.index] > _SHARE_TAKEN_BY_OTHERS * gpu.memory for gpu in gpus if gpu.index in held)
     pids = some(f"pid {pid}" for pid in sorted(by_pid))
     lines = [_line(pid, on, processes.get(pid)) for pid, on in sorted(by_pid.items())]
     more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []

@@ -70,15 +70,15 @@ class _Viewer:
         self._colour = use_colour(env, isatty=True)
         self._live_rows = LiveRows()
         self._next_look_at = 0.0  # monotonic seconds, as all times here
-        self._confirmation = Confirmation()
+        self._confirmed_waits = ConfirmedWaits()
 
     def rows(self, path: SocketPath, columns: int, lines: int) -> str:
         """Return the rows for a terminal of this size, after a look at the job if one is due."""
         cpu_before, now = time.process_time(), time.monotonic()
         if now >= self._next_look_at and (replies := client.ask(path, AskStatus(), _ANSWER_WITHIN)) is not None:
             self._live_rows.on_replies(replies, time.monotonic())
-            if self._live_rows.lacks_signs_of_life(now) and now >= self._confirmation.ask_at:
-                self._look_for_waits(path)
+            if self._live_rows.lacks_signs_of_life(now) and now >= self._confirmed_waits.ask_at:
+                self._ask_for_waits_in_collectives(path)
             workers_by_node = Counter(id(node) for node, _ in replies.workers)
             agents_cpu = max(workers_by_node.values(), default=0) * _CPU_OF_WORKER
             cpu = max(time.process_time() - cpu_before, agents_cpu)
@@ -89,12 +89,12 @@ class _Viewer:
         shown = self._live_rows.render(time.monotonic(), width, max(1, lines // 2))
         return written([section(*shown)], Look(self._colour, columns)) if shown else ""
 
-    def _look_for_waits(self, path: SocketPath) -> None:
+    def _ask_for_waits_in_collectives(self, path: SocketPath) -> None:
         """Ask in which collectives ranks wait, and show those in which they waited at the last question too."""
         question = AskStacks(talk.STACKS_WITHIN, frames=False)  # for which no worker is interrupted
         replies = client.ask(path, question, question.within + _ANSWER_WITHIN)
         found = waits(replies.samples if replies is not None else [])
-        self._live_rows.show_waits(self._confirmation.on_found(found, time.monotonic()))
+        self._live_rows.show_waits(self._confirmed_waits.on_found(found, time.monotonic()))
 
     def snapshot(self, path: SocketPath, columns: int) -> str:
         """Return what `ddplaunch ps` shows, if the workers are few, then what `ddplaunch stacks` shows."""
@@ -111,7 +111,7 @@ class _Viewer:
             return f"{shown}\nddplaunch: {error.message}"
 
 
-class Confirmation:
+class ConfirmedWaits:
     """Which waits of ranks in collectives are shown, those that two questions in a row have found, and when to ask next."""
 
     def __init__(self) -> None:

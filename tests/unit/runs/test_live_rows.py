@@ -17,7 +17,7 @@ from ddplaunch.record.window.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.record.window.requests import NodeReply, Run
 from ddplaunch.spec.outcome import Progress
 from ddplaunch.tools.runs.client import RunReplies
-from ddplaunch.tools.runs.live import Confirmation, LiveRows, replies_with
+from ddplaunch.tools.runs.live import ConfirmedWaits, LiveRows, replies_with
 from tests.unit.runs.test_find import RUN, WORKER
 
 FRESH = replace(RUN, restarts=0, seconds=60.0)
@@ -227,7 +227,7 @@ def wait_of(group: str) -> Wait:
 
 
 def test_a_wait_is_shown_once_two_questions_have_found_it_also_beside_another_one():
-    confirmation, first, later = Confirmation(), wait_of("0"), wait_of("1")
+    confirmation, first, later = ConfirmedWaits(), wait_of("0"), wait_of("1")
     found = ([first], [first], [first, later], [first, later])
     assert [confirmation.on_found(waits, 10.0 * at) for at, waits in enumerate(found)] == [
         [],
@@ -238,7 +238,7 @@ def test_a_wait_is_shown_once_two_questions_have_found_it_also_beside_another_on
 
 
 def test_ranks_that_are_only_slow_are_asked_about_more_and_more_seldom():
-    confirmation, now, pauses = Confirmation(), 100.0, []
+    confirmation, now, pauses = ConfirmedWaits(), 100.0, []
     for number in range(6):
         assert confirmation.on_found([wait_of(str(number))], now) == []
         pauses.append(confirmation.ask_at - now)
