@@ -60,7 +60,7 @@ class Explainer:
         self._samples[id] = samples
 
     def explain_end(self, state: job.State, report: Callable[[Findings], None]) -> None:
-        """Call `report` with all that can be found out about the end of a generation; what is not found in time is left out.
+        """Call `report` with all that can be found out about the end of a generation; what is not found in time stays empty.
 
         First, where the workers were, if they have said so as they had to end; then, if the cluster may be ending the job, why.
         """

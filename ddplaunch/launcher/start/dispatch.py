@@ -253,6 +253,7 @@ def _shared_secret(allocation: Allocation, env: Mapping[str, str]) -> str | None
         return None
     from ddplaunch.launcher.start import shared_token  # few jobs need it
 
+    # task: the cluster starts an agent for each rank
     on_one_host = allocation.task is not None and allocation.task.nnodes == 1
     return ask_disk(
         partial(shared_token.find, state, allocation.identity, on_one_host=on_one_host),

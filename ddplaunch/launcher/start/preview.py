@@ -141,7 +141,8 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     is_per_rank = allocation.task is not None  # other ranks are other commands, of which this one knows nothing
     if is_per_rank or allocation.nnodes[1] == 1:
         return here
-    workers = [count_workers(one, allocation, there)[0] for one, there in zip(specs, nodes, strict=True)]
+    counted = [count_workers(one, allocation, there) for one, there in zip(specs, nodes, strict=True)]
+    workers = [number for number, _decided_by in counted]
     hosts = [agent.host for agent in here.agents[:nnodes]]
     agents = tuple(PlannedAgent(host, number) for host, number in zip(hosts, workers, strict=True))
     # what the coordinator of the job would tell each agent
