@@ -134,7 +134,7 @@ class Coordinator:
             return
         now, member = self._loop.now(), self.state.members[id]
         match report:
-            case node.RequestStore():  # torch's, which no worker hosts where others wait for it
+            case node.RequestStore():  # workers wait for torch's store, and none hosts it: the agent of node 0 does then
                 first = [other.id for other in self.state.members.values() if other.node_rank == 0]
                 self.order(first, node.StoreOrdered(now))
             case GroupMade():  # from now on ranks can be compared
@@ -176,7 +176,7 @@ class Coordinator:
         from ddplaunch.record.window.questions import Answered, StacksAtEnd  # only a job that is looked into has them
 
         match report:
-            case Chunk() if self._streams is not None:
+            case Chunk() if self._streams is not None:  # else no client listens, and it is dropped
                 self._streams.on_chunk(member.id, report)
             case Answered() if self._questions is not None:
                 self._questions.on_answer(member.id, report)

@@ -64,7 +64,7 @@ class Explainer:
 
         First, where the workers were, if they have said so as they had to end; then, if the cluster may be ending the job, why.
         """
-        self.report_now()  # of an end before this one
+        self.report_now()  # of an end before this one, with what is found by now
         cluster_question = self._reporter.cluster_question(state)
         findings = Findings(state=state, traces=self._traces)
 

@@ -223,7 +223,7 @@ class Incoming:
             offset, _error = self._connections.offset(id)
             self._coordinator.on_report(id, messages.on_our_clock(report, agent.hello.host, offset))
         elif why := why_too_much(report.stacks, len(own), self.agents.world_size):
-            self.on_part_dropped(id, f"it {why}")
+            self.on_part_dropped(id, f"it {why}")  # which warns the user, once for each agent
         else:
             self._coordinator.on_report(id, report)
 
@@ -260,7 +260,8 @@ class Incoming:
         """Have waiting agents join whose node rank is free; if no rank becomes free, have all join: the job refuses the rest."""
         members = self._coordinator.state.members
         a_rank_becomes_free = any(member.is_leaving for member in members.values())
-        all_members_live = self._connections.all_answered_ping_all  # since the last agent had to wait
+        # each was pinged when an agent had to wait, and has answered since: no rank is that of a node that is lost
+        all_members_live = self._connections.all_answered_ping_all
         for id, member in list(self.agents.waiting.items()):
             if id not in self.agents.waiting:
                 return  # as the agent before joined, the job has ended

@@ -74,7 +74,8 @@ class Meeting:
         match report:
             case _ if report.meeting != self.number:
                 pass  # it answers an earlier meeting
-            case Reached(address="", reason=reason) if self._is_over:  # the generation runs, or is not to begin
+            case Reached(address="", reason=reason) if self._is_over:
+                # the generation runs (or does not begin: then the decision drops this)
                 self._agents.connections.ping_all()  # does the first node live? The decision waits for its answer
                 self._coordinator.feed(job.FirstNodeUnheard(id, indented(reason), self._loop.now()))
             case _ if self._is_over:

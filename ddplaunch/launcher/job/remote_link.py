@@ -128,7 +128,7 @@ class RemoteLink(Link):
         self._report_search_at.cancel()
         self._peer = peer
         peer.received, peer.closed = self._on_message, self._on_closed
-        self._note_message()
+        self._note_message()  # its silence is measured from now on
         self._lease.begin()
         first_message = self._first_message(found_as)
         self._last_orders = OrderSequence(first_message)  # which orders may follow depends on what was said first
@@ -296,7 +296,7 @@ class RemoteLink(Link):
         if self._peer is None:  # the coordinator was lost before
             return
         limit, when_paused = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
-        # half a lease without a ping, of which four come in that time: the coordinator is silent. Else it does not hear this node
+        # it pings four times in half a lease: without any, it is silent; else it does not hear the answers, which renew the lease
         is_silent = self._loop.now() - self._heard_at > self._lease.seconds / 2
         if is_silent and not when_paused:
             self._lose_coordinator(self._loss_by(f"silent for {limit}{self._say_if_it_hears_nothing(self._peer)}"))

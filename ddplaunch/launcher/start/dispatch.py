@@ -75,7 +75,7 @@ def run(
     reports_to_caller = control is not None
     allocated = allocate_job(spec, env)
     _print_warnings(allocated)
-    # no step on this node alone, if workers need our caller or terminal
+    # not by srun, on this node alone, if workers need our caller or terminal: they have neither in a step
     allocated = _without_needless_srun(allocated, reports_to_caller=reports_to_caller)
     allocation = allocated.allocation
     if allocation.starter == "srun":

@@ -76,6 +76,7 @@ def _plan_of_unknown_hosts(allocated: AllocatedJob, first: str) -> Plan:
     """
     spec, allocation = allocated.spec, allocated.allocation
     unknown = f"{plan_view.UNKNOWN}{first} is reached"
+    # of workers; slots: those of one host, as given in a list of hosts
     is_number_given = isinstance(spec.nproc_per_node, int) or all(host.slots for host in allocation.hosts_to_start_on)
     # one worker of each host stands for those to come; the devices that it is to have are there, not here
     stand_in = replace(
