@@ -77,7 +77,8 @@ class _Connection:
         self.peer = peer
         self.host_silence = 0.0  # seconds for which the kernel of its host sent nothing, as last measured
         self.heartbeat = Heartbeat()
-        self.is_known = False  # whether it has sent a valid message besides pongs
+        # it has sent a valid message besides pongs; else nothing but a refusal tells the user of it if it is expelled
+        self.is_known = False
         # when each ping was sent that has no answer yet, the oldest first; this and `answered` by time.monotonic of this process
         self.pings: deque[float] = deque()
         self.answered = -inf  # when the last ping was sent that it has answered
@@ -292,11 +293,12 @@ class Connections:
         connection.heartbeat.unanswered = 0  # any message shows that the peer lives
         connection.heard_at = self._loop.now()
         if isinstance(message, messages.Pong):
+            # shows the offset of its clock
             connection.heartbeat.pong_received(message.sent, message.at, time.monotonic())
             self._receiver.on_pong()
         elif message is not None:
             self._receiver.on_message(id, message)
-            connection.is_known = True
+            connection.is_known = True  # to the receiver, which tells the user if it is lost
 
     def _decode(self, id: int, payload: bytes) -> messages.ToCoordinator | None:
         """Return the message in these bytes.
@@ -332,9 +334,8 @@ class Connections:
         now = self._loop.now()
         if not self._unpinged:
             self._begin_round(now)
-        counts_silence = (
-            self._round_counts_silence
-        )  # not if `ping_all` wanted it, which may be right after the last one
+        # not if `ping_all` wanted the round, which may be right after the last one
+        counts_silence = self._round_counts_silence
         next_ones, self._unpinged = self._unpinged[:_PINGS_PER_TURN], self._unpinged[_PINGS_PER_TURN:]
         if self._unpinged:
             self._beat_at.set(now)  # in the next turn of the loop
@@ -345,7 +346,7 @@ class Connections:
                 continue  # it has gone since the round began
             if counts_silence and self._is_silent_for_too_long(id):
                 silent_for = self._connections[id].heartbeat.unanswered * self._beat
-                self.expel(id, self._silence.describe(silent_for), may_return=True)
+                self.expel(id, self._silence.describe(silent_for), may_return=True)  # as a new node
                 continue
             if counts_silence:
                 self._connections[id].heartbeat.unanswered += 1

@@ -66,11 +66,11 @@ class Coordinator:
         self._deadline = loop.timer(None, self._on_deadline)  # of the state
         # takes the orders for the own agent; or, in a command that has started all agents, hears of generations and the end
         self._take_order: Callable[[Order], None]
-        self._agents: Agents | None = None  # of the other nodes
+        self._agents: Agents | None = None  # of all nodes; None: this one meets no other
         self._reservation: Reservation | None = None  # of MASTER_PORT
         self._is_one_host = False  # all nodes are simulated on this one
         self._meeting: Meeting | None = None  # the last one: of nodes that are to begin a generation elsewhere
-        self._begin_error = ""  # why a generation could not begin, with its hint
+        self._why_not_begun = ""  # why a generation could not begin, with its hint
         self._has_ended = False
         self._user_has_stopped_job = False  # the second time, all workers are killed
         self._agents_know_end_at = loop.timer(None, lambda: None)  # set while they may still take note; wakes the loop
@@ -134,7 +134,7 @@ class Coordinator:
             return
         now, member = self._loop.now(), self.state.members[id]
         match report:
-            case node.RequestStore():  # torch's, which no worker hosts where others wait for it
+            case node.RequestStore():  # workers wait for torch's store, and none hosts it: the agent of node 0 does then
                 first = [other.id for other in self.state.members.values() if other.node_rank == 0]
                 self.order(first, node.StoreOrdered(now))
             case GroupMade():  # from now on ranks can be compared
@@ -176,7 +176,7 @@ class Coordinator:
         from ddplaunch.record.window.questions import Answered, StacksAtEnd  # only a job that is looked into has them
 
         match report:
-            case Chunk() if self._streams is not None:
+            case Chunk() if self._streams is not None:  # else no client listens, and it is dropped
                 self._streams.on_chunk(member.id, report)
             case Answered() if self._questions is not None:
                 self._questions.on_answer(member.id, report)
@@ -297,10 +297,11 @@ class Coordinator:
         match action:
             case job.BeginGeneration(order=order):
                 self._begin(order)
-            case job.LeaveJob(signum, why_unfit):  # from now on the others wait for another coordinator
+            case job.LeaveJob(signum, why_unfit):  # node 0 leaves: the others wait for another one
                 if self._agents is not None:
                     self._agents.leave(signum, why_unfit)
-                    self._has_ended = self._has_ended or bool(why_unfit)  # else the release of the own agent follows
+                    # unfit: the own agent ends by itself; else its `Release` follows
+                    self._has_ended = self._has_ended or bool(why_unfit)
             case job.StopNodes(ids, signum, by_cluster, another_node_ended, job_stands_still):
                 why = self.state.why or Why.COORDINATOR  # a job that stops its nodes has one: `or` is for the type
                 more = {"another_node_ended": another_node_ended, "job_stands_still": job_stands_still}
@@ -321,7 +322,7 @@ class Coordinator:
             case job.Drop(id):
                 if self._agents is not None:
                     self._agents.connections.drop(id)
-            case job.ReportFailure(wait):
+            case job.ReportFailure(wait):  # seconds, until the next generation
                 self._explainer.explain_end(self.state, lambda findings: self._reporter.report_failure(findings, wait))
             case job.Print(text):
                 self._reporter.print(text)
@@ -331,10 +332,10 @@ class Coordinator:
                 self._reporter.report_progress(seconds)
             case job.EndJob(status, error, requeue, hint):  # an error without a hint is of missing nodes
                 advice = f"hint: {hint}" if hint else _HINT_ON_MISSING_NODES
-                text = f"error: {error}\n\n{advice}\n" if error else self._begin_error
+                text = f"error: {error}\n\n{advice}\n" if error else self._why_not_begun  # "": neither is so
                 if text:
                     self._end(status, requeue, Findings(state=self.state, error=text))
-                else:
+                else:  # its workers have ended, or were stopped
                     self._explainer.explain_end(self.state, partial(self._end, status, requeue))
 
     def _report_idle(self, seconds: float) -> None:
@@ -358,7 +359,7 @@ class Coordinator:
             return
         try:
             port = self._reserve()
-        except PortTaken:
+        except PortTaken:  # it may soon be free: the decision tries again for a while
             self.feed(job.PortTaken(self._loop.now()))
         except LaunchError as error:
             host = self.state.members[order[0]].host
@@ -399,7 +400,7 @@ class Coordinator:
 
     def fail_to_begin(self, failure: StartFailure, shown: LaunchError) -> None:
         """Feed that the generation cannot begin, which ends the job; the user reads `shown` then."""
-        self._begin_error = shown.render()
+        self._why_not_begun = shown.render()
         self.feed(job.BeginFailed(failure, self._loop.now()))
 
     def _reserve(self) -> int:

@@ -60,11 +60,11 @@ class Explainer:
         self._samples[id] = samples
 
     def explain_end(self, state: job.State, report: Callable[[Findings], None]) -> None:
-        """Call `report` with all that can be found out about the end of a generation; what is not found in time is left out.
+        """Call `report` with all that can be found out about the end of a generation; what is not found in time stays empty.
 
         First, where the workers were, if they have said so as they had to end; then, if the cluster may be ending the job, why.
         """
-        self.report_now()  # of an end before this one
+        self.report_now()  # of an end before this one, with what is found by now
         cluster_question = self._reporter.cluster_question(state)
         findings = Findings(state=state, traces=self._traces)
 

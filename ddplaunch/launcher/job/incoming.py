@@ -124,7 +124,7 @@ class Incoming:
         number = self._coordinator.state.generation.number
         takes_part = agent.ranks is not None
         match report:
-            case NodeEnd(generation) | StacksAtEnd(generation):
+            case NodeEnd(generation) | StacksAtEnd(generation):  # one of an earlier generation says nothing new
                 if generation > number:
                     what = f"the end of generation {generation}, which has not begun"
                     self._connections.expel(id, f"sent a malformed message ({what})")
@@ -213,17 +213,17 @@ class Incoming:
         if report.signum:
             self._coordinator.release(id, report.signum)  # with the status of that signal
         else:
-            self._connections.drop(id)
+            self._connections.drop(id)  # which ends it: it has said that it stops
 
     def _pass_end(self, id: int, agent: Agent, report: NodeEnd | StacksAtEnd, own: range) -> None:
         """Pass on the end of a generation, or where workers were then, if the report is about the agent's `own` ranks."""
         if speaks_for_others(report, own):
             self._connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
         elif isinstance(report, NodeEnd):
-            offset, _ = self._connections.offset(id)
+            offset, _error = self._connections.offset(id)
             self._coordinator.on_report(id, messages.on_our_clock(report, agent.hello.host, offset))
         elif why := why_too_much(report.stacks, len(own), self.agents.world_size):
-            self.on_part_dropped(id, f"it {why}")
+            self.on_part_dropped(id, f"it {why}")  # which warns the user, once for each agent
         else:
             self._coordinator.on_report(id, report)
 
@@ -260,7 +260,8 @@ class Incoming:
         """Have waiting agents join whose node rank is free; if no rank becomes free, have all join: the job refuses the rest."""
         members = self._coordinator.state.members
         a_rank_becomes_free = any(member.is_leaving for member in members.values())
-        all_members_live = self._connections.all_answered_ping_all  # since the last agent had to wait
+        # each was pinged when an agent had to wait, and has answered since: no rank is that of a node that is lost
+        all_members_live = self._connections.all_answered_ping_all
         for id, member in list(self.agents.waiting.items()):
             if id not in self.agents.waiting:
                 return  # as the agent before joined, the job has ended

@@ -57,7 +57,7 @@ def prepare(
     `carried` is the connection to a coordinator elsewhere that ssh carries. Imports the modules that `join` will need.
     """
     rendezvous = allocation.rendezvous
-    assert rendezvous is not None
+    assert rendezvous is not None  # agents that meet have one
     rendezvous = _find_out_if_coordinator(rendezvous, spec)
     with own_imports():  # now, while a failed import can still be reported
         if rendezvous.coordinator is not False:
@@ -220,22 +220,22 @@ def how_to_tell_unfit(
     """
     with own_imports():
         from ddplaunch.launcher.job import remote_link  # noqa: F401
-    given = allocation.rendezvous
-    # this one is certainly not node 0, or there is no other
-    if given is None or given.coordinator is False or allocation.nnodes[1] == 1:
+    rendezvous = allocation.rendezvous
+    # this one is certainly not node 0, or there is no other, which `withdraw` sees
+    if rendezvous is None or rendezvous.coordinator is False or allocation.nnodes[1] == 1:
         return lambda why, _found: withdraw(spec, allocation, env, why)
     with own_imports():
         from ddplaunch.launcher.job import turn_away  # noqa: F401
         from ddplaunch.launcher.job.listen import turn_others_away
 
     def tell(why: LaunchError, found: str) -> None:
-        """Tell the others that this node is not fit: its error, and what its health check has found."""
+        """Tell those that look for this node, if it is node 0, else node 0: the error, and what the health check has found."""
         with suppress(LaunchError):
             request = JoinRequest(
                 spec=spec,
                 allocation=allocation,
                 draft=draft,
-                rendezvous=_find_out_if_coordinator(given, spec),
+                rendezvous=_find_out_if_coordinator(rendezvous, spec),
                 key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
                 facts=messages.NodeFacts("", "", "", "", ""),  # there is nobody to compare them
                 listening_socket=None,

@@ -83,7 +83,7 @@ def _listen_if_here(request: JoinRequest, coordinator: Coordinator, loop: Loop) 
     if not is_coordinator:
         return None
     agents = _listen(request, coordinator, loop, ports)
-    # another coordinator, which came before, listens at an earlier one of the ports
+    # another coordinator, which came before, listens at an earlier one of the ports; if 0 was given (any free port), none does
     ports_before = ports[: ports.index(agents.port)] if agents.port in ports else ()
     if ports_before and _is_coordinator_at(request, ports_before):
         agents.connections.close()

@@ -74,7 +74,8 @@ class Meeting:
         match report:
             case _ if report.meeting != self.number:
                 pass  # it answers an earlier meeting
-            case Reached(address="", reason=reason) if self._is_over:  # while the generation runs
+            case Reached(address="", reason=reason) if self._is_over:
+                # the generation runs (or does not begin: then the decision drops this)
                 self._agents.connections.ping_all()  # does the first node live? The decision waits for its answer
                 self._coordinator.feed(job.FirstNodeUnheard(id, indented(reason), self._loop.now()))
             case _ if self._is_over:
@@ -117,6 +118,7 @@ class Meeting:
     def _on_refusal(self, refusal: CannotLead) -> None:
         """Let the coordinator know that the generation cannot begin, since its first node cannot make ready for it."""
         self._end()
+        # is_taken: MASTER_PORT, which may soon be free
         if refusal.is_taken and self._coordinator_tries_again:
             self._coordinator.feed(job.PortTaken(self._loop.now()))
             return

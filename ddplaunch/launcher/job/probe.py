@@ -136,7 +136,7 @@ class _OtherNode:
     def __init__(self, loop: Loop, key: Key, keepalive: Keepalive, order: MeetAt, link: Link) -> None:
         """Look for the first node; report by `link` whether it is reached, and then that it is not heard any more."""
         self._loop = loop
-        self._meeting = order.meeting
+        self._meeting_number = order.meeting
         self._link = link
         self._timeout, self._beat, self._silence = keepalive.timeout, keepalive.beat, keepalive.silence()
         self._peer: Peer | None = None  # the connection to the first node, once it is reached
@@ -151,7 +151,7 @@ class _OtherNode:
         """Report that the first node is reached, and ping it from now on. Called by the search."""
         self._peer = peer
         peer.received, peer.closed = self._on_answer, self._on_closed
-        self._link.send(Reached(self._meeting, found_as))
+        self._link.send(Reached(self._meeting_number, found_as))
         self._due.set(self._loop.now())
 
     def _on_answer(self, payload: bytes) -> None:
@@ -163,7 +163,8 @@ class _OtherNode:
             self._lose(self._search.refusals.text)
             return
         agent_silence, host_silence = self._unanswered * self._beat, self._peer.host_silence()
-        self._silence.observe(self._host_silence, host_silence)  # one that has ended allows longer ones
+        # a silence of its host that has ended allows longer ones
+        self._silence.observe(self._host_silence, host_silence)
         self._host_silence = host_silence
         if self._silence.seconds_left(agent_silence, host_silence, beat=self._beat) == 0:
             self._lose(self._silence.describe(agent_silence))
@@ -180,7 +181,7 @@ class _OtherNode:
     def _lose(self, reason: str) -> None:
         """Report that the first node is not reached, or not heard any more, and look for it no longer."""
         self.close()
-        self._link.send(Reached(self._meeting, "", line(reason)))
+        self._link.send(Reached(self._meeting_number, "", line(reason)))
 
     @property
     def address(self) -> str | None:

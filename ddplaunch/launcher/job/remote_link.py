@@ -62,7 +62,7 @@ class _Loss(NamedTuple):
     """How the coordinator was lost, in sentences for the user of this node."""
 
     error: str  # ends this node, where nothing brings node 0 back
-    news: str  # is said, and kept, while this node waits for node 0
+    news_while_waiting: str  # is said, and kept, while this node waits for node 0
     coordinator_goes_on: bool = False  # the coordinator lives, and has given up this node, which looks for it at once
 
 
@@ -128,7 +128,7 @@ class RemoteLink(Link):
         self._report_search_at.cancel()
         self._peer = peer
         peer.received, peer.closed = self._on_message, self._on_closed
-        self._note_message()
+        self._note_message()  # its silence is measured from now on
         self._lease.begin()
         first_message = self._first_message(found_as)
         self._last_orders = OrderSequence(first_message)  # which orders may follow depends on what was said first
@@ -191,8 +191,8 @@ class RemoteLink(Link):
             if self._last_orders is not None:
                 self._last_orders.check(message)
             if isinstance(message, messages.Ping):
-                last_renewal_there = message.answered
-                self._lease.extend(last_renewal_there)
+                # `answered`: which renewal was the last to come there; the lease runs from when that was sent
+                self._lease.extend(message.answered)
         except Malformed as error:
             self._end(f"{self._the_coordinator} was lost: the coordinator sent a malformed message ({error})")
             return
@@ -201,7 +201,7 @@ class RemoteLink(Link):
                 # without --heartbeat-timeout: as long a silence of its host as the coordinator allows the one here
                 if self._elsewhere.keepalive.may_be_shorter:
                     self._silence.host_limit = min(host_limit, self._elsewhere.keepalive.timeout)
-                self._send(messages.Pong(sent, self._renew_lease()))
+                self._send(messages.Pong(sent, self._renew_lease()))  # with the number of that renewal
             case messages.GivenUp(reason, may_return):
                 self._on_given_up(reason, may_return=may_return)
             case messages.Ending(status):
@@ -257,8 +257,8 @@ class RemoteLink(Link):
             self._lose_coordinator(self._loss_by(reason))
             return
         error = f"this node was {when_paused}, and {self._the_coordinator} was gone then: {reason}"
-        news = f"{self._name_with_address} is lost: {reason}, while this node was {when_paused}"
-        self._lose_coordinator(_Loss(error, news))
+        news_while_waiting = f"{self._name_with_address} is lost: {reason}, while this node was {when_paused}"
+        self._lose_coordinator(_Loss(error, news_while_waiting))
 
     def _on_given_up(self, reason: str, *, may_return: bool) -> None:
         """Lose a coordinator that goes on without this node; `may_return`: as a new node this one may come back to it."""
@@ -270,8 +270,8 @@ class RemoteLink(Link):
         if when_paused:
             error = f"this node was {when_paused}, and {self._the_coordinator} goes on without this node: {reason}"
         if may_return:
-            news = f"{self._name_with_address} goes on without this node: {reason}"
-            self._lose_coordinator(_Loss(error, news, coordinator_goes_on=True))
+            news_while_waiting = f"{self._name_with_address} goes on without this node: {reason}"
+            self._lose_coordinator(_Loss(error, news_while_waiting, coordinator_goes_on=True))
         else:
             self._end(error)
 
@@ -279,8 +279,8 @@ class RemoteLink(Link):
         """Lose a coordinator that leaves by a signal, is unfit, or has lost the command with which it was started."""
         if signum:
             leaves = f"leaves ({signal_name(signum)})"
-            error, news = f"{self._the_coordinator} was lost: it {leaves}", f"{self._name_with_address} {leaves}"
-            self._lose_coordinator(_Loss(error, news))
+            error = f"{self._the_coordinator} was lost: it {leaves}"
+            self._lose_coordinator(_Loss(error, news_while_waiting=f"{self._name_with_address} {leaves}"))
         elif why_unfit:
             self._lose_coordinator(self._loss_by(f"its health check failed: {why_unfit}"))
         else:
@@ -296,21 +296,21 @@ class RemoteLink(Link):
         if self._peer is None:  # the coordinator was lost before
             return
         limit, when_paused = f"{self._lease.seconds:g} s", self._loop.clock.paused(self._lease.seconds)
-        # half a lease without a ping, of which four come in that time: the coordinator is silent. Else it does not hear this node
+        # it pings four times in half a lease: without any, it is silent; else it does not hear the answers, which renew the lease
         is_silent = self._loop.now() - self._heard_at > self._lease.seconds / 2
         if is_silent and not when_paused:
             self._lose_coordinator(self._loss_by(f"silent for {limit}{self._say_if_it_hears_nothing(self._peer)}"))
             return
         how = f"was {when_paused}" if when_paused else f"was not heard by {self._name_with_address} for {limit}"
         error = f"this node {how}, and other nodes may have gone on without it"
-        self._lose_coordinator(_Loss(error, news=error, coordinator_goes_on=True))
+        self._lose_coordinator(_Loss(error, news_while_waiting=error, coordinator_goes_on=True))
 
     def _loss_by(self, reason: str) -> _Loss:
         """Return the loss of a coordinator for this reason, such as "connection closed"."""
         return _Loss(f"{self._the_coordinator} was lost: {reason}", f"{self._name_with_address} is lost: {reason}")
 
     def _lose_coordinator(self, loss: _Loss) -> None:
-        """Wait for node 0, if it may come back to a job that was not to end; else end this node."""
+        """Wait for node 0, if it may come back to a job that was not to end; else end this node, as a job that is ending does."""
         if self._has_ended:
             return
         # so that a coordinator that lives knows why, and tells its user in these words: "here" is its own node
@@ -328,7 +328,7 @@ class RemoteLink(Link):
     def _wait_for_return(self, loss: _Loss) -> None:
         """Stop the workers, which may save until the lease is over, and look for node 0 again when nothing of them is left."""
         now, within = self._loop.now(), duration(self._elsewhere.rdzv_timeout)
-        self._how_lost = loss.news
+        self._how_lost = loss.news_while_waiting
         then = f"waiting up to {within} {self._elsewhere.how_back}"
         if loss.coordinator_goes_on:
             then = f"looking for {self._name_with_address} for up to {within}"
@@ -417,6 +417,7 @@ class RemoteLink(Link):
         if self._elsewhere.command_host:
             hint = f"can this node connect to {self._elsewhere.command_host}? A firewall may be between them"
         text = f"error: {self._coordinator_name} was not reached {within}\n\nhint: {hint}\n"
+        # a node that only withdraws from the job knows by this `why` that nobody has heard it
         self.on_order(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
 
     def _say_if_it_hears_nothing(self, peer: Peer) -> str:

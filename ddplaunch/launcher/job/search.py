@@ -49,6 +49,7 @@ class Search:
         self._forget_names()
         hosts = dict.fromkeys(host for host, _ in self.places)
         self._names = {host: _Name(self._loop, host, self, again_after) for host in hosts}
+        # until then, no address is dialed while a name, which may be a better place, is being looked up
         self._stop_awaiting_names_at.set(self._loop.now() + STOP_AWAITING_NAMES_AFTER)
         for name in self._names.values():
             name.look_up()

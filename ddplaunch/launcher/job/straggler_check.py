@@ -64,7 +64,7 @@ class StragglerCheck:
         self._keep_timings_from = 0.0  # monotonic seconds: of readings before, the record gets no lines
         self._history = History()  # what the readings of this generation have shown
         self._hosts: dict[int, str] = {}  # by rank, where there are several
-        # by how many nanoseconds a node's time of day was last ahead of its monotonic clock, by member
+        # by how many nanoseconds a node's time of day was last ahead of its monotonic clock, by member: shows whether it leaps
         self._walls: dict[int, int] = {}
         self._is_reading = False  # a question is not answered by all, or the answers are being compared
         self._last_report = _LastReport(-1, 0.0, 0.0)  # none: the first one waits for no time

@@ -52,10 +52,11 @@ class TurnAway:
         """Tell a node, which then closes the connection; one that itself does not take part is let go at once."""
         match message:
             case messages.Hello():
-                if message.was_left:  # it has lost a node 0, and waits for one
+                # it has lost a node 0, and looks for one again once it is told this: then no other node is awaited
+                if message.was_left:
                     self._is_awaited_again = True
                 answer = self._wait_for_another if message.was_left else self._end_of_job
-                self._told.add(id)
+                self._told.add(id)  # it is counted when it has closed its connection
                 self.connections.send(id, messages.encode(answer))
             case messages.Withdrawal():  # in place of a hello
                 self.connections.drop(id)

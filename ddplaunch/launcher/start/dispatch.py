@@ -75,7 +75,7 @@ def run(
     reports_to_caller = control is not None
     allocated = allocate_job(spec, env)
     _print_warnings(allocated)
-    # no step on this node alone, if workers need our caller or terminal
+    # not by srun, on this node alone, if workers need our caller or terminal: they have neither in a step
     allocated = _without_needless_srun(allocated, reports_to_caller=reports_to_caller)
     allocation = allocated.allocation
     if allocation.starter == "srun":
@@ -253,6 +253,7 @@ def _shared_secret(allocation: Allocation, env: Mapping[str, str]) -> str | None
         return None
     from ddplaunch.launcher.start import shared_token  # few jobs need it
 
+    # task: the cluster starts an agent for each rank
     on_one_host = allocation.task is not None and allocation.task.nnodes == 1
     return ask_disk(
         partial(shared_token.find, state, allocation.identity, on_one_host=on_one_host),

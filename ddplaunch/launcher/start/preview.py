@@ -76,6 +76,7 @@ def _plan_of_unknown_hosts(allocated: AllocatedJob, first: str) -> Plan:
     """
     spec, allocation = allocated.spec, allocated.allocation
     unknown = f"{plan_view.UNKNOWN}{first} is reached"
+    # of workers; slots: those of one host, as given in a list of hosts
     is_number_given = isinstance(spec.nproc_per_node, int) or all(host.slots for host in allocation.hosts_to_start_on)
     # one worker of each host stands for those to come; the devices that it is to have are there, not here
     stand_in = replace(
@@ -141,7 +142,8 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     is_per_rank = allocation.task is not None  # other ranks are other commands, of which this one knows nothing
     if is_per_rank or allocation.nnodes[1] == 1:
         return here
-    workers = [count_workers(one, allocation, there)[0] for one, there in zip(specs, nodes, strict=True)]
+    counted = [count_workers(one, allocation, there) for one, there in zip(specs, nodes, strict=True)]
+    workers = [number for number, _decided_by in counted]
     hosts = [agent.host for agent in here.agents[:nnodes]]
     agents = tuple(PlannedAgent(host, number) for host, number in zip(hosts, workers, strict=True))
     # what the coordinator of the job would tell each agent
