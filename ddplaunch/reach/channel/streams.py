@@ -104,9 +104,7 @@ class _Stream:
         self._buffer = SendBuffer(sock)
         self._credit = WINDOW  # chunks that may be sent before the other side says that it has taken some
         self._unwritten = 0  # chunks of the other side that wait in the buffer
-        self._other_side_has_ended = (
-            False  # the other side has ended the stream: what waits in the buffer is all there is
-        )
+        self._other_side_has_ended = False  # then what waits in the buffer is all there is
         self._watch()
 
     def take(self, chunk: Chunk) -> None:
