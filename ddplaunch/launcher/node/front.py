@@ -91,7 +91,7 @@ def _show_until_end(front: _Front, agent: child.AgentProcess) -> None:
         front.set_timer()
         front.output.show(agent.pipes.output[0])
     except _Unread:
-        pass  # the rest of the output is dropped
+        pass  # the job was stopped, and nobody reads: the rest of the output is dropped
     except _Unresponsive as error:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         agent.kill()  # before the print, which may block
@@ -188,7 +188,7 @@ class _Front:
             self._agent.pipes.pass_on(signal.SIGCONT)
         elif not self._waits_for_workers_to_stop:
             self._waits_for_workers_to_stop = True
-            may_stop = self._wait_for_workers_to_stop()
+            may_stop = self._wait_for_workers_to_stop()  # False: the job goes on already
             modes_of_worker = modes()
             self._waits_for_workers_to_stop = False
             if may_stop:
@@ -212,7 +212,7 @@ class _Front:
         if self._agent.has_ended:
             self.output.agent_has_ended = True
             self._agent.sweep()
-            self.set_timer()
+            self.set_timer()  # from now on for output of a stopped job, which nobody may read
         elif self._agent.is_stopped and not self._watch.silent:  # else it is looked at more often already
             self.set_timer()
 

@@ -62,7 +62,7 @@ class CannotStart(Exception):
         return cls(str(error), status, rank, error.errno)
 
 
-def stacks_size() -> tuple[int, str]:
+def stacks_file_size() -> tuple[int, str]:
     """Return the size of the file for the stacks of a worker, and ""; or 0, and why there can be no such file."""
     largest_file, open_files = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE))
     if open_files != resource.RLIM_INFINITY and open_files <= STACKS_FD:  # the number of its descriptor in the worker
@@ -222,7 +222,7 @@ class Starter:
         """Prepare to start workers; tell the user why none is forked as was asked, or why their stacks cannot be shown."""
         if context.inputs.why_cold:
             context.reporter.tell(context.inputs.why_cold)
-        self._stacks_size, why_no_stacks = stacks_size()
+        self._stacks_file_size, why_no_stacks = stacks_file_size()
         if why_no_stacks:
             context.reporter.warn(f"where workers are cannot be shown, as by `ddplaunch stacks`: {why_no_stacks}")
         self._loop = loop
@@ -236,6 +236,7 @@ class Starter:
         if self._forker is None and plan.preload is not None:
             from ddplaunch.launcher.workers.forker import Forker  # most jobs need none
 
+            # `warm`: an interpreter whose imports are done since an earlier run; None: a fork server imports them
             context = self._context
             front_pipe = context.queue.fileno()  # which the parent of forked workers keeps open
             self._forker = Forker(self._loop, context.reporter, self, context.inputs.warm, front_pipe)
@@ -316,8 +317,8 @@ class Starter:
         argv = worker.wrapped(str(setup.folder.path or "."))  # in the command of --wrap, which may name the folder
         stacks: int | None = None  # the file that the worker writes its stacks to
         if setup.plan.interpreter is not None:  # variables for our bootstrap in a Python program, see worker/
-            if self._stacks_size:
-                stacks = bounded_file("ddplaunch-stacks", self._stacks_size)
+            if self._stacks_file_size:
+                stacks = bounded_file("ddplaunch-stacks", self._stacks_file_size)
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
             env["DDPLAUNCH_RECORDER"] = recorder_socket
             env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
