@@ -271,7 +271,7 @@ class BehindFront(ABC):
         """
         self._keep_progress()
         self._hand_over_output()
-        if not self._context.inputs.only_coordinates:
+        if not self._context.inputs.only_coordinates:  # this process is an agent
             # an agent's output is shown by srun, which drops what it has not read when its step ends; nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
         why_failed = self._ask_cluster(requeue, requeue.submit, if_unanswered=requeue.unsent)

@@ -85,7 +85,7 @@ class Client:
     def _post_request(self) -> None:
         """Post the request once it has arrived whole; refuse a request of another version."""
         try:
-            if (payload := self._decoder.take()) is None:
+            if (payload := self._decoder.take()) is None:  # more is to come
                 return
             protocol = requests.protocol_of(payload).protocol
             if protocol != requests.PROTOCOL:
@@ -124,7 +124,7 @@ class Client:
         except OSError:
             self.close()
             return
-        self._watch()
+        self._watch()  # for what comes, and for room while there is more to send
 
     def hand_over(self, *last: requests.Reply) -> socket.socket | None:
         """Send these replies and return the socket, which others serve from now on; None if the connection is lost."""

@@ -228,7 +228,7 @@ class AgentContext:
             slurm_job=job_in_slurm(inputs.env) if is_in_slurm else "",
             srun_job=job_of_srun(inputs.env, inputs.node.host) if is_in_slurm else "",
             bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),  # that remembers failed machines
-            has_front=inputs.allocation.has_front,
+            has_front=inputs.allocation.has_front,  # a command has started this agent, and coordinates
         )
         reporter = Reporter(
             inputs.spec,
@@ -257,7 +257,7 @@ class AgentContext:
     def write_line(self, text: str) -> None:
         """Write a line of ours to the front, or after its loss to our stderr."""
         inputs = self.inputs
-        # a command that has started the agents shows a line of OURS once, however many of them say the same
+        # a command that has started the agents (`only_coordinates`) shows a line of OURS once, however many of them say it
         tag = OURS if inputs.allocation.hosts_to_start_on and not inputs.only_coordinates else STDERR
         # a worker may have left a line on the terminal (2: stderr) without its end
         shown = (new_line(2) if self.shares_line else "") + visible(text)

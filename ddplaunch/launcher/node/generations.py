@@ -110,7 +110,7 @@ class Generations:
         context, generation, spec = self._context, self._next_generation, self._context.inputs.spec
         try:
             setup = context.worker_setup(generation, self._address)
-        except LaunchError as error:  # what all nodes agreed on does not fit this one
+        except LaunchError as error:  # what all nodes agreed on does not fit this one: told as of its first rank
             failure = StartFailure(min(generation.ranks), context.host, error.message, error.status)
             self._loop.post(node.StartFailed(failure, self._loop.now()))
         else:

@@ -215,7 +215,7 @@ class JobProgress:
             restarts=state.generation.number,
             started_at=started_at,
             progressed_at=max(self._progress_seen_at, busy_at),
-            progress=self._progress or self._progress_by_collectives(),
+            progress=self._progress or self._progress_by_collectives(),  # of a script that says no steps
             status=state.end.status,
         )
 

@@ -236,7 +236,7 @@ class Starter:
         if self._forker is None and plan.preload is not None:
             from ddplaunch.launcher.workers.forker import Forker  # most jobs need none
 
-            # `warm`: an interpreter whose imports are done since an earlier run; None: a fork server imports them
+            # `warm`: an interpreter that is kept for further runs, which then forks; None: a fork server of this run does
             context = self._context
             front_pipe = context.queue.fileno()  # which the parent of forked workers keeps open
             self._forker = Forker(self._loop, context.reporter, self, context.inputs.warm, front_pipe)
@@ -321,7 +321,7 @@ class Starter:
                 stacks = bounded_file("ddplaunch-stacks", self._stacks_file_size)
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
             env["DDPLAUNCH_RECORDER"] = recorder_socket
-            env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
+            env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify  # the path of a pipe, to announce what befalls it
             if setup.plan.keep_warm is not None and worker.local_rank == 0:  # for advice on what to keep warm
                 env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
             env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
@@ -348,7 +348,7 @@ class Starter:
             from ddplaunch.launcher.workers.servers import Fork
 
             forks = [Fork(one.argv, one.env, one.stdio, one.plan.cpus) for one in ready]
-            if children := self._forker.fork(forks):
+            if children := self._forker.fork(forks):  # none if it has ended: then they are fresh
                 return children
         fresh: list[Child] = []
         try:
