@@ -141,7 +141,7 @@ class AgentContext:
             env=inputs.env,
             folder=self.folder,
             error_files=self.error_files,
-            log_limit=None if spec.log_dir else LOG_LIMIT,
+            log_limit=None if spec.log_dir else LOG_LIMIT,  # none for logs that the user has asked for
             role=spec.role,
             records_collectives=not spec.no_flight_recorder,
             debugpy_ranks=spec.debugpy_ranks or frozenset(),
@@ -149,6 +149,7 @@ class AgentContext:
             mps_control=inputs.node.mps_control,
             on_terminal=self._on_terminal(plan),  # ranks whose progress bars stay in place there
             terminal_variables=of_terminal(inputs.screen.columns, inputs.screen.lines, highest=plan.world_size - 1),
+            # texts whose lines go to torchrun's filtered logs, too
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )
 

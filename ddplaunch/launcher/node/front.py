@@ -281,10 +281,7 @@ class _Front:
 
 
 class FrontOutput:
-    """Writes the agent's messages, in the front. A stdout or stderr that cannot be written to is dropped, and the rest goes on.
-
-    On a terminal, progress bars stand in a status area below the lines.
-    """
+    """Writes the agent's messages, on a terminal above an area of progress bars. A stdout or stderr that fails is dropped."""
 
     def __init__(self, control: int | None = None, *, rewraps: bool = True) -> None:
         """`control` is a descriptor for what the agent sends to a caller in Python, a line each; None: nobody takes that.
@@ -337,7 +334,7 @@ class FrontOutput:
         from ddplaunch.launcher.output.bars import ANSWERED, unpack
 
         self._open_area()
-        if self._area is None:
+        if self._area is None:  # there is no terminal
             return
         bars = unpack(message)
         was_prompt_answered = any(bar.row == ANSWERED for bar in bars)

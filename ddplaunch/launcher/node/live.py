@@ -146,7 +146,7 @@ class LiveOutput(FrontOutput):
 
     def _start_viewer(self) -> None:
         """Start the viewer, the process that makes the rows, if there is a terminal; from the next request on keys are ours."""
-        if self._area is None:
+        if self._area is None:  # there is no terminal
             return
         self._modes_for_keys = _for_keys(self._modes_before)
         front = os.getpid()

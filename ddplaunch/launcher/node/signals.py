@@ -161,7 +161,7 @@ class SignalSource:
         # those that the front has passed on, its requests, and the replies to these
         self._front_signals_fd, self._requests_fd = pipes.signals[0], pipes.requests[0]
         self._replies_fd = pipes.replies[1]
-        # of the front, which asks at least each `_longest_wait` seconds whether this process runs
+        # of the front, which asks at least once in `_longest_wait` seconds whether this process runs
         self._front_pid = pipes.front
         self._front_waits_to_stop = False  # whether it is to stop (Ctrl-Z), and waits until the workers have stopped
         self._job_goes_on = True  # SIGCONT or a signal to stop came after the last SIGTSTP
@@ -324,7 +324,7 @@ class SignalSource:
             if kind == HOST_SIGNAL:  # came to the front itself, which another host's command has started
                 self.received(signum, SignalOrigin.HOST)
             elif kind == MAY_STOP:  # it asks after Ctrl-Z, whose SIGTSTP is in the other pipe, and is taken first
-                if self._loop.watches(self._front_signals_fd):  # not read to its end yet
+                if self._loop.watches(self._front_signals_fd):  # else its end was read before
                     self._on_front_signals()
                 self._front_waits_to_stop = True
             elif kind == IS_RUNNING:
@@ -332,7 +332,7 @@ class SignalSource:
                 if self._look_at_front_timer.is_set:  # not without a heartbeat timeout, nor once the front is lost
                     self._look_at_front_timer.set(self._loop.now() + self._longest_wait)
                 self._reply(LOOP_ANSWERS)
-        self._post_if_front_waits_to_stop()
+        self._post_if_front_waits_to_stop()  # the process then calls `let_front_stop`
 
     def _post_if_front_waits_to_stop(self) -> None:
         if self._front_waits_to_stop:
