@@ -49,7 +49,7 @@ class Agent(BehindFront):
         self._client_orders = ClientOrders(loop, self._context, self._generations, self._run_socket)
         self._health: HealthGate | None = None  # once a restart has to wait for a health check
         self._state = node.State(policy=job.policy)
-        self._deadline_timer = loop.timer(None, self._on_deadline)  # of `_state`
+        self._deadline_timer = loop.timer(None, self._on_deadline)  # of `_state`, as is the next
         self._lax_deadline_timer = loop.timer(None, self._on_deadline, may_come_late=True)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
 
@@ -121,7 +121,7 @@ class Agent(BehindFront):
             case events.WorkersLinger(ranks):
                 generations.name_lingering(ranks)
             # the front
-            case events.FrontWaits():
+            case events.FrontWaits():  # to stop (Ctrl-Z), until the workers have
                 self._signals.let_front_stop(all_stopped=generations.has_stopped)
             # what the user has this node look for; other notices are for `super().handle`
             case events.NoticeSeen(problem="", stops_job=False):
@@ -135,7 +135,7 @@ class Agent(BehindFront):
                 self._reporter.print(text)
             case orders.Leased(left):
                 self._pipes.note_lease(left)  # seconds that workers may live, else the front kills them
-            case orders.Waits(text):
+            case orders.Waits(text):  # this node does, as a spare or for a lost node 0
                 self._reporter.report_waiting(text)
             case orders.Listening(port):
                 self._context.tell_port(port)
@@ -150,7 +150,7 @@ class Agent(BehindFront):
             # commands that ask the run
             case events.QuestionAnswered(report):
                 self._report(report)
-            case events.AttachAsked(number, asked):
+            case events.AttachAsked(number, asked):  # by a command that debugs or profiles a worker here
                 self._run_socket.serve(number, lambda client: generations.debuggers.attach(asked, client))
             case events.ClientGone(client):
                 if generations.made_debuggers is not None:
@@ -173,9 +173,9 @@ class Agent(BehindFront):
             case node.Suspend() | node.Resume():
                 self._report(action)
                 self._generations.suspend(isinstance(action, node.Suspend))
-            case _ if isinstance(action, node.Reports):
+            case _ if isinstance(action, node.Reports):  # an action which is what the coordinator is to read
                 self._report(action)
-            case _:
+            case _:  # an action on the workers
                 self._generations.carry_out(action)
 
     def _on_client_order(self, order: orders.ClientOrder) -> None:
@@ -237,10 +237,10 @@ class Agent(BehindFront):
             self._begin(generation)
             return
         if self._coordinator is None:
-            self._report(self._health.goodbye(why_unfit))
+            self._report(self._health.goodbye(why_unfit))  # to the coordinator elsewhere: this node leaves
         leaves = self._coordinator is None or self._coordinator.leave_unfit(why_unfit)  # False: the others cannot go on
         if leaves:
-            self._link.on_order(self._health.end_of_node(why_unfit))  # as if the coordinator had sent that
+            self._link.on_order(self._health.end_of_node(why_unfit))  # the job's end for this node, as if ordered
             return
         self._begin(generation)
         self._step(node.StartFailed(self._health.start_failure(generation, why_unfit), self._loop.now()))
@@ -262,14 +262,15 @@ class Agent(BehindFront):
             self._begin_without_health_check()  # the order is about the generation that waits for the check
         if self._state.phase is Phase.ENDED:
             return  # two children may have ended at once; nothing is reported after the end
-        event = self._with_facts_of_node(event)
-        # not by Ctrl-C, of which the output is told when the workers get it
+        event = self._with_facts_of_node(event)  # such as whether the coordinator is here
+        # not by Ctrl-C's SIGINT: the output is told of that when the workers get it
         is_ordered_stop = isinstance(event, node.StopOrdered) and event.signum != SIGINT and self._state.workers_go_on
         if is_ordered_stop and self._generations.plan.nnodes > 1:
             self._generations.output.note_failed(elsewhere=True)  # tracebacks here follow from that, and are folded
         self._reporter.on_event(event, self._state)
         self._state, actions = node.step(self._state, event)
         self._deadline_timer.set(self._state.deadline)
+        # of checks that may come late, so as to wake no machine
         self._lax_deadline_timer.set(self._state.lax_deadline)
         if not self._state.pending:  # no worker is to be started any more
             self._generations.start_no_more()
@@ -311,7 +312,7 @@ class Agent(BehindFront):
         recorded = dict(state.raised.errors)  # exceptions, by rank, which workers had recorded before they ended
         exits = tuple(replace(end, error=end.error or recorded.get(end.rank)) for end in self._exits)
         if (stacks := self._generations.stacks_at_end(state.generation)) is not None:
-            self._report(stacks)
+            self._report(stacks)  # they were looked into before they were stopped
         self._report(
             NodeEnd(state.generation, exits, state.start_failure, state.teardown.leftovers, self._reporter.traces)
         )
@@ -344,14 +345,14 @@ class Agent(BehindFront):
     def _exit(self, status: int) -> None:
         """Conclude the job on this node, where nothing is left: find out how it ended, report that, and tell waiting clients."""
         assert self._link is not None
-        self._reporter.tell_all = None  # what holds for all nodes is printed here: the coordinator prints no more
-        self._exits = self._generations.reap(self._state) or self._exits  # none here: those that were reaped before
+        self._reporter.tell_all = None  # what the coordinator printed once for all nodes is printed here: it has ended
+        self._exits = self._generations.reap(self._state) or self._exits  # none here: those reaped before are it
         self._reporter.report_dropped_output(self._generations.output.dropped)
         if self._state.why is Why.SIGNALLED:
             self._signals.was_asked_to_end = True  # the signal may have come to another node
         if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it
-            self._link.give_up()
-        end = self._link.end = self._end_as_known_here(status)
+            self._link.give_up()  # no word of the coordinator is waited for any more
+        end = self._link.end = self._end_as_known_here(status)  # that of the job
         self._report_end_of_job(end)
         self._run_socket.ended(end)
 

@@ -103,7 +103,7 @@ class BehindFront(ABC):
             self._wait_for_errands()  # as commands of --notify
         if self._context.closing_lines:
             self._context.write_line(self._context.closing_lines)
-        if (requeue := self._requeue_to_use) is not None:
+        if (requeue := self._requeue_to_use) is not None:  # this process is to have the job queued again
             self._queue_again(requeue)
         self._finish_files_and_output()
         return status
@@ -150,17 +150,18 @@ class BehindFront(ABC):
             case events.ClientsFailed(why):
                 self._run_socket.fail(why)
             case events.StopAsked():
-                # by a client of the socket, as by Ctrl-C; with another signal if that is ignored here, as after nohup
+                # a client of the socket counts as Ctrl-C typed at the front; by SIGTERM if SIGINT is ignored, as after nohup
                 self._reporter.print("asked to stop from another shell")
                 stop = SIGINT if SIGINT in self._signals_of_job else SIGTERM
                 self.stop_for_good(stop, SignalOrigin.FRONT, typed=Typed.YES)
             case events.NoticeSeen() if event.problem:
+                # the link has the end that the coordinator sent; what gives notices may go with the job, and is no problem then
                 has_ended = self.is_over or (self._link is not None and self._link.end is not None)
-                if not has_ended:  # else a file or a command that gives notices may be gone with the job
+                if not has_ended:
                     self._reporter.warn(f"{event.option}: {event.problem}")
             case events.NoticeSeen(stops_job=True):
                 self._tell_notice(event)
-                self.stop_for_good(event.signum, SignalOrigin.PROCESS)  # not FRONT: a second notice does not insist
+                self.stop_for_good(event.signum, SignalOrigin.PROCESS)  # not FRONT: a second notice kills no workers
 
     def stop_for_good(self, signum: int, source: SignalOrigin, typed: Typed = Typed.NO) -> None:
         """Stop the job by this signal, and have it not queued again, although the signal may be one that asks for that."""
@@ -191,6 +192,7 @@ class BehindFront(ABC):
             from ddplaunch.launcher.node import notices  # few jobs need it
 
             since_start = reporter.clock() - reporter.story.began
+            # not one that has lain there since before the start
             notices.watch_stop_file(self._loop, spec.stop_file, changed_within=since_start)
 
     def _question_failed(self, error: Exception) -> None:
@@ -246,24 +248,30 @@ class BehindFront(ABC):
         return self._requeue if self._coordinator is not None or end.why == "lost" else None
 
     def _queue_again(self, requeue: Requeue) -> None:
-        """Have the cluster queue the job again if it may be, which may end this process; report that and the end of the job."""
+        """Have the cluster queue the job again if it may be, which may end this process; report that and the end of the job.
+
+        Where the user does not wait for the cluster, `undecided` says that the job is not queued again.
+        """
         assert self._link is not None
         assert self._link.end is not None
         end = self._link.end
-        notice = end.requeue  # the signal that gave it
+        notice = end.requeue  # the number of the signal that gave it
         self._reporter.print_end(end.why, end.text)
         decision = self._ask_cluster(requeue, partial(requeue.decide, notice), if_unanswered=requeue.undecided(notice))
         decided_at = time.monotonic()
         self._reporter.print(decision.text)
         why_failed = self._submit(requeue) if decision.requeues else None
-        self._reporter.story.note_left_after(notice, decision, why_failed)  # for the summary: the workers left
+        self._reporter.story.note_left_after(notice, decision, why_failed)  # why all workers left, for the summary
         self._reporter.write_summary(self.ended(), decided_at)
 
     def _submit(self, requeue: Requeue) -> str | None:
-        """Hand over all output, then have the job queued again, which ends this process; return why that failed, or None."""
+        """Hand over all output, then have the job queued again, which ends this process; return why that failed, or None.
+
+        Where the user does not wait for the cluster, that is `unsent`.
+        """
         self._keep_progress()
         self._hand_over_output()
-        if not self._context.inputs.only_coordinates:
+        if not self._context.inputs.only_coordinates:  # this process is an agent
             # an agent's output is shown by srun, which drops what it has not read when its step ends; nothing tells when it has
             self._signals.wait(OUTPUT_DELAY)
         why_failed = self._ask_cluster(requeue, requeue.submit, if_unanswered=requeue.unsent)
@@ -288,7 +296,7 @@ class BehindFront(ABC):
 
     def _keep_progress(self) -> None:
         """Keep for --max-no-progress, for the next start of the job, how far this one has come."""
-        # a coordinator that was lost cannot say it
+        # no file: nobody wants to know; and a coordinator that was lost cannot say it
         if self._requeue_progress_file and self._coordinator is not None and self._requeue is not None:
             from ddplaunch.reach.slurm.job import Requeued, keep_requeued
 

@@ -88,7 +88,7 @@ def start(
             os.setsid()
             # the kernel sends SIGCONT when the front ends, so that an agent which is stopped goes on and sees that end
             signal_at_end_of(pipes.front, signal.SIGCONT)
-            pipes.agent_side()
+            pipes.agent_side()  # closes the front's
             status = _run(agent, pipes, report_failure)
         except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
             sys.excepthook(*sys.exc_info())
@@ -229,7 +229,7 @@ class Watch:
         self._most_unanswered = ceil(self._patience / self.interval)  # questions
         self._most_without_loop = ceil(max(self._patience, _LONGEST_WITHOUT_LOOP) / self.interval)  # questions
         self._has_begun = False  # the loop has answered once: before, the agent may import from a slow disk
-        # questions in a row, each as it weighs, see `_WEIGHT_BY_STATE`: without any answer, and without one of the loop
+        # questions in a row without any answer, and without one of the loop; they weigh less while a debugger holds the agent
         self._unanswered = 0.0
         self._without_loop = 0.0
         self.silent = 0.0  # seconds in which the loop has not answered
@@ -249,6 +249,7 @@ class Watch:
         if may_still_import or loop_answered:
             self._unanswered = self._without_loop = self.silent = 0.0
         else:
+            # a debugger that holds the agent, or a disk that it waits for, lets it go on by itself: that weighs less
             weight = 1.0 if any_answered else _WEIGHT_BY_STATE.get(state, 1.0)
             weight *= min(1.0, self._waited / self.interval)  # a question that had less time to be answered says less
             self._unanswered = 0.0 if any_answered else self._unanswered + weight

@@ -85,7 +85,7 @@ class Client:
     def _post_request(self) -> None:
         """Post the request once it has arrived whole; refuse a request of another version."""
         try:
-            if (payload := self._decoder.take()) is None:
+            if (payload := self._decoder.take()) is None:  # more is to come
                 return
             protocol = requests.protocol_of(payload).protocol
             if protocol != requests.PROTOCOL:
@@ -124,7 +124,7 @@ class Client:
         except OSError:
             self.close()
             return
-        self._watch()
+        self._watch()  # for what comes, and for room while there is more to send
 
     def hand_over(self, *last: requests.Reply) -> socket.socket | None:
         """Send these replies and return the socket, which others serve from now on; None if the connection is lost."""
@@ -272,7 +272,7 @@ class RunClients(Clients):
                 self._attach(client, request, asked, coordinator)
             case question:
                 client.question = ClientQuestion(self, client)
-                client.drop_after(request.within)
+                client.drop_after(request.within)  # seconds of the nodes, after which it has some to read
                 coordinator.questions.ask(question, request.within, client.question)
 
     def _answer_alone(self, client: Client, request: requests.Request) -> None:
@@ -304,7 +304,8 @@ class RunClients(Clients):
         elif (sock := client.hand_over()) is not None:
             node = f"node {member.node_rank} ({host_name(member.host)})"
             if_late = pack(requests.encode(requests.RequestRefused(line(f"{node} does not answer"))))
-            within = asked.within + _TRAVEL_TIME
+            within = asked.within + _TRAVEL_TIME  # seconds of the worker, and of the agent there
+            # the client gets `if_late` if nothing has come from there by then
             coordinator.streams.open(member.id, sock, pack(requests.encode(request)), within, if_late)
 
     def forget(self, number: int) -> Client | None:
@@ -344,7 +345,7 @@ class RunClients(Clients):
             restarts=state.restarts.number,
             idle_for=max(0.0, self._loop.now() - idleness.progress_at) if is_idle else None,
             idle_why=piece(self._context.reporter.story.idle_why) if is_idle else "",
-            spares=piece(", ".join(member.host for member in state.spares)),
+            spares=piece(", ".join(member.host for member in state.spares)),  # hosts not needed yet
             over_ssh=tuple(piece(host.name) for host in allocation.hosts_to_start_on)
             if allocation.starter == "ssh"
             else (),

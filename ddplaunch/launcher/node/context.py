@@ -120,7 +120,7 @@ class AgentContext:
             LaunchError: what all nodes agreed on does not fit this one.
         """
         inputs, spec, agreed = self.inputs, self.inputs.spec, generation.agreed
-        plan = self.draft
+        plan = self.draft  # as if all nodes were like this one
         if agreed is not None:  # by several nodes
             from ddplaunch.launcher.job.join import agreed_plan  # one node needs none of it
 
@@ -141,14 +141,15 @@ class AgentContext:
             env=inputs.env,
             folder=self.folder,
             error_files=self.error_files,
-            log_limit=None if spec.log_dir else LOG_LIMIT,
+            log_limit=None if spec.log_dir else LOG_LIMIT,  # none for logs that the user has asked for
             role=spec.role,
             records_collectives=not spec.no_flight_recorder,
             debugpy_ranks=spec.debugpy_ranks or frozenset(),
             debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{how_debugged}",  # as worker/bootstrap.py reads it
             mps_control=inputs.node.mps_control,
-            on_terminal=self._on_terminal(plan),
+            on_terminal=self._on_terminal(plan),  # ranks whose progress bars stay in place there
             terminal_variables=of_terminal(inputs.screen.columns, inputs.screen.lines, highest=plan.world_size - 1),
+            # texts whose lines go to torchrun's filtered logs, too
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )
 
@@ -227,8 +228,8 @@ class AgentContext:
             cluster=inputs.cluster,
             slurm_job=job_in_slurm(inputs.env) if is_in_slurm else "",
             srun_job=job_of_srun(inputs.env, inputs.node.host) if is_in_slurm else "",
-            bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),
-            has_front=inputs.allocation.has_front,
+            bad_nodes="" if inputs.spec.simulate else bad_nodes_file(inputs.env),  # that remembers failed machines
+            has_front=inputs.allocation.has_front,  # a command has started this agent, and coordinates
         )
         reporter = Reporter(
             inputs.spec,
@@ -240,7 +241,7 @@ class AgentContext:
         )
         is_simulated_node = inputs.spec.simulate and not inputs.only_coordinates
         if is_simulated_node:  # the command may inject faults, for which it has to know the workers' processes
-            reporter.add_reader(partial(_tell_of_workers, self.queue))
+            reporter.add_reader(partial(_tell_of_workers, self.queue))  # which gets each event
         return reporter
 
     def _stderr(self) -> Stderr:
@@ -257,7 +258,7 @@ class AgentContext:
     def write_line(self, text: str) -> None:
         """Write a line of ours to the front, or after its loss to our stderr."""
         inputs = self.inputs
-        # a command that has started the agents shows a line of OURS once, however many of them say the same
+        # a command that has started the agents (`only_coordinates`) shows a line of OURS once, however many of them say it
         tag = OURS if inputs.allocation.hosts_to_start_on and not inputs.only_coordinates else STDERR
         # a worker may have left a line on the terminal (2: stderr) without its end
         shown = (new_line(2) if self.shares_line else "") + visible(text)

@@ -91,7 +91,7 @@ def _show_until_end(front: _Front, agent: child.AgentProcess) -> None:
         front.set_timer()
         front.output.show(agent.pipes.output[0])
     except _Unread:
-        pass  # the rest of the output is dropped
+        pass  # the job was stopped, and nobody reads: the rest of the output is dropped
     except _Unresponsive as error:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         agent.kill()  # before the print, which may block
@@ -188,7 +188,7 @@ class _Front:
             self._agent.pipes.pass_on(signal.SIGCONT)
         elif not self._waits_for_workers_to_stop:
             self._waits_for_workers_to_stop = True
-            may_stop = self._wait_for_workers_to_stop()
+            may_stop = self._wait_for_workers_to_stop()  # False: the job goes on already
             modes_of_worker = modes()
             self._waits_for_workers_to_stop = False
             if may_stop:
@@ -212,7 +212,7 @@ class _Front:
         if self._agent.has_ended:
             self.output.agent_has_ended = True
             self._agent.sweep()
-            self.set_timer()
+            self.set_timer()  # from now on for output of a stopped job, which nobody may read
         elif self._agent.is_stopped and not self._watch.silent:  # else it is looked at more often already
             self.set_timer()
 
@@ -281,10 +281,7 @@ class _Front:
 
 
 class FrontOutput:
-    """Writes the agent's messages, in the front. A stdout or stderr that cannot be written to is dropped, and the rest goes on.
-
-    On a terminal, progress bars stand in a status area below the lines.
-    """
+    """Writes the agent's messages, on a terminal above an area of progress bars. A stdout or stderr that fails is dropped."""
 
     def __init__(self, control: int | None = None, *, rewraps: bool = True) -> None:
         """`control` is a descriptor for what the agent sends to a caller in Python, a line each; None: nobody takes that.
@@ -337,7 +334,7 @@ class FrontOutput:
         from ddplaunch.launcher.output.bars import ANSWERED, unpack
 
         self._open_area()
-        if self._area is None:
+        if self._area is None:  # there is no terminal
             return
         bars = unpack(message)
         was_prompt_answered = any(bar.row == ANSWERED for bar in bars)

@@ -66,8 +66,8 @@ class Generations:
         self._has_process_group = False  # a worker of the current generation has made a process group
         self._start_timer = loop.timer(None, self._start_some)
         self.output = context.output(context.draft)
-        self._flush_timer = loop.timer(None, lambda: self.output.flush(loop.now()))
-        self._backpressure = Backpressure(loop, context.queue)
+        self._flush_timer = loop.timer(None, lambda: self.output.flush(loop.now()))  # shows unfinished lines
+        self._backpressure = Backpressure(loop, context.queue)  # has workers wait for the output's reader
         self.start_notice = StartNotice(loop)
         self._describe_timer = loop.timer(None, self._describe, may_come_late=True)
         self._sample_at = inf  # when to sample what the workers use; inf: not now
@@ -110,7 +110,7 @@ class Generations:
         context, generation, spec = self._context, self._next_generation, self._context.inputs.spec
         try:
             setup = context.worker_setup(generation, self._address)
-        except LaunchError as error:  # what all nodes agreed on does not fit this one
+        except LaunchError as error:  # what all nodes agreed on does not fit this one: told as of its first rank
             failure = StartFailure(min(generation.ranks), context.host, error.message, error.status)
             self._loop.post(node.StartFailed(failure, self._loop.now()))
         else:
@@ -139,9 +139,10 @@ class Generations:
 
     def _start_some(self) -> None:
         """Start a few workers. Called by the loop, which serves events between two such rounds, so no signal waits for all."""
+        # settled: the folder is made or refused, or its disk hangs, and is not waited for
         if self._ready_setup is not None and self._ready_setup.folder.is_settled:
-            why_refused = self._ready_setup.folder.refusal  # else it is made, or its disk hangs
-            if why_refused is not None:  # of a folder that the user has asked for
+            why_refused = self._ready_setup.folder.refusal
+            if why_refused is not None:  # of a folder that the user has asked for; without any other, workers start
                 first = self._ready_setup.plan.workers[0]
                 self._ready_setup = None
                 failure = StartFailure(first.rank, first.host, why_refused, USAGE)
@@ -149,7 +150,7 @@ class Generations:
                 return
             self._make_workers(self._ready_setup)
         workers = self.workers
-        if workers is None or not self._can_start_some:
+        if workers is None or not self._can_start_some:  # as while what forks them is not ready
             return
         try:
             started = workers.start(STARTS_PER_ROUND)
@@ -163,7 +164,7 @@ class Generations:
             if self._context.may_be_held:  # by a debugger around the command: no limit of time counts
                 self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
         if not workers.waiting and self._context.is_last_generation:
-            self.starter.fork_no_more()
+            self.starter.fork_no_more()  # a fork server may end now
 
     def _make_workers(self, setup: WorkerSetup) -> None:
         """Make the workers of a generation whose run folder is ready, without processes yet; `_start_some` starts them."""
@@ -219,9 +220,10 @@ class Generations:
             case node.CaptureStacks():
                 self._capture_stacks(workers, action)
             case node.FindStuck(ranks):
+                # what failed is warned of once, and not called again
                 warning = "workers that hang get the whole grace period"
                 self.call_or_warn(warning, lambda: self.inspection.find_stuck(ranks))
-            case node.CheckProgress(asks_for_stacks):
+            case node.CheckProgress(asks_for_stacks):  # `has_written` then says of a rank whether it wrote since a time
                 warning = "a job in which nothing moves is no longer noticed"
                 self.call_or_warn(
                     warning, lambda: self.inspection.check_progress(workers.has_written, asks=asks_for_stacks)
@@ -232,7 +234,8 @@ class Generations:
                 self._context.reporter.print(render_stuck(sorted(ranks), seconds))
             case node.FindRaised():
                 for rank, error in workers.recorded_and_not_ended():
-                    self._loop.post(node.WorkerRaised(rank, error, now, lingers=True))  # it has not ended in time
+                    # lingers: it has not ended in time after its exception
+                    self._loop.post(node.WorkerRaised(rank, error, now, lingers=True))
             case node.HostStore():
                 self.call_or_warn("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
             case node.LendTerminal(rank):
@@ -272,12 +275,12 @@ class Generations:
             self.start_notice.end()
             self._loop.post(GroupJoined())
         self.start_notice.note_imports(found.count(IMPORTING), found.count(IMPORTED))
-        if SCRIPT_ENDED in found:
+        if SCRIPT_ENDED in found:  # a worker that lingers after that is named, unless naming has failed before
             self.call_or_warn(_WARNING_NOT_NAMED, self._note_ended_scripts)
         if STORE_WANTED in found:
             self._loop.post(node.StoreWanted(self._loop.now()))
         if RAISED in found:
-            # before more is read of the others' output: what they write after the first failure only follows from it
+            # before more is read of the others' output: what they write after a failure only follows from it, and is folded
             self.output.note_failed(lambda: self._context.error_files.written(self._number))
             self._loop.post(node.ErrorRecorded(self._loop.now()))
         # nothing catches an exception any more: its worker is about to end
@@ -325,7 +328,7 @@ class Generations:
         self.start_notice.end()
         has_failed = exit.status != 0
         if has_failed:  # tracebacks that others write from now on only follow from that, and are folded
-            self.output.note_failed(lambda: {rank})
+            self.output.note_failed(lambda: {rank})  # asked for the ranks only if any are
         raised = workers.newly_raised() if has_failed and names_causes else ()
         causes = [node.WorkerRaised(other, what, now) for other, what in raised if other != rank]
         return [*causes, node.WorkerExited(exit, now)]

@@ -50,6 +50,7 @@ class Leftovers:
         left = [*descendants(os.getpid(), but_for=self._own_children), *below_guard]
         if signum:
             signal_leftovers(signum, left, sparing=sparing)
+        # thousands may end one by one: for as long as this took, `reap` does not look
         self._rest_from_looking(times=_REST_AFTER_SWEEP, as_long_as=time.monotonic() - began)
         return tuple(map(str, left))
 

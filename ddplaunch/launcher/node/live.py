@@ -44,10 +44,10 @@ class LiveOutput(FrontOutput):
         """`view` makes the rows, in a process of its own (the viewer); `rewraps`: the terminal wraps anew at another width."""
         super().__init__(rewraps=rewraps)
         self._view = view
-        self._modes_before = modes()  # what the terminal gets back; None: it is not ours, so that there are no keys
+        self._modes_before = modes()  # what the terminal gets back; None: we have none, and so no keys
         self._modes_for_keys: Modes | None = None  # in which each key comes at once; None: there are no keys
         self._viewer: socket.socket | None = None  # None before the run has a socket, and once the viewer is lost
-        self._socket_place = b""  # where the run's socket is, which the viewer asks, as `Draw` has it
+        self._socket_place = b""  # of the run's socket, which the viewer asks: FOLDER, a null byte, NAME
         self._held: list[tuple[bytes, bytes]] = []  # what is to be written: stream and data
         self._held_size = 0  # bytes of that
         # times are CLOCK_MONOTONIC seconds
@@ -146,7 +146,7 @@ class LiveOutput(FrontOutput):
 
     def _start_viewer(self) -> None:
         """Start the viewer, the process that makes the rows, if there is a terminal; from the next request on keys are ours."""
-        if self._area is None:
+        if self._area is None:  # there is no terminal
             return
         self._modes_for_keys = _for_keys(self._modes_before)
         front = os.getpid()

@@ -177,7 +177,7 @@ def why_not_ours(path: str, found: os.stat_result) -> str:
     if not _is_own(found.st_uid, os.path.dirname(path)):
         return f"it belongs to user {found.st_uid}, {_ONLY_YOU_OR_ROOT}"
     was_written_there = found.st_nlink == 1 and abs(found.st_ctime - found.st_mtime) < _WRITTEN_THERE_WITHIN
-    if not was_written_there and (who := replaceable_by(path)):  # "any user may: /data has no sticky bit"
+    if not was_written_there and (who := replaceable_by(path)):  # as "any user may: /data has no sticky bit"
         return f"it was moved or linked there, which another user can do: {who.partition(': ')[2] or who}"
     return ""
 

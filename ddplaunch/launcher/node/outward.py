@@ -44,11 +44,11 @@ Errand = Callable[[], str]  # returns why it failed, "" if it did not
 
 
 def begin(loop: Loop, context: AgentContext, coordinator: Coordinator) -> list[Errands]:
-    """Start what tells programs outside the job about it, as its options ask; return what may not have told all at the end."""
+    """Start what tells programs outside the job about it, as its options ask; return errands that may be undone at the end."""
     spec, reporter, errands = context.inputs.spec, context.reporter, []
     if spec.notify:
         notifier = Notifier(loop, reporter, spec.notify, context.inputs.env)
-        reporter.add_reader(notifier)
+        reporter.add_reader(notifier)  # which gets all events from now on
         errands.append(notifier.errands)
     if spec.metrics_file:
         progress = JobProgress(loop, context, coordinator)
@@ -215,7 +215,7 @@ class JobProgress:
             restarts=state.generation.number,
             started_at=started_at,
             progressed_at=max(self._progress_seen_at, busy_at),
-            progress=self._progress or self._progress_by_collectives(),
+            progress=self._progress or self._progress_by_collectives(),  # of a script that says no steps
             status=state.end.status,
         )
 

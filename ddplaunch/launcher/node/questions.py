@@ -61,21 +61,24 @@ class Questions:
             stacks=question.frames,
             ras=question.frames,  # and what NCCL's RAS service says of the job
         )
-        self._keep(number, child)
+        self._keep_until_answer(number, child)
 
     def _have_arrivals_read(self, number: int, question: AskArrivals) -> None:
         """Have a child read when the workers came to their collectives, from torch's recorders in them."""
         running = self._generations.running
         sockets = {rank: worker.recorder_socket for rank, worker in running.items() if worker.recorder_socket}
         if not sockets:
-            self._reply(number, NodeArrivals(wall=0, series=()))  # no collectives are recorded here
+            # no collectives are recorded here, to whose times `wall` would be added
+            self._reply(number, NodeArrivals(wall=0, series=()))
             return
         until = time.monotonic() + question.within
         # `every`: of many steps only each so many
         read = partial(answers.arrivals, sockets, until=until, every=question.every)
-        self._keep(number, self._generations.inspection.ask(read, question.within, partial(self._on_answer, number)))
+        self._keep_until_answer(
+            number, self._generations.inspection.ask(read, question.within, partial(self._on_answer, number))
+        )
 
-    def _keep(self, number: int, child: Pending[Any]) -> None:
+    def _keep_until_answer(self, number: int, child: Pending[Any]) -> None:
         """Keep a child that answers a question; there is none if it could not be made, which is answered already."""
         if child.pid:
             self._children[number] = child

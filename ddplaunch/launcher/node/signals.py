@@ -95,8 +95,9 @@ class SignalDeduplicator:
         """
         if self._is_copy(signum, at, source):
             return node.SignalReceived(signum, at, is_request=False, is_copy=True)
-        # a signal that stops nothing repeats none
+        # `take` remembers it as well; a signal that stops nothing repeats none
         meaning = self._stop_requests.take(signum, at, typed) if signum in self._stops else Meaning.FIRST
+        # SAME: that request again, as by a wrapper (uv) that passes on what the whole group has had
         is_first, merely_repeats = meaning is Meaning.FIRST, meaning is Meaning.SAME
         is_decided_here = is_request is None
         if is_request is None:
@@ -108,7 +109,7 @@ class SignalDeduplicator:
             is_request=is_request and source is SignalOrigin.FRONT,
             # the caller decides on what a person has typed there
             is_typed=typed is not Typed.NO or not is_decided_here,
-            # a program which begins with a polite signal sends others if that does not help
+            # a program which begins with a polite signal (SIGINT, SIGTERM, SIGHUP) sends others if that does not help
             is_first_by_program=is_first and signum in POLITE and typed is not Typed.YES,
             # the signal that made the request; 0: this one does not merely repeat it
             repeats_request_of=self._stop_requests.first if merely_repeats and is_decided_here else 0,
@@ -148,7 +149,7 @@ class SignalSource:
         """
         self._loop = loop
         self._stops = stops
-        # when that is over, a first request has had its effect
+        # a signal to stop that comes later than that begins another stop: the first has had its effect
         self._deduplicator = SignalDeduplicator(stops, sent_again, lasts=end_within)
         self._cluster_signals_all = cluster_signals_all
         self._from_caller = from_caller
@@ -160,13 +161,13 @@ class SignalSource:
         # those that the front has passed on, its requests, and the replies to these
         self._front_signals_fd, self._requests_fd = pipes.signals[0], pipes.requests[0]
         self._replies_fd = pipes.replies[1]
-        # of the front, which asks at least each `_longest_wait` seconds whether this process runs
+        # of the front, which asks at least once in `_longest_wait` seconds whether this process runs
         self._front_pid = pipes.front
         self._front_waits_to_stop = False  # whether it is to stop (Ctrl-Z), and waits until the workers have stopped
         self._job_goes_on = True  # SIGCONT or a signal to stop came after the last SIGTSTP
         self._interval = watch_interval(heartbeat_timeout)
         self._longest_wait = longest_wait(heartbeat_timeout)
-        # looks at the front in a row before which it had asked nothing for too long; inf: it is never killed
+        # times that the front was looked at since it last asked, and how many get it killed if it is stopped; inf: it never is
         self._looks_at_silent_front = 0
         self._most_looks_at_silent_front = PATIENCE * heartbeat_timeout / self._interval
         self._look_at_front_timer = loop.timer(None, self._look_at_front, may_come_late=True)
@@ -188,7 +189,7 @@ class SignalSource:
         self._loop.watch(self._own_signals_fd, self._on_signals)
         self._loop.watch(self._front_signals_fd, self._on_front_signals)
         self._loop.watch(self._requests_fd, self._on_requests)
-        may_kill_front = self._most_looks_at_silent_front < inf  # once it is stopped, and asks nothing for too long
+        may_kill_front = self._most_looks_at_silent_front < inf  # a look does, if it is stopped and silent for too long
         if may_kill_front:
             self._look_at_front_timer.set(self._loop.now() + self._longest_wait)
 
@@ -232,7 +233,7 @@ class SignalSource:
             if signum == signal.SIGCHLD:
                 self._loop.post(ChildEnded())
             elif signum == ASKING_SIGNAL or (signum == signal.SIGCONT and not self._has_front):
-                pass  # the Python handler has answered; the kernel has told of the front's end
+                pass  # the Python handler has answered; SIGCONT is how the kernel tells of the front's end
             else:
                 self.received(signum, SignalOrigin.PROCESS, by_cluster=self._cluster_signals_all)
         self._post_if_front_waits_to_stop()  # workers may have stopped, or the job goes on
@@ -245,16 +246,16 @@ class SignalSource:
         numbers = self._read_front()
         # Slurm signals a process before its parent, so that this process has the same signals already: take those first
         self._on_signals()
-        if numbers is None:  # they were read before, as a request of the front had to wait for them
+        if numbers is None:  # nothing is there: `_on_requests`, which takes signals before a request, has read them
             return
         if not numbers:  # the front has ended
             self._lose_front()
         for signum in numbers:
-            if signum not in _FOR_FRONT_ALONE:
+            if signum not in _FOR_FRONT_ALONE:  # as its own SIGCHLD is, which its C handler writes there, too
                 is_of_caller = self._from_caller and signum == signal.SIGINT
                 typed = typed_at(self._front_pid, signum)
                 self.received(signum, SignalOrigin.FRONT, typed=typed, is_request=True if is_of_caller else None)
-        self._note_whether_job_goes_on(numbers)
+        self._note_whether_job_goes_on(numbers)  # it does not from SIGTSTP to SIGCONT or a stop
         self._post_if_front_waits_to_stop()
 
     @property
@@ -322,16 +323,16 @@ class SignalSource:
             kind, signum = requests[at : at + 1], requests[at + 1]
             if kind == HOST_SIGNAL:  # came to the front itself, which another host's command has started
                 self.received(signum, SignalOrigin.HOST)
-            elif kind == MAY_STOP:  # as SIGTSTP asks, which is in the other pipe, unless that has been read to its end
-                if self._loop.watches(self._front_signals_fd):
+            elif kind == MAY_STOP:  # it asks after Ctrl-Z, whose SIGTSTP is in the other pipe, and is taken first
+                if self._loop.watches(self._front_signals_fd):  # else its end was read before
                     self._on_front_signals()
                 self._front_waits_to_stop = True
             elif kind == IS_RUNNING:
-                self._looks_at_silent_front = 0
+                self._looks_at_silent_front = 0  # it asks, so it is not silent
                 if self._look_at_front_timer.is_set:  # not without a heartbeat timeout, nor once the front is lost
                     self._look_at_front_timer.set(self._loop.now() + self._longest_wait)
                 self._reply(LOOP_ANSWERS)
-        self._post_if_front_waits_to_stop()
+        self._post_if_front_waits_to_stop()  # the process then calls `let_front_stop`
 
     def _post_if_front_waits_to_stop(self) -> None:
         if self._front_waits_to_stop:

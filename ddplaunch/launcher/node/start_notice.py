@@ -24,7 +24,7 @@ class StartNotice:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._timer = loop.timer(None, self._show_row, may_come_late=True)
-        self._began = 0.0
+        self._began = 0.0  # when the generation did, on the loop's clock
         self._before_processes = ""  # what the row says until all workers are processes
         self._importing = 0  # workers that have begun to import torch, and not finished
         self._output: Output | None = None  # None: no row is to be shown

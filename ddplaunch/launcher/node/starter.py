@@ -62,7 +62,7 @@ class CannotStart(Exception):
         return cls(str(error), status, rank, error.errno)
 
 
-def stacks_size() -> tuple[int, str]:
+def stacks_file_size() -> tuple[int, str]:
     """Return the size of the file for the stacks of a worker, and ""; or 0, and why there can be no such file."""
     largest_file, open_files = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE))
     if open_files != resource.RLIM_INFINITY and open_files <= STACKS_FD:  # the number of its descriptor in the worker
@@ -222,7 +222,7 @@ class Starter:
         """Prepare to start workers; tell the user why none is forked as was asked, or why their stacks cannot be shown."""
         if context.inputs.why_cold:
             context.reporter.tell(context.inputs.why_cold)
-        self._stacks_size, why_no_stacks = stacks_size()
+        self._stacks_file_size, why_no_stacks = stacks_file_size()
         if why_no_stacks:
             context.reporter.warn(f"where workers are cannot be shown, as by `ddplaunch stacks`: {why_no_stacks}")
         self._loop = loop
@@ -236,6 +236,7 @@ class Starter:
         if self._forker is None and plan.preload is not None:
             from ddplaunch.launcher.workers.forker import Forker  # most jobs need none
 
+            # `warm`: an interpreter that is kept for further runs, which then forks; None: a fork server of this run does
             context = self._context
             front_pipe = context.queue.fileno()  # which the parent of forked workers keeps open
             self._forker = Forker(self._loop, context.reporter, self, context.inputs.warm, front_pipe)
@@ -316,11 +317,11 @@ class Starter:
         argv = worker.wrapped(str(setup.folder.path or "."))  # in the command of --wrap, which may name the folder
         stacks: int | None = None  # the file that the worker writes its stacks to
         if setup.plan.interpreter is not None:  # variables for our bootstrap in a Python program, see worker/
-            if self._stacks_size:
-                stacks = bounded_file("ddplaunch-stacks", self._stacks_size)
+            if self._stacks_file_size:
+                stacks = bounded_file("ddplaunch-stacks", self._stacks_file_size)
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
             env["DDPLAUNCH_RECORDER"] = recorder_socket
-            env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
+            env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify  # the path of a pipe, to announce what befalls it
             if setup.plan.keep_warm is not None and worker.local_rank == 0:  # for advice on what to keep warm
                 env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
             env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
@@ -347,7 +348,7 @@ class Starter:
             from ddplaunch.launcher.workers.servers import Fork
 
             forks = [Fork(one.argv, one.env, one.stdio, one.plan.cpus) for one in ready]
-            if children := self._forker.fork(forks):
+            if children := self._forker.fork(forks):  # none if it has ended: then they are fresh
                 return children
         fresh: list[Child] = []
         try:

@@ -214,9 +214,9 @@ class Workers:
             error=error_file.parse(exception),
             stderr_tail=_shortened(self._output.tail(rank)),
             log=f"{path_of_whole_folder}/{stderr_log}" if path_of_whole_folder and not plan.terminal else None,
-            progress=self._setup.error_files.progress(self._setup.generation, rank),
+            progress=self._setup.error_files.progress(self._setup.generation, rank),  # as the script says
             bar=error_file.progress_of_bar(written.last, written.seconds) if written is not None else None,
-            quiet=seconds_silent,
+            quiet=seconds_silent,  # before the end
         )
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
@@ -253,7 +253,8 @@ class Workers:
         if signum == signal.SIGINT:
             self._output.note_interrupt()
         addressed = [self.running[rank] for rank in ranks if rank in self.running]
-        members = self._members_to_signal(signum, addressed)  # of groups in which a process is spared
+        # of groups with a process that cleans up after others, which gets no signal
+        members = self._members_to_signal(signum, addressed)
         for running in addressed:
             had_it = by_cluster and at - running.started_at > LISTED_BY_CLUSTER_WITHIN
             running.end(signum, at, members.get(running.pid), had_it=had_it)
