@@ -107,11 +107,12 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.JoinedStr):
             skipped |= {id(part) for part in node.values}
     for node in ast.walk(tree):
-        text = ""
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             text = node.value
+        else:
+            continue
         if "(?" not in text and len(re.findall(r"(?<![\w-])[a-z]+(?![\w-])", text)) >= 4:  # no regular expression
             yield node.lineno, _plain(text)
 
