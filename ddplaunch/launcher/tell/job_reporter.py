@@ -210,7 +210,7 @@ class JobReporter:
             )
             return
         missing = max(0, state.policy.min_nodes - len(state.members))
-        nodes = min(len(state.members) + missing, state.policy.most_running)
+        nodes = min(len(state.members) + missing, state.policy.most_running)  # any others are spares
         when = f", once {missing} more {'has' if missing == 1 else 'have'} joined" if missing else ""
         self.print(f"all workers start again on {count(nodes, 'node')}{when}")
 
@@ -223,7 +223,7 @@ class JobReporter:
         if findings.error:  # why the job could not go on, which explains its end better than the state
             self._say_end(findings.error, is_report=True)
             return findings.error, None
-        self.story.queued = ending.queued or 0.0
+        self.story.queued = ending.queued or 0.0  # seconds in the cluster's queue
         if self.story.straggler is not None:
             sentence, _ = self.story.straggler
             self.print(sentence)
@@ -238,7 +238,7 @@ class JobReporter:
         # between generations `found` is of the generation before
         found = Whereabouts() if state.end.between_generations else findings.found
         line = self._closing_line(state, findings.ending)
-        if line is not None:
+        if line is not None:  # the job has not failed
             stopped_by_user = state.why is Why.SIGNALLED and state.signum == SIGINT
             if stopped_by_user or state.why is Why.TIMED_OUT:  # the job may have hung: say where its workers were
                 self.story.locations = found.locations

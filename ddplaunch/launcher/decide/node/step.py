@@ -334,6 +334,7 @@ def _on_exception_final(state: State, rank: int, at: float) -> State:
     """
     error = dict(state.raised.errors).get(rank)
     may_be_cause = rank in state.alive & state.raised.causes - state.raised.exiting_by_themselves
+    # without a time torch's `@record` wrote it, perhaps for an exception that the program handles
     if error is None or error.at is None or not (may_be_cause and state.workers_go_on):
         return state
     exiting = state.raised.exiting_by_themselves | {rank}
