@@ -162,7 +162,7 @@ def _on_store_ordered(state: State) -> Result:
 def _on_signal(state: State, event: events.SignalReceived) -> Result:
     """Suspend, resume, forward or stop, by the signal; first report a signal that decides whether the job is queued again."""
     signum, at = event.signum, event.at
-    # a copy: the same signal has just come another way, and was forwarded then
+    # a copy: the same signal has just come another way, and reached the workers then
     workers_have_it = event.by_cluster or event.is_copy
     state, then = _report_notice(state, signum)
     delayed = state.teardown.delayed_stop
