@@ -101,7 +101,8 @@ class Faults:
             case "lost" if was_running or number in self._losses:
                 others = sum(id != SELF_ID for id in before.members)
                 losses = self._losses.setdefault(number, _Losses(others, []))
-                has_ended = lost.has_ended or lost.reason.startswith(CLOSED)  # by its kernel, when the agent had ended
+                # the kernel of a node closes the connection once the agent has ended
+                has_ended = lost.has_ended or lost.reason.startswith(CLOSED)
                 loss = Loss(suspect, lost.reason, was_running, others_silent=lost.others_silent, has_ended=has_ended)
                 losses.lost.append(loss)
 

@@ -72,7 +72,7 @@ def matches(pattern: str) -> Predicate:
 def says_itself(pattern: str) -> Predicate:
     """Return a predicate on what a failure says itself, or names as its cause; an exception handled before does not count.
 
-    A program that tries to import a module and goes on without is not ended by that.
+    A program that tries to import a module and goes on without is not ended by that. The code of a traceback does not count.
     """
 
     def fits(end: WorkerExit, _: Evidence) -> Found | None:

@@ -237,7 +237,7 @@ def _process_lines(report: FailureReport) -> list[Line]:
 
 
 def _without_noise(text: str) -> list[str]:
-    """Return the lines of a text: no C++ stacks, no colours, a progress bar's last state, no blank lines in a row."""
+    """Return the lines of a text: no C++ stacks and places, no colours, a bar's last state, no blank lines in a row."""
     lines: list[str] = []
     for raw in re.sub(TERMINAL_ESCAPE, "", text).split("\n"):
         line = _CPP_PLACE.sub("", raw.rstrip().rpartition("\r")[2])

@@ -61,6 +61,7 @@ class JobReporter:
         if isinstance(event, job.NodeEnded) and is_on_no_node:
             for end in event.exits:
                 self.story.note_exit(end)  # on a node, `Reporter` notes those of its own workers
+        # said once: when the stop begins, or when a signal comes during a stop that a restart was to follow
         was_to_restart = not before.end.no_restart
         is_stopped_for_good = after.why is Why.SIGNALLED or (was_to_restart and after.end.no_restart)
         if is_stopped_for_good and after.phase is job.Phase.STOPPING and before.why is not Why.SIGNALLED:
@@ -144,6 +145,7 @@ class JobReporter:
             case _:
                 return
         self.story.signalled_at = self._reporter.clock()
+        # where no worker runs, all nodes that are here
         running = [before.members[id] for id in before.members.running] or [*before.members.values()]
         workers = sum(member.workers for member in running)
         self.print(
@@ -177,7 +179,7 @@ class JobReporter:
         cluster = self._reporter.around.cluster
         if cluster is None:
             return None
-        has_finished = state.why is Why.FINISHED and not state.end.requeue
+        has_finished = state.why is Why.FINISHED and not state.end.requeue  # after a notice the job is queued again
         if has_finished and self.story.time_spent(self._reporter.clock()) is not None:
             return cluster.time_in_queue
         failure = state.generation.failure if state.why is Why.FAILED else None
@@ -197,7 +199,8 @@ class JobReporter:
             number, failure = state.generation.number, state.generation.failure
             rank = failure.rank if failure is not None else None
             spec, used = self._spec, len(state.restarts.spent)
-            used_before = used - 1  # the restart that follows is counted already
+            # `restarts.number` counts all, `used` those that count for --max-restarts; both with the one that follows
+            used_before = used - 1
             report = self._failure_report(findings, used_before)
             text = closing.headline(report)
             self._reporter.emit("generation_failed", generation=number, rank=rank, wait=wait, text=text)
@@ -207,7 +210,7 @@ class JobReporter:
             )
             return
         missing = max(0, state.policy.min_nodes - len(state.members))
-        nodes = min(len(state.members) + missing, state.policy.most_running)
+        nodes = min(len(state.members) + missing, state.policy.most_running)  # any others are spares
         when = f", once {missing} more {'has' if missing == 1 else 'have'} joined" if missing else ""
         self.print(f"all workers start again on {count(nodes, 'node')}{when}")
 
@@ -220,16 +223,14 @@ class JobReporter:
         if findings.error:  # why the job could not go on, which explains its end better than the state
             self._say_end(findings.error, is_report=True)
             return findings.error, None
-        self.story.queued = ending.queued or 0.0
+        self.story.queued = ending.queued or 0.0  # seconds in the cluster's queue
         if self.story.straggler is not None:
             sentence, _ = self.story.straggler
             self.print(sentence)
         text = self._print_closing(findings)
         self._remember_faults(state)
-        return (
-            text,
-            None if state.end.requeue else ending.outcome,
-        )  # a job that is queued again keeps the status of its notice
+        is_queued_again = bool(state.end.requeue)  # then it keeps the status of its notice
+        return text, None if is_queued_again else ending.outcome
 
     def _print_closing(self, findings: Findings) -> str:
         """Print the closing line of the job, or the report of its failure; return the text for the other nodes."""
@@ -237,7 +238,7 @@ class JobReporter:
         # between generations `found` is of the generation before
         found = Whereabouts() if state.end.between_generations else findings.found
         line = self._closing_line(state, findings.ending)
-        if line is not None:
+        if line is not None:  # the job has not failed
             stopped_by_user = state.why is Why.SIGNALLED and state.signum == SIGINT
             if stopped_by_user or state.why is Why.TIMED_OUT:  # the job may have hung: say where its workers were
                 self.story.locations = found.locations

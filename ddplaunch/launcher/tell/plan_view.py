@@ -188,7 +188,7 @@ def _found_elsewhere(spec: JobSpec, redactor: Redactor) -> list[tuple[str, str]]
     """Return the options that were found in variables and files: as they would be typed, and where they were found."""
     found = [one for one in spec.given if one.source not in (Source.COMMAND_LINE, Source.DEFAULT)]
     rows = [(shlex.join(redactor.argv(BY_NAME[one.name].words(one.text))), one.origin) for one in found]
-    is_env_typed = spec.origin("env").startswith("-")  # "--env"
+    is_env_typed = spec.origin("env").startswith("-")  # by "--env": found nowhere else
     if not is_env_typed:
         shown = (
             (name, HIDDEN if name in spec.origins_of_secrets or is_secret(name) else redactor.variable(name, value))

@@ -191,7 +191,7 @@ class Reporter:
         match event:
             case node.SignalReceived() if event.repeats_request_of and (before.end.stop_signal or before.is_ending):
                 # that request has been obeyed already, and this signal kills nobody
-                self.print(render_repeated(event, front=os.getppid()))  # a signal to the front reaches this agent
+                self.print(render_repeated(event, front=os.getppid()))  # the pid to signal: the front passes signals on
             case node.SignalReceived() if event.is_request and event.signum in before.policy.stop_signals:
                 self._on_stop_signal(event, before)
             case node.WorkerExited(exit, _):
@@ -401,6 +401,7 @@ class Reporter:
         while folder.notices:
             self.print(folder.notices.pop(0))
         on_host = self._on_this_host(plan)
+        # that the disk hangs, or answers again
         news = folder.leave(on_host) if leaves_rest else folder.news(on_host)
         if news is None:
             return

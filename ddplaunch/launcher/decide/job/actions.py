@@ -28,12 +28,10 @@ class StopNodes(Struct, frozen=True):
     ids: tuple[int, ...]
     signum: int
     by_cluster: bool = False  # the cluster sends the signal to all workers itself
-    another_node_ended: bool = (
-        False  # said again to nodes that stop already: all workers of another node have ended since
-    )
-    job_stands_still: bool = (
-        False  # no worker of any node has made progress for long; said to nodes that stop already, too
-    )
+    # said again to nodes that stop already: all workers of another node have ended since
+    another_node_ended: bool = False
+    # no worker of any node has made progress for long; said to nodes that stop already, too
+    job_stands_still: bool = False
 
 
 class TellAllStacksRead(Struct, frozen=True):

@@ -73,7 +73,7 @@ def _restart_or_end(state: State, at: float) -> Result:
     """Start another generation where that is allowed and may help; else end the job. No process is left on any node."""
     if _notice_obeyed(state):  # the end of the job was announced, and all workers have saved and exited
         return _end_after_exits(state)
-    state = replace(state, why=_why_once_all_ended(state))
+    state = replace(state, why=_why_once_all_ended(state))  # a failure may have followed from a lost node
     could_not_start = state.generation.start_failure is not None
     if state.end.no_restart or could_not_start or state.why not in MAY_RESTART:
         return end_job(state)

@@ -21,9 +21,8 @@ class AgentLost(Struct, frozen=True):
     id: int
     reason: str  # as in a sentence: "connection closed", "silent for 10 s"
     at: float
-    has_ended: bool = (
-        False  # nothing of a generation is left there, as it has said, or the command knows that has started it
-    )
+    # nothing of a generation is left there, as it has said, or the command knows that has started it
+    has_ended: bool = False
     renewed_at: float | None = None  # when the last renewal of its lease came; None: just now
     others_silent: int = 0  # how many other members have not answered lately either, if the workers were running
 
@@ -175,9 +174,8 @@ class DeadlineReached(Struct, frozen=True):
 
 
 _OfMembers = Joined | AgentLost | NodeGivenUp | OwnUnfit | Withdrawn
-Report = (
-    NodeEnded | NodeIdle | NodeStacksRead | LimitsPaused
-)  # that is dropped if nothing of the generation is left there
+# that is dropped if nothing of the generation is left there
+Report = NodeEnded | NodeIdle | NodeStacksRead | LimitsPaused
 _OfNodes = Report | NodeStopping | NodeNoticed | NodeEscalated | FirstNodeUnreached | FirstNodeUnheard
 Event = (
     _OfMembers

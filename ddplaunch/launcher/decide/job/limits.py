@@ -70,7 +70,8 @@ class Idleness(Struct, frozen=True, kw_only=True):
     ) -> tuple[Idleness, float | None]:
         """Return the idleness once a node has said, at `at`, since when it made no progress; and for how long no node made any.
 
-        None in place of these seconds: they are fewer than `limit`, not known yet, or the user has read them.
+        None in place of these seconds: they are fewer than `limit`, the user has read them, or a node must report again first
+        (`awaited_node`). A span: since when a node is idle, and when it said so.
         """
         spans, progress_at = self.idle_spans.with_item(id, (since, at)), max(self.progress_at, since)
         idleness = replace(self, idle_spans=spans, progress_at=progress_at)

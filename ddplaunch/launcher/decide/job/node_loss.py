@@ -137,6 +137,7 @@ def on_node_leaving(state: State, event: events.NodeStopping) -> Result:
     if state.phase is Phase.RUNNING:
         state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, at, but=id)
         return state, (line, *then)
+    # a stop goes on, and keeps its reason, unless that was only a node that joined
     return _with_reason_node_left(state), (line,)
 
 
@@ -163,7 +164,7 @@ def on_node_0_leaving(state: State, event: events.NodeStopping) -> Result:
         state, then = leave_job(state, event.signum)
     elif state.phase is Phase.RUNNING:
         state, then = stop_nodes(state, Why.NODE_LEFT, SIGTERM, event.at, but=SELF_ID)
-    else:
+    else:  # a stop goes on, and keeps its reason, unless that was only a node that joined
         state, then = _with_reason_node_left(state), ()
     return state, (actions.Print(line), *then)
 
@@ -199,7 +200,7 @@ def on_partition_due(state: State, at: float, *, is_first_silent: bool) -> Resul
         return state, ()
     generation = replace(state.generation, lost=(*state.generation.lost, *split.lost))
     state, releases = _leave_behind(replace(state, generation=generation), split)
-    if not split.left_behind:  # no part goes on
+    if not split.left_behind:  # no part is large enough to go on: the job ends
         state = with_no_restart(state)
     state, then = stop_nodes(state, Why.NODE_LOST, SIGTERM, at)
     return state, (actions.Print(split.text), *releases, *then)
@@ -217,9 +218,9 @@ def on_first_node_unreached(state: State, event: events.FirstNodeUnreached) -> R
     # at once, and without the wait for a free port that `take_back_generation` begins: no port was taken
     rendezvous = state.rendezvous
     state = replace(take_back_generation(state, event.at), rendezvous=rendezvous, phase_deadline=event.at)
-    if split is None:  # those nodes are lost, and the others begin again
+    if split is None:  # those nodes are members no more: the others begin again
         return state, ()
-    if not split.left_behind:
+    if not split.left_behind:  # no part is large enough to go on
         generation = replace(state.generation, lost=split.lost)
         return end_job(replace(state, why=Why.NODE_LOST, generation=generation))
     state, releases = _leave_behind(state, split)
@@ -230,16 +231,16 @@ class _Split(Struct, frozen=True):
     """Which nodes do not go on, and why."""
 
     left_behind: tuple[Member, ...]  # (): no part is large enough to go on alone
-    lost: tuple[
-        str, ...
-    ]  # the nodes that the job loses, each as in `Generation.lost`; of a job that ends, the far ones
+    # the nodes that the job loses, each as in `Generation.lost`; of a job that ends, the far ones
+    lost: tuple[str, ...]
     text: str  # what happened, and who goes on, in sentences
 
 
 def _split(state: State, reasons: Mapping[int, str], verb: str) -> _Split | None:
     """Return how the nodes split: the far part, those in `reasons`, does not hear, or reach, the first node; the near part does.
 
-    The larger part goes on; of equal ones, the near. None: the far nodes are gone, or the first node has finished.
+    The larger part goes on; of equal ones, the near. `left_behind` is the other one, () if neither has enough nodes to go on.
+    None: there is no split, for the far nodes are gone, or the first node has finished.
     """
     members = state.members.taking_part
     first = next((member for member in members if member.node_rank == 0), None)

@@ -65,6 +65,7 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
 
     def is_complete(self, policy: Policy, members: Members) -> bool:
         """Whether the job waits for no further node: all are here except spares, if node ranks say which nodes are spares."""
+        # all but spares, and but those that were given up, as they will not come
         expected = min(policy.most_running, policy.max_nodes - self.number_given_up)
         if len(members) < max(policy.min_nodes, expected):
             return False
@@ -217,7 +218,7 @@ def describe_missing(policy: Policy, members: Members) -> str:
 
 
 def disagreements(members: Sequence[Member]) -> list[str]:
-    """Return a sentence for each value that differs between the nodes and should not, such as torch's version."""
+    """Return a sentence for each value (in `agreed`, by name) that differs between nodes and should not, as torch's version."""
     sentences = []
     for what in dict.fromkeys(name for member in members for name, _ in member.agreed):
         holders: dict[str, str] = {}

@@ -100,7 +100,7 @@ def take_back_generation(state: State, at: float) -> State:
         # no node has processes of it; their node ranks stay, by which they come first in the next generation
         members=Members.of(replace(member, has_ended=True) for member in state.members.values()),
         generation=replace(state.generation, number=state.generation.number - 1),
-        rendezvous=state.rendezvous.without_port(at),
+        rendezvous=state.rendezvous.without_port(at),  # it waits for a port from now on, for a limited time
     )
 
 

@@ -124,9 +124,9 @@ class State(Struct, frozen=True, kw_only=True):
             self.rendezvous.deadline,
             self.rendezvous.status_line_at,
             self.generation.early_exits_line_at if is_running else None,
-            self.partition.due if is_running else None,
+            self.partition.due if is_running else None,  # when it is decided which of nodes that lost each other go on
             None if is_held_up else self.phase_deadline,
-            self.limits.job_deadline if self.has_time_limit else None,
+            self.limits.job_deadline if self.has_time_limit else None,  # none in a debugger, or during a stop
         )
 
     @property

@@ -90,7 +90,7 @@ def step(state: State, event: events.Event) -> Result:
             return on_first_node_unreached(state, event)
         case events.FirstNodeUnheard(id) if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.members.runs(id):
             return on_first_node_unheard(state, event), ()
-        case events.FirstNodeUnreached() | events.FirstNodeUnheard():
+        case events.FirstNodeUnreached() | events.FirstNodeUnheard():  # nothing of the generation runs there any more
             return state, ()
         # the user, or a scheduler
         case events.NodeNoticed(id, signum):
@@ -99,7 +99,7 @@ def step(state: State, event: events.Event) -> Result:
             return _on_escalated(_note_signal(state, signum), id, signum)
         case events.StopRequested(why, signum, at, by_cluster):
             return _stop_job(_note_signal(state, signum, why), why, signum, at, by_cluster=by_cluster)
-        case events.Abandoned():
+        case events.Abandoned():  # the user stops the job for good
             return _not_to_be_queued_again(state), ()
         case events.JobSuspended(at):
             return replace(state, limits=state.limits.suspended(at)), ()
@@ -171,6 +171,7 @@ def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
     """Decide what it means that a node stops its workers: all other nodes stop too, unless the job goes on without this one.
 
     A node stops by itself after a failure, by a signal, or when its front (the command that its user typed) has ended.
+    `leaves_job`: asked by its signal, it leaves, and the job goes on. `others_would_wait`: if node 0 ends, for it to come again.
     """
     id, member, front_is_lost = event.id, state.members[event.id], event.why is Why.FRONT_LOST
     leaves = leaves_job(state, event)
@@ -202,7 +203,8 @@ def _stop_all_nodes(state: State, event: events.NodeStopping) -> Result:
     if state.phase in BETWEEN_GENERATIONS:
         return end_job(replace(state, why=why, signum=signum))
     if state.why is Why.NODE_JOINED or (_was_to_start_again(state) and not is_failure):
-        state = replace(state, why=why, signum=signum)  # the worse reason of the two
+        # the worse reason of the two; but a failure may only follow from the node that is lost or leaves
+        state = replace(state, why=why, signum=signum)
     return (state if is_failure else with_no_restart(state)), ()  # after a failure another generation may follow
 
 
@@ -215,7 +217,7 @@ def _leave_to_others(state: State, event: events.NodeStopping) -> Result:
         return on_node_0_leaving(replace(state, end=replace(state.end, front_of_node_0_is_lost=True)), event)
     # a hang, or the end of the time, is for the others to report: the workers here may have ended with 0
     why = Why.FRONT_LOST if state.why in (Why.HUNG, Why.TIMED_OUT) else state.why
-    # from here on node 0 decides as if it were the only node, so that its own job ends
+    # `LeaveJob` has the others wait; node 0 decides as if it were the only node, so that its own job ends
     alone = replace(state, members=Members.of([state.members[event.id]]), why=why)
     state, then = _on_node_stopping(alone, event)
     state, ended = go_on_if_ended(state, event.at)
@@ -273,7 +275,7 @@ def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
     state = replace(state, generation=generation, members=state.members.with_member(replace(member, has_ended=True)))
     if event.leftovers:
         state = with_no_restart(state)  # the next generation would run beside these processes
-    if member.why_left_behind:
+    if member.why_left_behind:  # in the smaller part of a partition: the job goes on without it
         return on_left_behind_ended(state, member, event.at)
     if state.phase is Phase.RUNNING:
         return _on_node_ended_unstopped(state, member, event)

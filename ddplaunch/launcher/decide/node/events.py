@@ -72,9 +72,8 @@ class SignalReceived(Struct, frozen=True):
     signum: int
     at: float
     is_request: bool = True  # to stop: a second one kills the workers; False: it is a copy of the first signal
-    is_first_by_program: bool = (
-        False  # a program's first request to stop: a stop for another reason keeps its grace period
-    )
+    # a program's first request to stop: a stop for another reason keeps its grace period
+    is_first_by_program: bool = False
     is_typed: bool = False  # a person may have typed it, as by Ctrl-C
     is_copy: bool = False  # another process of ddplaunch has passed it on
     repeats_request_of: int = 0  # the signal whose request to stop it repeats, in place of making a second one; 0: none

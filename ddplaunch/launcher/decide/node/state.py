@@ -87,9 +87,8 @@ class Raised(Struct, frozen=True, kw_only=True):
 
     errors: tuple[tuple[int, WorkerError], ...] = ()  # by rank
     causes: frozenset[int] = frozenset()  # ranks whose errors do not merely follow another worker's end
-    should_exit_by: float | None = (
-        None  # when a worker that has recorded an exception should have ended; None: none has
-    )
+    # when a worker that has recorded an exception should have ended; None: none has
+    should_exit_by: float | None = None
     # ranks of `causes` whose program is over: only their interpreter still ends, and a stop for a failure lets it
     exiting_by_themselves: frozenset[int] = frozenset()
 
@@ -119,9 +118,8 @@ class Teardown(Struct, frozen=True, kw_only=True):
     job_stands_still: bool = False  # no worker of the job, on any node, had made progress for long before the stop
     hang_timeout_is_over: bool = False  # --hang-timeout has ended the job
     another_node_ended: bool = False  # all workers of another node have ended since the stop
-    may_be_stuck: frozenset[int] = (
-        frozenset()
-    )  # ranks to be killed early if they stand where they stood before the stop
+    # ranks to be killed early if they stand where they stood before the stop
+    may_be_stuck: frozenset[int] = frozenset()
     stuck_deadline: float | None = None  # when to look where those stand
     last_sweep: Sweep | None = None
     leftovers: tuple[str, ...] = ()  # processes that the last sweep found
@@ -184,7 +182,7 @@ class State(Struct, frozen=True, kw_only=True):
         """When the agent must feed `DeadlineReached` at the latest; None: at no time. While suspended, no deadline runs."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        # checks without --hang-timeout wake no machine: their time is in `lax_deadline`, which may be kept late
+        # an agent without --hang-timeout does not wake to check alone: that time is in `lax_deadline`, and may be kept late
         must_check = self.workers_can_progress and self.policy.progress_interval > 0
         # of a worker that has raised; but a debugger may hold it at the very exception that is to end it
         is_awaited = self.workers_go_on and not self.debugger_may_hold_any
@@ -194,8 +192,8 @@ class State(Struct, frozen=True, kw_only=True):
             self.phase_deadline,
             None if self.debugger_suspends_limits else self.who_runs_line_at,
             self.raised.should_exit_by if should_end else None,
-            delayed_stop.until if delayed_stop is not None else None,
-            self.teardown.stuck_deadline,
+            delayed_stop.until if delayed_stop is not None else None,  # the stop signal is sent then at the latest
+            self.teardown.stuck_deadline,  # when to look which workers have not moved since the stop
             self.progress.check_at if must_check else None,
         )
 

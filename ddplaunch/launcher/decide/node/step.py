@@ -123,7 +123,8 @@ def _on_job_ended(state: State, status: int, at: float) -> Result:
 
 def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
     """Stop the workers for what happened on another node, or since a time limit of the job is over."""
-    if not state.workers_go_on:  # they are stopped already, by an earlier order or for a failure here: note what is new
+    # they are stopped already, by an earlier order or for a failure here: note what says that some wait in vain
+    if not state.workers_go_on:
         before = state.teardown
         another_node_ended = before.another_node_ended or event.another_node_ended
         stands_still = before.job_stands_still or event.job_stands_still
@@ -131,7 +132,7 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
             state, teardown=replace(before, another_node_ended=another_node_ended, job_stands_still=stands_still)
         ), ()
     why = Why.TIMED_OUT if event.why is Why.TIMED_OUT else Why.COORDINATOR
-    # Ctrl-C in a job that writes something is meant to end the job at once
+    # Ctrl-C while workers write something (`silent_for`: how long none has) is meant to end the job at once
     shows_stacks = event.signum != SIGINT or event.silent_for >= teardown.SILENCE
     hang_timeout_is_over = event.why is Why.HUNG
     begun = replace(state.teardown, job_stands_still=event.job_stands_still, hang_timeout_is_over=hang_timeout_is_over)
@@ -144,7 +145,7 @@ def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
         event.at,
         by_cluster=event.by_cluster,
         shows_stacks=shows_stacks,
-        stops_all=event.why in STOPS_ALL_NODES,
+        stops_all=event.why in STOPS_ALL_NODES,  # for a limit of time: each node first reads its stacks
     )
 
 
@@ -161,6 +162,7 @@ def _on_store_ordered(state: State) -> Result:
 def _on_signal(state: State, event: events.SignalReceived) -> Result:
     """Suspend, resume, forward or stop, by the signal; first report a signal that decides whether the job is queued again."""
     signum, at = event.signum, event.at
+    # a copy: the same signal has just come another way, and reached the workers then
     workers_have_it = event.by_cluster or event.is_copy
     state, then = _report_notice(state, signum)
     delayed = state.teardown.delayed_stop
@@ -200,7 +202,7 @@ def _report_notice(state: State, signum: int) -> Result:
 
 
 def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
-    """Stop the job at the first signal to stop. A second request, by a signal that is no copy of the first, kills the workers.
+    """Stop the job at the first signal to stop. A second request (`is_request`: it does not just repeat one) kills the workers.
 
     While workers end for another reason, a failure or a time limit, the first signal of a program leaves them time to save.
     A signal may also come when there are no workers yet, when they have all ended, or while another node has the stop begun.
@@ -210,6 +212,7 @@ def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
     if stopped_before_workers_ran:
         return _on_second_signal_without_workers(state, event)
     if not state.is_ending:
+        # `silent_for`: seconds for which no worker has written anything
         seems_to_hang = signum == SIGINT and event.silent_for >= teardown.SILENCE
         state = _with_stop_signal(state, signum)
         return teardown.stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, shows_stacks=seems_to_hang)
@@ -298,7 +301,11 @@ def _on_error_recorded(state: State, at: float) -> State:
 
 
 def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
-    """Note the exception of a worker. Stop all if the worker lives on (`lingers`), since the others wait for it in silence."""
+    """Note the exception of a worker. Stop all if the worker lives on (`lingers`), since the others wait for it in silence.
+
+    `causes`: ranks whose exceptions do not follow from another's end. `exiting_by_themselves`: of these, those whose program is
+    over; a stop for a failure lets them end.
+    """
     rank, error = event.rank, event.error
     raised = replace(state.raised, errors=(*state.raised.errors, (rank, error)))
     if not follows_another(error):
@@ -323,11 +330,11 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 def _on_exception_final(state: State, rank: int, at: float) -> State:
     """Have the other workers stopped soon, though this one still ends its interpreter, which takes half a second with torch.
 
-    A worker is judged at its end, as one whose program still runs, if it may not be the cause, if its import fails at a restart
-    too, or if it was asked to end before.
+    Its end alone decides if it may not be the cause, if its import fails at a restart too, or if it was asked to end before.
     """
     error = dict(state.raised.errors).get(rank)
     may_be_cause = rank in state.alive & state.raised.causes - state.raised.exiting_by_themselves
+    # without a time torch's `@record` wrote it, perhaps for an exception that the program handles
     if error is None or error.at is None or not (may_be_cause and state.workers_go_on):
         return state
     exiting = state.raised.exiting_by_themselves | {rank}
@@ -418,7 +425,7 @@ def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
     state = replace(state, teardown=replace(state.teardown, delayed_stop=delayed))
     if delayed.awaits_all_nodes:
         return state, (actions.ReportStacksRead(),)
-    return _stop_unless_suspended(state, event.at)
+    return _stop_unless_suspended(state, event.at)  # after Ctrl-Z: once the user resumes the job
 
 
 def _on_all_stacks_read(state: State, at: float) -> Result:
@@ -444,7 +451,7 @@ def _on_deadline(state: State, at: float) -> Result:
 
     Where the phase alone decides, the grace period or timeout of that phase (`phase_deadline`) is over.
     """
-    due = soonest(state.deadline, state.lax_deadline)  # the second may be kept late
+    due = soonest(state.deadline, state.lax_deadline)  # the second: of checks for which alone the agent does not wake
     if due is None or at < due:
         return state, ()
     exit_is_overdue = is_due(state.raised.should_exit_by, at) and not state.debugger_may_hold_any

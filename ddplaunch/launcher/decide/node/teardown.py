@@ -95,7 +95,7 @@ def _stop_after_stacks(state: State, signum: int, at: float, *, shows_stacks: bo
     captures = actions.CaptureStacks(
         within,
         if_in_group=if_in_group,
-        asks_nccl=state.teardown.job_stands_still,
+        asks_nccl=state.teardown.job_stands_still,  # whose service may know why
         silently=not shows_stacks,
         but=state.exiting_after_failure,
     )
