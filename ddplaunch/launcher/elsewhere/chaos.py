@@ -31,7 +31,7 @@ class Chaos:
         self._world_size: int | None = None  # None before the first generation
         self._loop = loop
         self._slow: set[int] = set()  # ranks that are slowed down: all are stopped, then all run, in turn
-        self._slow_ones_run = True
+        self._slow_ones_run = True  # else they are stopped, until `_toggle` is due
         self._toggle = loop.timer(None, self._toggle_slow)
 
     def on_first_generation(self, world_size: int) -> None:

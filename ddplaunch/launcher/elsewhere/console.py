@@ -54,7 +54,7 @@ class Console:
                 del self._first_sender[oldest]
 
     def _show_bars(self, host: HostConnection, message: bytes) -> None:
-        """Keep the progress bars of a host, and show them with those of all hosts."""
+        """Keep the progress bars of a host, and show them with those of all hosts. Raises FrameError: they are malformed."""
         try:
             bars = unpack(message)
         except ValueError as error:

@@ -119,8 +119,8 @@ class HostStatuses:
         """Whether no host has failed for another reason than its name: names are often wrong in many places, listed at once."""
         return all(one.message == UNRESOLVED for one in self.errors.values())
 
-    def can_go_on_without(self, others: int) -> bool:
-        """Whether the job can begin without a host, with so many others."""
+    def can_begin_with(self, others: int) -> bool:
+        """Whether the job can begin with so many hosts, without the others."""
         return others >= self._min_nodes and not self.errors
 
     def error(self) -> LaunchError | None:
@@ -227,7 +227,10 @@ class Dispatcher(Lead):
         self._startup.output_is_read = not self._console.queue.full
 
     def handle(self, event: Any) -> None:
-        """Take one event of the loop, after what concerns the whole job."""
+        """Take one event of the loop, after what concerns the whole job.
+
+        A second request to stop kills the workers. A repetition of the first is none, nor is a scheduler's first signal.
+        """
         was_stopped = bool(self._signum)
         super().handle(event)
         match event:
@@ -241,6 +244,7 @@ class Dispatcher(Lead):
             case ChildEnded():
                 reap(keep=self._own_children)  # processes of simulated nodes that have lost their parents
             case Generation(number=0, agreed=agreed) if agreed is not None:  # with how many workers each agent has
+                # the faults of --chaos are due only from when so many workers run
                 self._chaos.on_first_generation(sum(agent.workers for agent in agreed.agents))
             case JobEnd() if not self._has_begun:
                 self._startup.disconnect()  # also those whose agents get ready, and know of no job yet
@@ -299,7 +303,7 @@ class Dispatcher(Lead):
                 status = exitcodes.RENDEZVOUS if status == exitcodes.USAGE else status
                 self._host_failed(host, HostError(message, hint, status))
             case protocol.AgentEnded(status, spared):  # `spared`: processes of workers that are to outlive the job
-                if self._remote.starter == "simulate":  # then they are processes of this host, below this one
+                if self._remote.starter == "simulate":  # then they are below this process: its front is to spare them
                     for pid, started in spared:
                         self._spare(pid, started)
                     self._spared.update(spared)
@@ -320,7 +324,10 @@ class Dispatcher(Lead):
         self._startup.extend_deadline()
 
     def disconnected(self, host: HostConnection) -> None:
-        """Handle the end of a host's connection, after its agent has ended or not: tell the coordinator, and try other hosts."""
+        """Handle the end of a host's connection, after its agent has ended or not: tell the coordinator, and try other hosts.
+
+        The end of a host that is `given_up` is no error: the job goes on without it.
+        """
         self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)  # of the agent; None: it has not said that it has ended
         error = diagnose.of_host(self._remote.starter, self._remote.python, host)
@@ -353,7 +360,7 @@ class Dispatcher(Lead):
             return
         others = [other for other in self._hosts if other is not host and not other.given_up]
         usable = sum(other.phase is not HostPhase.CLOSED for other in others)
-        if self._has_begun or statuses.can_go_on_without(usable):
+        if self._has_begun or statuses.can_begin_with(usable):
             host.given_up = True
             may_have_spare = bool(self.coordinator.state.spares) or any(not other.is_ready for other in others)
             has_lost_last_spare = self._has_begun and self._spec.spares and not may_have_spare
@@ -363,7 +370,8 @@ class Dispatcher(Lead):
             return
         statuses.errors[node_rank] = error
         is_first_error = not self._give_up_hosts_at.is_set
-        if is_first_error or statuses.only_names_failed:  # names that do not resolve are said together
+        # then all are given up; a name that does not resolve puts that off, so that all such names are said together
+        if is_first_error or statuses.only_names_failed:
             self._give_up_hosts_at.set(self._loop.now() + SETTLE_TIME)
 
     @property

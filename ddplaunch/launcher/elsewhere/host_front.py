@@ -99,7 +99,7 @@ class HostFront:
         *,
         sent_again: frozenset[int] = frozenset(),
     ) -> int:
-        """Fork the agent and serve it until it has ended, in place of `front.run`; return its exit status.
+        """Fork the agent and serve it until it has ended, in place of `front.run`; return its exit status, or NODE_LOST.
 
         Of the `signals` that are passed on, `stops` ask the job to end. `sent_again` is not needed: which signals escalate, the
         dispatcher decides.
@@ -112,7 +112,7 @@ class HostFront:
         is_dispatcher_there = self._input.read()
         if not is_dispatcher_there:
             return NODE_LOST
-        self._output.put(HEARTBEAT, b"")  # from now on frames are answered
+        self._output.put(HEARTBEAT, b"")  # from this first one on, heartbeats of the dispatcher have to be answered
 
         def as_agent(pipes: FrontPipes) -> int:
             self._input.close()
@@ -127,7 +127,7 @@ class HostFront:
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
-        self._take_frames()
+        self._take_frames()  # that were read above
         if not self._serve_until_end(process):
             return NODE_LOST
         wait_status = process.reap()
@@ -177,7 +177,7 @@ class HostFront:
 
     def _look_whether_it_runs(self) -> None:
         """Give the agent up if it does not run, or has not killed its workers when their lease was over. Called by the loop."""
-        if self._agent is None or self._watch is None:
+        if self._agent is None or self._watch is None:  # it is reaped, or not started yet
             return
         # since the dispatcher is lost: whether it answers is for `_look_whether_stuck`
         is_asked_anyway = self._question is not None
@@ -267,7 +267,7 @@ class HostFront:
         if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
             self._output.put(HEARTBEAT, b"")
         elif tag == HOLD:
-            self._is_output_held = bool(data)
+            self._is_output_held = bool(data)  # empty: hold it no longer
         elif tag == TAKEN:  # the dispatcher says so for each TAKEN_STEP bytes
             self._unacknowledged -= TAKEN_STEP
         elif tag == STREAM:
@@ -294,7 +294,7 @@ class HostFront:
         self._streams.close()
         self._output.abandon()
         if self._agent is not None:
-            if self._agent.prevent_start():
+            if self._agent.prevent_start():  # it still got ready, and was killed
                 self._outcome_if_killed_before_job = (NODE_LOST, "")
             os.close(self._agent.pipes.signals[1])  # at its end the agent ends
             self._ask_whether_it_runs()  # an agent that is stuck would not

@@ -124,7 +124,8 @@ class Lead(BehindFront):
         # by which this loop hears of each generation and of the end
         self._link = LocalLink(loop, self.coordinator, has_workers=False)
         self.coordinator.lead(self._link.on_order, self.incoming.agents, is_one_host=spec.simulate is not None)
-        self._reporter.tell_all = self.coordinator.say  # which prints it once for all agents that say the same
+        # what the reporter says of this process stands for all agents that say the same
+        self._reporter.tell_all = self.coordinator.say
         self._unreported: Generation | None = None  # one that has begun, until it is settled where its folder lies
         self._signum = 0  # the first signal to stop; 0: none has come
         self._is_front_lost = False
@@ -169,9 +170,12 @@ class Lead(BehindFront):
     # --- signals
 
     def _on_signal(self, event: node.SignalReceived) -> None:
-        """Take a signal of the user: stop the job, kill its workers at a second signal to stop, or pass it on to all workers."""
+        """Take a signal of the user: stop the job, kill its workers at a second request to stop, or pass it on to all workers.
+
+        A repetition of the first is no request, nor is a scheduler's first signal.
+        """
         signum, now = event.signum, self._loop.now()
-        if (row := row_of(event)) is not None:  # of events.jsonl
+        if (row := row_of(event)) is not None:  # of events.jsonl; None: it has none for this signal
             kind, fields = row
             self._reporter.emit(kind, **fields)
         if signum not in self._spec.ending_signals:

@@ -57,8 +57,8 @@ class Visitor(Protocol):
 class _Attachment(Struct, frozen=True):
     """A debugger between a worker and a client, which talk past the agent."""
 
-    worker: socket.socket  # the worker's connection to the agent: its end is the end of the debugger
-    visitor: socket.socket  # our copy of the client's connection, which the worker has been handed
+    worker_socket: socket.socket  # the worker's connection to the agent: its end is the end of the debugger
+    visitor_socket: socket.socket  # our copy of the client's connection, which the worker has been handed
 
 
 class _WaitingVisitor(Struct, frozen=True):
@@ -89,9 +89,8 @@ class Debuggers:
         self._reporter = reporter
         self._debugpy_ranks: Collection[int] = ()  # workers of this node that are to wait for a client of debugpy
         self._debugpy_ports: dict[int, _DebugpyPort] = {}  # by rank
-        self._asked_for_terminal: dict[
-            int, socket.socket
-        ] = {}  # by rank: connections of workers; one of them may have it
+        # by rank: connections of workers that ask for the terminal; one of them may have it
+        self._asked_for_terminal: dict[int, socket.socket] = {}
         self._waiting_visitors: dict[int, _WaitingVisitor] = {}  # by the rank that is to come
         self._give_up_timer = loop.timer(None, self._refuse_late_visitors)
         self._attached: dict[int, _Attachment] = {}  # by rank
@@ -170,10 +169,10 @@ class Debuggers:
         """Signal workers whose visitors have hung up: a worker that runs to a breakpoint would learn of that only there."""
         departed = {fd for fd, _ in self._hang_ups.poll(0)}
         for rank, attachment in list(self._attached.items()):
-            if attachment.visitor.fileno() not in departed:
+            if attachment.visitor_socket.fileno() not in departed:
                 continue
             # the worker may have ended the debugger itself, which its packet says: then it must get no signal
-            self._on_packet(attachment.worker, rank)
+            self._on_packet(attachment.worker_socket, rank)
             is_still_attached = rank in self._attached
             worker = self._running.get(rank)
             if worker is not None and is_still_attached and not _why_signal_is_unsafe(worker):
@@ -202,8 +201,8 @@ class Debuggers:
         if rank in self._debugpy_ports and self._debugpy_ports[rank].connection is sock:
             del self._debugpy_ports[rank]
             self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
-        if rank in self._attached and self._attached[rank].worker is sock:
-            visitor = self._attached.pop(rank).visitor
+        if rank in self._attached and self._attached[rank].worker_socket is sock:
+            visitor = self._attached.pop(rank).visitor_socket
             self._hang_ups.unregister(visitor)  # closing alone would leave it there while the worker has a copy
             visitor.close()
             self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
@@ -263,12 +262,12 @@ class Debuggers:
         """Disconnect all visitors, so that the workers that these hold can end, as they were asked to."""
         for attachment in self._attached.values():
             with suppress(OSError):
-                attachment.visitor.shutdown(socket.SHUT_RDWR)
+                attachment.visitor_socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close all connections with workers and the visitors they have, and the address; others close visitors that wait."""
         self._acceptor.close()
-        attached = [(rank, attachment.worker) for rank, attachment in self._attached.items()]
+        attached = [(rank, attachment.worker_socket) for rank, attachment in self._attached.items()]
         with_port = [(rank, sock) for rank, (sock, _) in self._debugpy_ports.items()]
         for rank, sock in [*self._asked_for_terminal.items(), *attached, *with_port]:
             self._drop(sock, rank)

@@ -83,7 +83,7 @@ class Inspection:
         `ras`: with what NCCL tells of all ranks. Return the question, by which the caller can give it up.
         """
         found = list(workers)
-        files: list[int] = []  # into which workers write their stacks; the child gets these as FIRST, FIRST + 1, ...
+        files: list[int] = []  # into which workers write their stacks; in the child, descriptors FIRST, FIRST + 1, ...
         targets: list[tuple[RunningWorker, int | None]] = []  # with the number of its file in the child
         for worker in found:
             file = None
@@ -99,7 +99,7 @@ class Inspection:
 
             asked = [Target(worker.rank, worker.pid, file, worker.recorder_socket) for worker, file in targets]
             samples = capture_stacks(asked, until=until, host=host, native=native, stacks=stacks, ras=ras)
-            # stderr is the worker's, and may say why it hangs; of the processes below a worker that is not known
+            # stderr is the worker's, and may say why it hangs; not so of `one.child`, a process below the worker
             samples = [
                 one if one.child else replace(one, said=last_error(tails.stderr_tail(one.rank))) for one in samples
             ]
@@ -183,7 +183,7 @@ class Inspection:
             least_bytes = 1 if worker.terminal else _LEAST_BYTES
             now = self._footprints[rank]
             if cannot_be_judged or has_written(rank, since) or _has_progressed(before[rank], now, least_bytes):
-                self._last_waited_in.clear()  # for this check no stack is read
+                self._last_waited_in.clear()  # no stack is read now: the next ones, compared with none, count as progress
                 return self._post_checked(True)
             if now.cpu_seconds - before[rank].cpu_seconds > idle_cpu:
                 busy.append(worker)

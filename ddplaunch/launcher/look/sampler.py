@@ -84,7 +84,7 @@ class GpuGauge:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         with theirs:
-            self._loop.ask(serve, None, descriptors=(theirs.fileno(),))
+            self._loop.ask(serve, None, descriptors=(theirs.fileno(),))  # nobody waits for what `serve` returns: None
 
     def receive(self) -> bool:
         """Receive the answer, if it is there; return whether all questions are answered."""

@@ -149,6 +149,7 @@ def _capture_worker(target: Target, until: float, host: str, found: list[Sample]
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
             if _is_past_exec(child) and has_our_handler(child.pid, target.stacks_file):
                 yield from _capture_process(target, child, until, host, found, is_child=True)
+    # zombies: nobody has waited for them, so that how they ended can be told
     found += (
         sample_of(target.rank, child.pid, host, child=child.name or "?", state=_how_ended(code), ended=True)
         for child, code in islice(ended_children(target.pid), _MOST_CHILDREN)

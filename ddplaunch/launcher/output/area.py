@@ -1,4 +1,4 @@
-"""The status area: a few rows below the lines on a terminal, which show progress bars and the rows of --live in place.
+"""The status area: rows below the lines on a terminal: progress bars, prompts (workers' lines that have not ended) and --live.
 
 Pure: it gives the front (the process that owns the terminal) the bytes to write, and neither writes nor asks for the size. It
 hides no cursor, sets no margins and switches no mode, so that a front that is killed in the middle leaves rows and nothing else.
@@ -181,7 +181,7 @@ def cut(text: str, cells: int) -> str:
             continue
         for char in piece.replace("\t", " "):
             width = _width(char)
-            if width is None:
+            if width is None:  # it shows nothing, as a control code
                 continue
             cells -= width
             if cells >= 0:  # else the rest has no room; only the colours in it are kept

@@ -24,7 +24,7 @@ MOST_KINDS = 16
 PROMPT_ROW = 1 << 10  # the row of a prompt, a line that has not ended: it stands below all bars, and has no progress
 # in a message of its own: what was typed behind that line stays, and the next line begins below it
 ANSWERED = PROMPT_ROW + 1
-_READ_EACH_TIME = 128  # bars that are read each time; more would take more than a fortieth of a core
+_MOST_AT_FULL_RATE = 128  # bars; to read more as often would take more than a fortieth of a core
 _MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
 _ROOM = 60_000  # bytes of all bars: they fit into one message
 
@@ -63,7 +63,7 @@ class _Read(Struct, frozen=True, kw_only=True):
 
 def _read(bar: Bar) -> _Read:
     """Return what a bar says: its kind, how far it is, and by how much two bars of its kind may differ and count as the same."""
-    if bar.row == PROMPT_ROW:
+    if bar.row == PROMPT_ROW:  # a line that has not ended, as of input(): no bar, but shown below them
         letters = "".join(filter(str.isalpha, bar.text))
         return _Read(bar=bar, kind=(PROMPT_ROW, letters, 0), label_figures=(), progress=0.0, tolerance=0.0)
     text = re.sub(_TIMES, "", re.sub(COLOUR, "", bar.text))
@@ -228,8 +228,8 @@ class BarFeed:
     def update(self, bars: Collection[Bar], at: float) -> None:
         """Pass these bars on now, if they have changed: a bar that has become a line is to be gone before the line is shown."""
         self.deadline = None
-        # to condense twice as many takes twice as long
-        self._pause = self._interval * max(1.0, len(bars) / _READ_EACH_TIME)
+        # to condense twice as many takes twice as long: then they are passed on half as often
+        self._pause = self._interval * max(1.0, len(bars) / _MOST_AT_FULL_RATE)
         message = pack(condense(bars))
         if message == self._last_message:
             return
@@ -355,20 +355,20 @@ class FinishedBars:
                 first = queue[0]
                 if isinstance(first, _SharedLine) and not first.is_released:
                     self._release_line(first, blocks)
-                else:
-                    self._move_first(rank, line.stream, blocks)
+                else:  # a line of this rank alone; or a shared one, which is in `blocks`, and only leaves the queue
+                    self._take_first(rank, line.stream, blocks)
         blocks.append((tuple(sorted(line.ranks)), line.stream, line.line))
 
     def _add_unblocked(self, writer: _Writer, blocks: list[Block]) -> None:
         """Add to `blocks` what a rank wrote before its first line that still waits."""
         queue = self._queues[writer]
         while queue and (isinstance(queue[0], bytes) or queue[0].is_released):
-            self._move_first(*writer, blocks)
+            self._take_first(*writer, blocks)
         if not queue:
             del self._queues[writer]
 
-    def _move_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
-        """Move the first of a rank's queue to `blocks`, where the line of a finished bar is already."""
+    def _take_first(self, rank: int, stream: Stream, blocks: list[Block]) -> None:
+        """Take the first off a rank's queue, and add it to `blocks`, where the line of a finished bar is already."""
         first = self._queues[rank, stream].pop(0)
         if isinstance(first, bytes):
             blocks.append(((rank,), stream, first))

@@ -78,7 +78,8 @@ class Collapse:
         number = writers.last_entry[rank]
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
-        if rank in writers.live_ranks:  # each is counted at the entry of its last line
+        # each is counted at the entry of its last line: one that stands before the oldest entry may still join that
+        if rank in writers.live_ranks:
             self._uncount_where_it_stands(writers, rank)
             self._entries[number].live_ranks_here += 1
         writers.last_entry[rank] = number
@@ -97,7 +98,7 @@ class Collapse:
         Return the number of the entry.
         """
         numbers = self._numbers.setdefault((stream, line), [])
-        index = bisect_right(numbers, max(after, self._oldest - 1))
+        index = bisect_right(numbers, max(after, self._oldest - 1))  # entries before the oldest are held no more
         if index < len(numbers):
             number = numbers[index]
             self._entries[number].ranks.append(rank)

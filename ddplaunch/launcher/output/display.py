@@ -114,9 +114,9 @@ class Display:
         self._shows_one_alone = len(shown) == 1 and (mode == "rank0" or all_workers_are_here) and wall_clock is None
         self._tells_ranks_apart = not self._shows_one_alone and not self._unprefixed  # by a prefix before each line
         self._streams: dict[_Writer, _Reader] = {}
-        self._waiting: dict[_Writer, _Reader] = {}  # the readers that have a deadline
-        # monotonic seconds; the first deadline of `_waiting` or earlier: to find the first for each piece would cost too much
-        self._due: float | None = None
+        self._with_deadline: dict[_Writer, _Reader] = {}  # the readers that have a deadline
+        # monotonic seconds; the first deadline of these or earlier: to find the first for each piece would cost too much
+        self._flush_at: float | None = None
         self._has_rows_below = screen.has_rows
         # the streams whose bars are shown in place, by the front
         self._with_bars_in_place = screen.live if screen.has_rows or not self._unprefixed else frozenset[Stream]()
@@ -210,17 +210,17 @@ class Display:
     def deadline(self) -> float | None:
         """When to call flush, monotonic seconds; None: not before the next feed."""
         parts = (self._collapse, self._finished_bars, self._tracebacks)
-        return soonest(self._due, *(part.deadline for part in parts if part is not None))
+        return soonest(self._flush_at, *(part.deadline for part in parts if part is not None))
 
     def flush(self, at: float) -> Chunks:
         """Return the lines that readers and filters have kept back, and whose deadline has come at `at` (monotonic seconds)."""
         chunks: Chunks = []
-        if self._due is not None and at >= self._due:
-            for (rank, stream), reader in list(self._waiting.items()):
+        if self._flush_at is not None and at >= self._flush_at:
+            for (rank, stream), reader in list(self._with_deadline.items()):
                 block = reader.flush(at)
                 self._note_state(rank, stream, reader)
                 chunks += self._pass_block(rank, stream, block, at, reader)
-            self._due = soonest(*(reader.deadline for reader in self._waiting.values()))
+            self._flush_at = soonest(*(reader.deadline for reader in self._with_deadline.values()))
         if self._tracebacks is not None:
             chunks += self._prefix_blocks(_of_stderr(self._tracebacks.flush(at)), at)
         if self._finished_bars is not None:
@@ -289,7 +289,7 @@ class Display:
         For one worker alone, `LoneLines` gives out a progress bar at once, too, and `_RawReader` every byte.
         """
         is_live = stream in self._with_bars_in_place
-        if self._has_rows_below:  # the front would draw these over a line that has not ended
+        if self._has_rows_below:  # of --live, which the front would draw over a line that has not ended
             return Lines(live=is_live)
         if self._shows_one_alone and self._unprefixed:
             return _RawReader(terminal=stream in self._terminals)
@@ -300,15 +300,15 @@ class Display:
         return Lines(live=is_live)
 
     def _note_state(self, rank: int, stream: Stream, reader: _Reader) -> None:
-        """Note what has changed in a reader that has read or flushed: whether it draws bars, and when it is to be flushed."""
+        """Note what has changed in a reader that has read or flushed: whether its rank draws bars, and when to flush it."""
         self._note_if_rank_draws(rank, stream, reader)
         if stream in self._with_bars_in_place:
             self._note_bar(rank, stream, reader)
         if reader.deadline is None:
             self._forget_deadline(rank, stream)
         else:
-            self._waiting[rank, stream] = reader
-            self._due = soonest(self._due, reader.deadline)
+            self._with_deadline[rank, stream] = reader
+            self._flush_at = soonest(self._flush_at, reader.deadline)
 
     def _pass_block(self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader) -> Chunks:
         """Pass whole lines that `reader` returned through the filters; return, with prefixes, what is to be shown now."""
@@ -319,7 +319,7 @@ class Display:
             block = without_torchs(rank, block)
         if stream is Stream.ERR:
             block = self._fold_tracebacks(rank, block, at)
-        if self._finished_bars is None or not block:
+        if self._finished_bars is None or not block:  # None: no rank has drawn a bar yet
             return self._prefix_block(rank, stream, block, at)
         drawn = isinstance(reader, Lines) and reader.was_redrawn  # these lines come from rows that were redrawn
         return self._prefix_blocks(self._finished_bars.feed(rank, stream, block, at, drawn=drawn), at)
@@ -354,9 +354,9 @@ class Display:
 
     def _forget_deadline(self, rank: int, stream: Stream) -> None:
         """Note that the reader of this stream holds nothing back."""
-        self._waiting.pop((rank, stream), None)
-        if not self._waiting:
-            self._due = None
+        self._with_deadline.pop((rank, stream), None)
+        if not self._with_deadline:
+            self._flush_at = None
 
     def _prefix_block(self, rank: int, stream: Stream, block: bytes, at: float) -> Chunks:
         """Return a block with the time and the prefix of its rank, or keep its lines for other ranks to join (`_collapse`)."""

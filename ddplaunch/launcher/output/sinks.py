@@ -203,6 +203,8 @@ class Output:
 
             self._read_at_prompt = None
             answered = pack([Bar(ranks=(self._terminal_rank,), text="", row=ANSWERED)])  # tells the front
+            # while a debugger has the terminal nothing is shown; while output waits the queue takes no bars: the answer is
+            # not kept then, and what the worker writes next continues the prompt
             if not self._debugger_has_terminal and self._queue.put_bars(answered):
                 self._display.answered(self._terminal_rank)
                 self._pass_bars_on(at)
@@ -272,6 +274,7 @@ class Output:
         if (rank, stream) in self._ended:
             return
         self._ended.add((rank, stream))
+        # what was kept back of a terminal's output, to drop escape sequences, and of a copy that has some lines only
         if (plain := self._plain_texts.pop((rank, stream), None)) is not None:
             self._write(rank, stream, plain.end())
         self._show(self._display.end_stream(rank, stream, at), at)

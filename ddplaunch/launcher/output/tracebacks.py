@@ -39,19 +39,19 @@ class _Traceback:
     It is open while its lines come, and complete once another line follows; a complete one is held, folded or shown.
     """
 
-    __slots__ = ("changed_at", "exception", "lines", "lines_behind", "rank")
+    __slots__ = ("changed_at", "exception_line", "lines", "lines_behind", "rank")
 
     def __init__(self, rank: int, line: bytes, at: float) -> None:
         self.rank = rank
         # monotonic seconds: while it is open, when its last line came; later, when it was complete
         self.changed_at = at
         self.lines = [line]
-        self.exception = b""  # the line "ValueError: ..." at its end; empty before that line has come
+        self.exception_line = b""  # the line "ValueError: ..." at its end; empty before that line has come
         self.lines_behind: list[bytes] = []  # lines after it, while it is held
 
     @property
     def is_interrupt(self) -> bool:
-        return _INTERRUPT.fullmatch(self.exception) is not None
+        return _INTERRUPT.fullmatch(self.exception_line) is not None
 
     @property
     def text(self) -> bytes:
@@ -85,7 +85,7 @@ class _Folded(Struct):
         ranks = tuple(sorted(self.ranks))
         if self.first.is_interrupt:
             return ranks, b"KeyboardInterrupt%b\n" % self.first.place
-        text = _summary(self.first.exception)
+        text = _summary(self.first.exception_line)
         if len(ranks) > 1:  # each rank names the address of another connection
             text = re.sub(rb" \[[^][]*\]:\d+", b"", text)
         return ranks, b"%b,%b   (-v shows the traceback)\n" % (text, self.first.place)
@@ -142,7 +142,7 @@ class Tracebacks:
 
     def feed(self, rank: int, block: bytes, at: float) -> bytes:
         """Take whole lines of a rank; return what to show now, which may begin with lines that were held back before."""
-        if rank in self._held:
+        if rank in self._held:  # its traceback is complete, and kept back until its cause is known
             self._held[rank].lines_behind.append(block)
             return b""
         if rank not in self._unfinished and _FIRST_LINE not in block:
@@ -167,16 +167,17 @@ class Tracebacks:
             return line
         traceback.changed_at = at
         # "During handling of the above exception, ..." and an empty line stand between two tracebacks of one error
-        is_chained = text == _FIRST_LINE and traceback.exception and not traceback.lines[-1].strip()
+        is_chained = text == _FIRST_LINE and traceback.exception_line and not traceback.lines[-1].strip()
         is_part = not text or text.startswith(_CHAINED) or _CPP.match(text)  # the last: what torch's C++ adds
-        is_after_end = text == _FIRST_LINE or (traceback.exception and not is_part)
+        is_after_end = text == _FIRST_LINE or (traceback.exception_line and not is_part)
         if is_chained:
-            traceback.exception = b""  # that of the next part is to come
+            traceback.exception_line = b""  # that of the next part is to come
         elif is_after_end:
             return self._fold_hold_or_show(rank, at) + self._take_line_after_traceback(rank, line, at)
-        elif not traceback.exception and not text.startswith(b" "):  # its frames are indented
-            traceback.exception = text
+        elif not traceback.exception_line and not text.startswith(b" "):  # its frames are indented
+            traceback.exception_line = text
         traceback.lines.append(line)
+        # one that is too long is shown as it is, and so are its further lines
         return self._unfinished.pop(rank).text if len(traceback.lines) > _MOST_LINES else b""
 
     def _take_line_after_traceback(self, rank: int, line: bytes, at: float) -> bytes:
@@ -187,9 +188,12 @@ class Tracebacks:
         return b""
 
     def _fold_hold_or_show(self, rank: int, at: float) -> bytes:
-        """Fold the traceback of a rank, which is complete now, or hold it until its cause is known, or return it whole."""
+        """Fold the traceback of a rank, which is complete now, or hold it until its cause is known, or return it whole.
+
+        Those that are folded with the same key (`b"interrupt"`, the error) share a line.
+        """
         traceback = self._unfinished.pop(rank)
-        has_exception = bool(traceback.exception)  # else it was cut off
+        has_exception = bool(traceback.exception_line)  # else it was cut off
         if self._was_interrupted and traceback.is_interrupt:
             self._fold(traceback, b"interrupt", at)
         elif self._folds_consequences and has_exception and _may_be_consequence(traceback):
@@ -247,7 +251,8 @@ class Tracebacks:
             has_failed = rank in self._failed or at == inf
             if self._cause_is_known and has_failed and one_has_settled:
                 del self._held[rank]
-                error = _summary(one.exception) + one.place
+                error = _summary(one.exception_line) + one.place
+                # equal ones share a line, those too that differ only in numbers
                 self._fold(one, re.sub(rb"\d+", b"#", error), one.changed_at)
                 if one.lines_behind:
                     shown.append(((rank,), b"".join(one.lines_behind)))
@@ -261,7 +266,7 @@ class Tracebacks:
 
 def _may_be_consequence(one: _Traceback) -> bool:
     """Whether an exception may follow from the failure of another worker, by its text: a lost connection does."""
-    kind, _, message = one.exception.decode(errors="replace").partition(": ")
+    kind, _, message = one.exception_line.decode(errors="replace").partition(": ")
     traceback = b"".join(one.lines).decode(errors="replace")
     return follows_another(WorkerError(type=kind, message=message, traceback=traceback))
 

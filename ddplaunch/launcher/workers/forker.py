@@ -87,6 +87,7 @@ class Forker:
             else:
                 from ddplaunch.launcher.workers import warm
 
+                # the guard keeps this pipe open while it lives: the front waits for its end
                 self._server = warm.guard_at(self._warm, self._front_pipe)
                 if not self._warm.is_new:  # it has imported everything, and answers at once
                     within = warm.ANSWER_WITHIN
@@ -103,6 +104,7 @@ class Forker:
         if self._warm is not None and not self._warm.is_new:
             self._do_without("it does not answer")
             return
+        # a guard's pid is 0 until it has been forked and says so
         imports = f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
         self._reporter.print(
             f"{imports} is still importing after {SLOW_IMPORTS:g} s; --start-method spawn does without it"
@@ -136,7 +138,7 @@ class Forker:
             try:
                 return self._server.fork(forks)
             except ServerLost as error:
-                self._end_server(str(error))
+                self._end_server(str(error))  # sets `_why_lost`
         if self._why_lost and self._user_asked_for_server:
             self._reporter.print(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
         self._why_lost = ""
@@ -152,9 +154,9 @@ class Forker:
             if server is self._guard:  # it has begun to serve, and the workers have ended with it
                 self._loop.unwatch(server)
                 self._guard.is_over = True
-                self._end_server(str(error))
+                self._end_server(str(error))  # later workers are fresh processes
                 self._owner.on_guard_over()
-            else:
+            else:  # the next best forks the workers, or nothing
                 self._do_without(str(error))
             return
         if server.is_ready:

@@ -55,7 +55,7 @@ def show(env: Mapping[str, str], *, stop: bool) -> str:
     sentences = []
     for name in warm.socket_names():
         try:
-            state = state_of(name)
+            state = state_of(name)  # None: it has just ended, and is left out
             if state is not None and stop:
                 sentences.append(_have_end(name, state))
             elif state is not None:

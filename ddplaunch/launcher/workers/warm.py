@@ -231,7 +231,7 @@ def prepare(plan: Plan, env_of_command: Mapping[str, str]) -> tuple[Interpreter,
 
 @contextmanager
 def _lock() -> Iterator[None]:
-    """Hold the lock under which runs start interpreters, so that two runs do not start the same one."""
+    """Hold the lock under which runs start interpreters, so that no two start the same one. OSError: it is not free in time."""
     folder = run_socket.open_runtime_folder(make=True)
     until = time.monotonic() + LOCK_TIMEOUT
     try:

@@ -31,7 +31,7 @@ def test_others_are_tried_as_long_as_all_that_is_wrong_are_names(statuses: HostS
 
 
 def test_any_host_can_be_done_without_where_others_suffice(statuses: HostStatuses) -> None:
-    assert statuses.can_go_on_without(others=2)
-    assert not statuses.can_go_on_without(others=1)
+    assert statuses.can_begin_with(others=2)
+    assert not statuses.can_begin_with(others=1)
     statuses.errors[1] = HostError("down")
-    assert not statuses.can_go_on_without(others=2)
+    assert not statuses.can_begin_with(others=2)

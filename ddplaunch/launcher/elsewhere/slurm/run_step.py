@@ -90,7 +90,7 @@ def _lead_job(allocated: AllocatedJob, signals: frozenset[int], *, token: str, p
     """Return what this command needs to coordinate the agents of the step, which connect to `port` and prove `token`."""
     spec, env = allocated.spec, allocated.public_env
     run_id = run_id_with_nodes(spec, env)
-    # agents of the step make the same name of the job, by `endpoints.job_name`, of what they know; "": without Slurm's id
+    # agents of the step make the same name, by `endpoints.job_name`; its first field, for Slurm's id, is empty for them too
     name_of_job = "\0".join(("", spec.rdzv_id or "", str(port)))
     return LeadJob(
         inputs=inputs_of_lead(allocated, run_id=run_id, python=sys.executable, cluster=SlurmQuestions(env)),
@@ -147,7 +147,7 @@ def argv(
 
     srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of one
     kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step waits
-    for no other of the job, unless its nodes have different numbers of GPUs.
+    for no other of the job (--overlap), unless nodes have different numbers of GPUs, which srun grants only without that.
     """
     hosts = [host.address for host in allocation.hosts_to_start_on]
     agent = (python, "-P", "-m", "ddplaunch.launcher.start.task")
@@ -189,7 +189,7 @@ def environment(env: Mapping[str, str], *, token: str, host: str, port: int) -> 
 def run(lead: LeadJob, step: srun.Srun, pipes: FrontPipes) -> int:
     """Coordinate the agents of the step and give the job's exit status. Runs in a process of its own, with signals blocked."""
     child.decide_start(pipes)  # srun runs, so the job has begun: the front no longer may just kill this process
-    files = begin.start_writer()
+    files = begin.start_writer()  # leads to a process that writes the run folder
     # meanwhile srun starts the agents, which takes about as long
     from ddplaunch.launcher.elsewhere.slurm.watcher import Watcher
     from ddplaunch.system.loop.loop import Loop

@@ -48,7 +48,7 @@ class Watcher(Lead):
         """Prepare to meet the agents of the step that srun starts; `run` does."""
         super().__init__(loop, lead, files, pipes)
         self._srun = step
-        self._why_not_started: StartError | None = None  # why srun could not be started
+        self._why_srun_not_started: StartError | None = None  # why srun could not be started
         self._wait_status: int | None = None  # of srun, as of waitpid(2); None: it has not ended
         self._end_step_at = loop.timer(None, self._end_step)
         self._end_requests = 0  # how often srun was made to end: by SIGTERM, then by SIGKILL, then with its parent
@@ -72,7 +72,10 @@ class Watcher(Lead):
         super().before_sleep()
 
     def handle(self, event: Any) -> None:
-        """Take one event of the loop, after what concerns the whole job; each that ends the job sets a limit for srun."""
+        """Take one event of the loop, after what concerns the whole job; each that ends the job sets a limit for srun.
+
+        A second request kills the workers. A repetition of the first is none, nor is Slurm's first signal.
+        """
         was_stopped = bool(self._signum)
         super().handle(event)
         match event:
@@ -101,7 +104,7 @@ class Watcher(Lead):
 
     def _end_step(self) -> None:
         """Have srun end the step; the second time kill srun, and then our process that passes these signals on to srun."""
-        if self._wait_status is not None:
+        if self._wait_status is not None:  # srun has ended
             return
         self._end_requests += 1
         match self._end_requests:
@@ -111,7 +114,7 @@ class Watcher(Lead):
                 self._srun.signal(signal.SIGKILL)
             case _:  # somebody has stopped that process, since srun has not ended
                 self._srun.kill_parent()
-        self._end_step_at.set(self._loop.now() + KILL_TIMEOUT)
+        self._end_step_at.set(self._loop.now() + KILL_TIMEOUT)  # unless srun has ended by then: see above
 
     # --- the end
 
@@ -138,7 +141,7 @@ class Watcher(Lead):
     def _on_srun_end(self) -> None:
         """Keep how srun has ended: all agents have, or never begin. Called by the loop."""
         self._loop.unwatch(self._srun.fd)
-        self._wait_status, self._why_not_started = self._srun.end()
+        self._wait_status, self._why_srun_not_started = self._srun.end()
         if os.WIFSIGNALED(self._wait_status) and not self._end_requests:
             self._reporter.print(
                 f"srun, which runs the step of this job, was killed by {signal_name(os.WTERMSIG(self._wait_status))}"
@@ -148,8 +151,8 @@ class Watcher(Lead):
         """Return the exit status: the job's; before a job has begun, that of the signal that stopped it, or of srun."""
         if self._output is not None:
             self._output.drain()
-        if self._why_not_started is not None:
-            error = not_started(self._why_not_started)
+        if self._why_srun_not_started is not None:
+            error = not_started(self._why_srun_not_started)
             self.fail(error)
             return error.status
         if self._is_front_lost:  # by SIGKILL, and nobody reads a status any more
@@ -169,6 +172,7 @@ class Watcher(Lead):
         if status == 0:
             question = SlurmQuestions(self._context.inputs.env).why_ending
             ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))  # while signals are taken
+            # of an empty ClusterEnding, as without an answer, `outcome` is None: srun's status counts
             if ending.outcome is not None:  # Slurm has ended the job
                 exit_status, *_ = ending.outcome
                 self._reporter.stderr.write(f"error: {ending.text}\n")
