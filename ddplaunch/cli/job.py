@@ -252,7 +252,10 @@ def rows_of_group(group: str) -> list[tuple[str, str]]:
 
 
 def _complete_flag(ctx: click.Context, word: str, following: Sequence[str]) -> str:
-    """Return this word, which is no flag of ours, or the flag of torchrun's that it begins."""
+    """Return this word, which is no flag of ours, or the flag of torchrun's that it begins.
+
+    Raises LaunchError: it is a flag of another launcher, or lacks a dash; the hint has the value that may be `following`.
+    """
     from ddplaunch.cli.mistakes import complete_flag  # most people type whole names
 
     try:

@@ -305,7 +305,7 @@ def _choose_start(here: _Here, plans: Sequence[WorkerPlan]) -> _Start:
         return _Start()
     from ddplaunch.plan import start_method  # few jobs need it
 
-    preload, why_fresh = start_method.Preload(None)
+    preload, why_fresh = start_method.Preload(None)  # no fork server; "": none was asked for, so that nothing says why
     if is_considered:
         preload, why_fresh = start_method.choose_preload(
             spec, plans, here.caller, node.script, debugger_follows_children=node.debugger_follows_children

@@ -151,7 +151,7 @@ class Startup:
         self._heartbeat_at = loop.timer(loop.now() + self._heartbeat_interval, self._send_heartbeats)
         self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
         self._end_by = loop.timer(None, self._kill_remaining)
-        self._is_over = False  # all hosts are to end, and none is awaited that goes on with the job
+        self._job_is_over = False  # hosts only have to close now, and a silent one is waited for less long
         self._calls = Calls(loop, hosts, job.env, job.open_files, self)
 
     @property
@@ -206,7 +206,7 @@ class Startup:
         spec, interval = self._job.spec, self._heartbeat_interval
         timeout = spec.heartbeat_timeout
         user_left_it_to_us = spec.may_shorten_silence
-        if user_left_it_to_us and self._is_over:
+        if user_left_it_to_us and self._job_is_over:
             timeout = min(timeout, SHORTEST_LIMIT)  # after which the nodes give a silent host up, in seconds
         most_unanswered = timeout / interval
         self._heartbeat_at.set(self._loop.now() + interval)
@@ -233,7 +233,7 @@ class Startup:
 
     def end_within(self, within: float) -> None:
         """Wait at most so many seconds for the connections to close, unless more output comes: the job is over."""
-        self._is_over = True
+        self._job_is_over = True
         self._end_by.set_by(self._loop.now() + within)
 
     def extend_deadline(self) -> None:

@@ -91,7 +91,8 @@ class RunFolder:
                 self.problem = self.problem or problem
                 output_is_lost = "fails" in more  # a log, and not another file, could not be written
                 self.files.fails = self.files.fails or output_is_lost
-                if not self.is_made:  # before its first reply a writer only has a problem if it ends
+                if not self.is_made:
+                    # before its first reply a writer only has a problem if it ends: there will be no folder
                     self.path, self.is_made = None, True
 
     def _keep_nothing(self, why: str) -> None:

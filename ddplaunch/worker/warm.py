@@ -54,7 +54,7 @@ def serve(load_sibling: "Callable[[str], ModuleType]", path: str, fd: str, secon
             title.restore()
             arguments: list[str] = warm.guard.serve(connection, warm.fork_server, warm.imported)
             return arguments
-        warm.guards[pid] = connection
+        warm.guards[pid] = connection  # kept open until nothing of the run is left: the agent waits for its end
 
 
 class _Expiring:

@@ -48,7 +48,9 @@ def main() -> int:
         try:
             program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))  # it need not be on all nodes
         except LaunchError as error:
-            is_command_told = dispatch.tell_node_0(spec, env, error)
+            is_command_told = dispatch.tell_node_0(
+                spec, env, error
+            )  # the command coordinates, and answers in its place
             if not is_command_told:
                 raise
             return 0 if _IS_NOT_FIRST_NODE else error.status  # the command says why

@@ -61,7 +61,9 @@ class RedrawnRows:
         self._cursor = 0  # the row where it is, 0 the top one
         self._at_start = False  # the cursor is at the start of its row: the next text replaces the row
         self._longest_climb = guessed_climb  # so many rows above the last one are held: the cursor may come back
-        self._climb_is_guessed = guessed_climb > 0  # each climb shows then where the bars begin
+        self._climb_is_guessed = (
+            guessed_climb > 0
+        )  # then the row that a climb reaches is the first bar, and those above are lines
         # with a guess: the cursor has gone up to that row, and nothing was written there yet
         self._next_row_is_first_bar = False
         self._rows_climbed = 0  # rows up since the last newline

@@ -147,7 +147,7 @@ class _Runs:
         folder: str,
         tells_pace: bool,
     ) -> None:
-        """Prepare; the ranks write their notes into `folder`."""
+        """Prepare; the ranks write their notes into `folder`. `tells_pace`: say how long the first one took."""
         self._tells_pace = tells_pace
         self._spec = spec
         self._env = env

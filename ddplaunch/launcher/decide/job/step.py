@@ -353,7 +353,7 @@ def _on_resumed(state: State, at: float) -> State:
 
 
 def _on_deadline(state: State, at: float, *, is_first_silent: bool) -> Result:
-    """Do what is due at this time: stop the job, start, end a rendezvous in vain, or print what the job waits for.
+    """Do what is due: stop the job, start, end a rendezvous in vain, print what the job waits for, or who has finished.
 
     `is_first_silent`: node 0 does not answer the coordinator, which matters in a partition alone.
     """
@@ -370,10 +370,10 @@ def _on_deadline(state: State, at: float, *, is_first_silent: bool) -> Result:
         return on_rendezvous_due(state, at)
     if state.phase is Phase.RUNNING and is_due(state.partition.due, at):
         return on_partition_due(state, at, is_first_silent=is_first_silent)
-    return _on_early_exits_due(state)
+    return _print_early_exits(state)  # nodes have finished a minute ago while others run
 
 
-def _on_early_exits_due(state: State) -> Result:
+def _print_early_exits(state: State) -> Result:
     """Print which nodes have finished while the workers of others run on."""
     finished = ", ".join(str(member) for member in state.members.taking_part if member.has_ended)
     line = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"

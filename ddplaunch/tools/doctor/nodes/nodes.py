@@ -97,7 +97,7 @@ class Nodes:
 
     def start(self, within: float) -> None:
         """Start the programs, and wait until each is connected, or lost because it is not `within` so many seconds."""
-        self._calls.make_next()
+        self._calls.make_next()  # as many as may be called at a time; each that connects has the next one called
         starting = (HostPhase.WAITING, HostPhase.STARTING)
 
         def report_silent() -> None:
