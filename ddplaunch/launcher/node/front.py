@@ -332,7 +332,7 @@ class FrontOutput:
     def _take_bars(self, message: bytes) -> None:
         """On a terminal, show the agent's progress bars from the next draw on, or keep a prompt that the user has answered.
 
-        A prompt is a line of a worker that has not ended, as of input(); a message that says that it was answered holds no other bar.
+        A prompt is a line of a worker that has not ended, as of input(). A message that one was answered holds no other bar.
         """
         from ddplaunch.launcher.output.bars import ANSWERED, unpack
 
