@@ -7,8 +7,8 @@ recorders, and sends the trace.
 
 The client sends lines of JSON, we send frames: of JSON, or of a byte that says what follows and a compressed piece of that. In
 order: {"type": "profile"}; we report the phase "hello". Any number of "ping", each answered by a list, [number, time]. "begin";
-we report "recording". "end", unless all steps are done; we report "made". "send"; we send the pieces, then report "sent". In
-place of any of these we may report "failed".
+we report "recording". "count" once all ranks record: steps count from then on. "end", unless all steps are done; we report
+"made". "send"; we send the pieces, then report "sent". In place of any of these we may report "failed".
 """
 
 import _thread
@@ -33,7 +33,9 @@ CLIENT_TIMEOUT = 120.0  # seconds after which a client that says nothing is give
 COLLECTING_TIMEOUT = 3600.0  # seconds for the client to fetch what others have recorded
 START_TIMEOUT = 20.0  # seconds in which the main thread has to come by for the start
 LONGEST_PROFILE = 900.0  # seconds of a profile
-INCOMPLETE_STEPS = 2  # of a record: its first had begun before it, and another rank may begin its record a step later
+INCOMPLETE_STEPS = (
+    2  # of those that are counted: the first had begun before, and the last may end later on another rank
+)
 SAMPLE_INTERVAL = 0.02  # seconds between two looks at the main thread
 READ_INTERVAL = 0.5  # seconds between two readings of the recorders, less where collectives are many
 ENTRIES_PER_READING = 250  # entries that a reading should find: recorders keep 500
@@ -254,10 +256,11 @@ class Profile:
     def record(self, steps: int) -> str:
         """Record until the client ends the profile or `steps` (0: no limit) are recorded; return why it ended earlier, else "".
 
-        More steps than that have to end, so that all ranks together have recorded as many whole ones.
+        They count once all ranks record, and more than that have to end, so that all ranks have recorded as many whole ones.
         """
         began = read_at = time.monotonic()
         pause, memory_before = READ_INTERVAL, resident()
+        last_step = None  # with which it ends; None: not yet known, or no limit
         while True:
             try:
                 message = self.next_message(SAMPLE_INTERVAL)
@@ -265,7 +268,9 @@ class Profile:
                 message = {}
             if message.get("type") == "ping":
                 self.pong(message)
-            elif message.get("type") == "end" or (steps and self.steps_done() >= steps + INCOMPLETE_STEPS):
+            elif message.get("type") == "count" and steps:
+                last_step = self.steps_done() + steps + INCOMPLETE_STEPS
+            elif message.get("type") == "end" or (last_step is not None and self.steps_done() >= last_step):
                 return ""
             now = time.monotonic()
             if now - began >= LONGEST_PROFILE:

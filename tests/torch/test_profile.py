@@ -87,7 +87,8 @@ def test_one_step_that_is_asked_for_is_recorded_as_a_whole_by_all_ranks(job, pro
     begin(job, program, "plain", 60)
     shown = profile("--steps", "1")
     assert "profiling 2 ranks for 1 step\n" in shown.err
-    assert len(re.findall(r"^ +[01] +\S+ +[12] ", shown.out, re.MULTILINE)) == 2, shown
+    # at least one on each rank; more end before a busy machine notices
+    assert len(re.findall(r"^ +[01] +\S+ +[1-9] ", shown.out, re.MULTILINE)) == 2, shown
     digests(job)
 
 

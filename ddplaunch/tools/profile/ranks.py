@@ -338,7 +338,9 @@ class _Profile:
         return []
 
     def end(self) -> None:
-        """Wait until the ranks have recorded what was wished, end those that have not, and have all make their traces."""
+        """Have the ranks, which all record now, do so as long as wished, end those that go on, and have all make their traces."""
+        for rank in filter(_is_recording, self.ranks):
+            rank.tell(type="count")
         self._wait(self._wish.seconds, lambda rank: rank.phase == "made")
         for rank in self.ranks:
             if rank.phase == "asked":
